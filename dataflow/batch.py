@@ -1,0 +1,244 @@
+"""Batches: an Arrow record batch whose rows have keys.
+
+Owns: keys, the one form in which rows travel on a data edge, and zero-copy views of
+columns. Does not own: which columns there should be (schema.py), where the bytes live
+(engine/channels), nor tensors (operators/kernels/tensors.py).
+
+Token columns are LargeLists and are never padded: `values` and `offsets` of a list
+column are the packed layout that variable-length attention wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.errors import DataError
+from dataflow.schema import Schema
+
+KEYS = ("key.position", "key.sample", "key.attempt")
+_KEY_TYPES = (pa.int64(), pa.int32(), pa.int32())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """Row keys as three arrays of one length.
+
+    position: where in the source's endless order the prompt stands; never repeats, not even across data epochs.
+    sample: which of the rows expanded from that prompt (0 for the prompt itself).
+    attempt: how often the row was begun before (after a crash, or dropped as too old).
+    """
+
+    position: np.ndarray
+    sample: np.ndarray
+    attempt: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @staticmethod
+    def of(position: Iterable[int], sample: Iterable[int] | None = None, attempt: Iterable[int] | None = None) -> Keys:
+        """Keys from any integer sequences; samples and attempts default to 0."""
+        where = np.asarray(position, dtype=np.int64)
+        zeros = np.zeros(len(where), dtype=np.int32)
+        return Keys(
+            where,
+            zeros if sample is None else np.asarray(sample, dtype=np.int32),
+            zeros if attempt is None else np.asarray(attempt, dtype=np.int32),
+        )
+
+    def take(self, rows: np.ndarray) -> Keys:
+        """The keys of the given rows (integer indices or a boolean mask)."""
+        return Keys(self.position[rows], self.sample[rows], self.attempt[rows])
+
+    def expand(self, n: int) -> Keys:
+        """Each key n times, with samples sample * n + 0 .. n-1: the keys of `expand(x, n)`."""
+        sample = np.repeat(self.sample, n) * n + np.tile(np.arange(n, dtype=np.int32), len(self))
+        return Keys(np.repeat(self.position, n), sample.astype(np.int32), np.repeat(self.attempt, n))
+
+    def order(self) -> np.ndarray:
+        """The permutation that sorts rows by (position, sample)."""
+        return np.lexsort((self.sample, self.position))
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """As (position, sample, attempt) tuples; for messages and tests, not for hot paths."""
+        return list(zip(self.position.tolist(), self.sample.tolist(), self.attempt.tolist(), strict=True))
+
+    @staticmethod
+    def concat(parts: Sequence[Keys]) -> Keys:
+        """All rows of the parts, in their order."""
+        return Keys(
+            np.concatenate([p.position for p in parts]),
+            np.concatenate([p.sample for p in parts]),
+            np.concatenate([p.attempt for p in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """A list column as views: row i is `values[offsets[i]:offsets[i + 1]]`. Read-only memory."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def segments(self) -> np.ndarray:
+        """int64 [values]: the row that each value belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def like(self, values: np.ndarray) -> Ragged:
+        """New values on the same offsets."""
+        return Ragged(values, self.offsets)
+
+
+class Batch:
+    """Rows with keys. Immutable; columns are shared, never copied, by `select`."""
+
+    __slots__ = ("keys", "records")
+
+    def __init__(self, keys: Keys, records: pa.RecordBatch) -> None:
+        if records.num_columns and len(keys) != records.num_rows:
+            raise DataError(f"a batch of {records.num_rows} rows with {len(keys)} keys")
+        self.keys = keys
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} rows: {', '.join(self.names)})"
+
+    @property
+    def names(self) -> list[str]:
+        """Column names, keys not counted."""
+        return self.records.schema.names
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of the columns, keys not counted."""
+        return self.records.nbytes
+
+    @staticmethod
+    def make(keys: Keys, columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence], schema: type[Schema]) -> Batch:
+        """Build from columns; those named in the schema are brought to its types, others keep their own.
+
+        Raises DataError where a column cannot be brought to its type, has another length, or where a required
+        column holds nulls.
+        """
+        fields, arrays = [], []
+        for name, data in columns.items():
+            want = schema.columns[name].arrow if name in schema.columns else None
+            array = _array(name, data, want)
+            if len(array) != len(keys):
+                raise DataError(f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys")
+            if want is not None and not want.nullable and array.null_count:
+                raise DataError(f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is required")
+            fields.append(pa.field(name, array.type, want.nullable if want is not None else True))
+            arrays.append(array)
+        return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+
+    def array(self, name: str) -> pa.Array:
+        """One column as Arrow. Raises DataError naming the columns that there are."""
+        if name not in self.records.schema.names:
+            raise DataError(f"no column {name!r}; there are: {', '.join(self.names)}")
+        return self.records.column(name)
+
+    def flat(self, name: str) -> np.ndarray:
+        """A column without an axis as NumPy, zero-copy for numbers."""
+        array = self.array(name)
+        return array.to_numpy(zero_copy_only=False)
+
+    def ragged(self, name: str) -> Ragged:
+        """A list column as values and offsets, zero-copy; offsets start at 0."""
+        return ragged(self.array(name))
+
+    def select(self, names: Iterable[str]) -> Batch:
+        """Only these columns."""
+        return Batch(self.keys, self.records.select(list(names)))
+
+    def take(self, rows: np.ndarray) -> Batch:
+        """Only these rows, by index or boolean mask, in the order given."""
+        index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        if len(index) == len(self) and (index == np.arange(len(self))).all():
+            return self
+        records = self.records.take(pa.array(index)) if self.records.num_columns else self.records
+        return Batch(self.keys.take(index), records)
+
+    def with_columns(self, columns: Mapping[str, pa.Array]) -> Batch:
+        """These columns added, or put in place of those of the same name."""
+        merged = {name: self.records.column(name) for name in self.names} | dict(columns)
+        return Batch(self.keys, pa.RecordBatch.from_pydict(merged))
+
+    def sorted(self) -> Batch:
+        """Rows by (position, sample); the same object where they already are."""
+        return self.take(self.keys.order())
+
+    @staticmethod
+    def concat(parts: Sequence[Batch]) -> Batch:
+        """All rows of the parts; their columns have to agree."""
+        if len(parts) == 1:
+            return parts[0]
+        keys = Keys.concat([p.keys for p in parts])
+        if not parts[0].names:
+            return Batch(keys, parts[0].records)
+        return Batch(keys, pa.concat_batches([p.records for p in parts]))
+
+    def with_keys(self) -> pa.RecordBatch:
+        """One record batch, keys as its first columns: the form for files and wires."""
+        keys = (self.keys.position, self.keys.sample, self.keys.attempt)
+        arrays = [pa.array(k, type=t) for k, t in zip(keys, _KEY_TYPES, strict=True)]
+        fields = [pa.field(n, t, nullable=False) for n, t in zip(KEYS, _KEY_TYPES, strict=True)]
+        schema = pa.schema([*fields, *self.records.schema])
+        return pa.RecordBatch.from_arrays([*arrays, *self.records.columns], schema=schema)
+
+    @staticmethod
+    def from_keyed(records: pa.RecordBatch) -> Batch:
+        """The inverse of with_keys."""
+        keys = Keys(*(records.column(name).to_numpy() for name in KEYS))
+        return Batch(keys, records.drop_columns(list(KEYS)))
+
+
+def ragged(array: pa.Array) -> Ragged:
+    """A list array as values and offsets from 0, zero-copy for non-null numbers."""
+    offsets = array.offsets.to_numpy()
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
+    return Ragged(values, offsets - offsets[0] if offsets[0] else offsets)
+
+
+def list_array(values: np.ndarray | pa.Array, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
+    """The inverse of `ragged`: a LargeList array on these buffers, its items non-null where none is null."""
+    items = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
+    field = pa.field("item", items.type, nullable=bool(items.null_count))
+    starts = pa.array(np.asarray(offsets, dtype=np.int64))
+    return pa.LargeListArray.from_arrays(starts, items, type=pa.large_list(field))
+
+
+def _array(name: str, data: pa.Array | np.ndarray | Ragged | Sequence, want: pa.Field | None) -> pa.Array:
+    """One column brought to the wanted field's type, if there is one."""
+    if isinstance(data, Ragged):
+        kind = want.type.value_type if want is not None and pa.types.is_large_list(want.type) else None
+        return list_array(data.values, data.offsets, kind)
+    if isinstance(data, pa.ChunkedArray):
+        data = data.combine_chunks()
+    if isinstance(data, pa.Array) and (want is None or data.type == want.type):
+        return data
+    if name == "prompt" and isinstance(data, pa.Array):  # a Prompt is text or a list of messages: both are declared
+        return data
+    try:
+        kind = want.type if want is not None else None
+        return data.cast(kind) if isinstance(data, pa.Array) else pa.array(data, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"column {name!r}: expected {kind}: {error}") from error

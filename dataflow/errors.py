@@ -1,0 +1,83 @@
+"""The one exception family.
+
+Owns: what an error says and how several are shown at once. Every message names the
+place, what was expected, what was found and the nearest fix. Does not own: the rules
+that find the errors (rules/), nor the process exit code (the command line).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class DataflowError(Exception):
+    """Base of everything that this project raises on purpose."""
+
+
+class GraphError(DataflowError, ValueError):
+    """A graph, or a part of it, that cannot mean anything; carries every fault found.
+
+    `faults` holds one entry a fault, in the order of the source lines.
+    """
+
+    def __init__(self, faults: Sequence[Fault] | Fault) -> None:
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class PlanError(DataflowError, ValueError):
+    """A checked graph that this cluster, or these kernels, cannot run."""
+
+
+class DataError(DataflowError, ValueError):
+    """A data file or a row that does not have the promised form."""
+
+
+class KernelError(DataflowError, RuntimeError):
+    """A kernel, or a user's function inside one, failed; names node and first row key."""
+
+
+class RunError(DataflowError, RuntimeError):
+    """A run that cannot go on: starvation, error budget spent, a node that keeps nothing."""
+
+
+class CheckpointError(DataflowError, RuntimeError):
+    """A checkpoint that is missing, damaged or of another graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where in the user's source a thing was made."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing wrong. `rule` is the stable name of the rule that found it.
+
+    `problem` is a sentence without its full stop that says what was expected and what was found; `fix` the
+    nearest way out, likewise. Shown as `grpo.py:14 advantage: <problem>. Fix: <fix>.`
+    """
+
+    rule: str
+    where: str
+    problem: str
+    fix: str
+    origin: Origin | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.origin} {self.where}" if self.origin else self.where
+        return f"{place}: {self.problem}. Fix: {self.fix}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None where none is near."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None

@@ -1,0 +1,184 @@
+"""The kernel contract: all that the engine asks of a kernel, and all that a kernel sees of the engine.
+
+Owns: the protocols and the values that cross them. Does not own: any kernel
+(operators/kernels), any worker (engine/runtime).
+
+A kernel implements what its work kind needs:
+
+    host, decode, forward, source     open, run, close        rows in, rows out
+    train                             open, step, pieces, save, restore, close
+    readers of a Model                load(pieces, version)
+    sources                           save, restore: the data cursor
+
+A kernel never blocks on another kernel and never reads a clock to decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from dataflow.batch import Batch, Keys
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How one node is split. All ones in one process; `threads` are those of each rank's kernel."""
+
+    replicas: int = 1
+    data: int = 1
+    tensor: int = 1
+    context: int = 1
+    threads: int = 1
+    tokens: int = 16384
+    """Token budget of one forward or of one training micro-batch."""
+    slots: int = 256
+    """Rows that one replica decodes at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelNode:
+    """What a kernel is told of its node: a Node with its ports and source lines left out.
+
+    reads: for each input, the columns that the plan lets travel, in that input's batch.
+    returns: the output columns that somebody downstream reads; a kernel may leave the others out.
+    """
+
+    name: str
+    operator: str
+    models: Mapping[str, Any] = field(default_factory=dict)
+    """Model per state parameter of the operator (`policy`, `model`)."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    returns: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
+    """The user's function of a user operator."""
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Rows for one call of `run`, decided before it starts: the unit of work and of reissue.
+
+    Every input declared `rows` has the same keys in the same order, sorted by (position, sample); an input declared
+    `parent` has been looked up, so it has that order and length too. step: the Step that these rows are for where that
+    is known (0 where it is not). A source's chunk has no inputs; `positions` says which prompts to make.
+    """
+
+    id: int
+    step: int
+    keys: Keys
+    inputs: Mapping[str, Batch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The rows of one Step for a train node. `inputs` as in Chunk."""
+
+    sequence: int
+    step: int
+    keys: Keys
+    inputs: Mapping[str, Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A named part of a Model's weights; `data` is a tensor, and stays one."""
+
+    name: str
+    data: Any
+
+
+class Session(Protocol):
+    """All of the engine that a kernel sees."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        """uint64 [rows]: the random stream of each row in this node; draw with `dataflow.randomness.uniform`."""
+        ...
+
+    def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        """Add to a metric of the current Step; what is shown is sum(value * count) / sum(count)."""
+        ...
+
+    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+        """Say that this row failed for good; its policy (drop the group, stop the run) is the engine's."""
+        ...
+
+    def module(self, model: Any, make: Callable[[], T]) -> T:
+        """The module of a Model: made by `make`, or the one of a kernel that the plan lets this one share with."""
+        ...
+
+
+class Kernel(Protocol):
+    """What every kernel has."""
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Load what is needed. Called once, before anything else."""
+        ...
+
+    def close(self) -> None:
+        """Let everything go; called once, also after a failure."""
+        ...
+
+
+class RowKernel(Kernel, Protocol):
+    """Rows in, rows out."""
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """Yield finished rows, each row of the chunk's output once, in any order and in any number of batches."""
+        ...
+
+
+class TrainKernel(Kernel, Protocol):
+    """The only writer of a Model."""
+
+    def step(self, assignment: Assignment) -> Mapping[str, float]:
+        """All updates of one Step; returns its metrics."""
+        ...
+
+    def pieces(self) -> Iterable[Piece]:
+        """The weights as they are now."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write model (a Hugging Face directory), optimizer and random state."""
+        ...
+
+    def restore(self, directory: Path) -> None:
+        """Read what `save` wrote; afterwards a Step gives the same bits as it would have before."""
+        ...
+
+
+class ModelReader(Protocol):
+    """A kernel that computes with a Model that some train node writes."""
+
+    def load(self, pieces: Iterable[Piece], version: int) -> None:
+        """Take these weights. No pieces at all: the module is shared and already has them."""
+        ...
+
+
+class Cursor(Protocol):
+    """A source's place in its data."""
+
+    def position(self) -> int:
+        """The first position that was not made yet."""
+        ...
+
+    def seek(self, position: int) -> None: ...

@@ -1,0 +1,261 @@
+"""Losses: what `train` minimises, as values of the language.
+
+Owns: the loss function's protocol (Now, Tensors, Terms), the decorator for a user's loss,
+and the algebra of weighted terms. Does not own: any formula (operators/losses.py), nor
+the reduction of terms to a number (the train kernel).
+
+A loss function sees packed tensors and returns unreduced terms. It never averages and
+never sees padding; `train` reduces, with the denominator counted once over the whole
+update before the first backward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, overload
+
+from dataflow.errors import Fault, GraphError, Origin
+from dataflow.model import Number
+from dataflow.node import Port, importable
+from dataflow.operator import Input, call_site, refuse_unknown
+from dataflow.schema import Schema
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+S = TypeVar("S", bound=Schema)
+A = TypeVar("A", bound=Schema)
+B = TypeVar("B", bound=Schema)
+C = TypeVar("C", bound=Schema)
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+
+LossScope = Literal["token", "sequence", "group"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Now:
+    """What the model that is being trained says of the micro-batch, packed over its completion tokens.
+
+    logprobs [tokens]: of the written tokens, with gradient (head lm). values [tokens]: head scalar, with gradient.
+    entropy [tokens]: of the next-token distribution, only where the loss declares it. mask [tokens]: 1.0 where the
+    model wrote the token. row, group int64 [tokens]: segment ids, 0 .. rows-1 and 0 .. groups-1; row_group int64
+    [rows]: the group of each row. sampler_logprobs [tokens], version int32 [tokens]: recorded at generation; None
+    where the rows are no Rollout. step: the Step, for schedules.
+    """
+
+    mask: Tensor
+    row: Tensor
+    group: Tensor
+    row_group: Tensor
+    rows: int
+    groups: int
+    step: int
+    logprobs: Tensor | None = None
+    values: Tensor | None = None
+    entropy: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    version: Tensor | None = None
+
+    def row_sum(self, tokens: Tensor) -> Tensor:
+        """[tokens] -> [rows], masked."""
+        return tokens.new_zeros(self.rows).index_add(0, self.row, tokens * self.mask)
+
+    def group_sum(self, rows: Tensor) -> Tensor:
+        """[rows] -> [groups]."""
+        return rows.new_zeros(self.groups).index_add(0, self.row_group, rows)
+
+
+class Tensors(Generic[S]):
+    """The columns of one port as packed tensors: `t["advantage"]` is [tokens] for a token column, [rows] for others."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+        self.columns = columns
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
+
+
+@dataclass(slots=True)
+class Terms:
+    """Unreduced: `loss` is [tokens], [rows] or [groups] by the loss's scope; metrics are (sum, count)."""
+
+    loss: Tensor
+    metrics: Mapping[str, tuple[Tensor, Tensor | float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFunction:
+    """A declared loss. `zero`: port -> parameter whose constant 0 makes the port unread."""
+
+    path: str
+    name: str
+    scope: LossScope
+    head: Literal["lm", "scalar"]
+    entropy: bool
+    ports: tuple[Input, ...]
+    parameters: tuple[str, ...]
+    zero: tuple[tuple[str, str], ...] = ()
+    recorded: bool = True
+    """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a Rollout."""
+    fn: Callable[..., Terms] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerm:
+    """One weighted use of a loss function.
+
+    ports: port name -> Port; inside a train node this is empty and the Node has the ports as inputs `label.port`.
+    now: ports that the plan answers with the current log-probs, detached (`old` in a Step of one update).
+    """
+
+    function: LossFunction
+    weight: Number = 1.0
+    params: tuple[tuple[str, Any], ...] = ()
+    ports: tuple[tuple[str, Port[Any]], ...] = ()
+    label: str = ""
+    now: tuple[str, ...] = ()
+    origin: Origin | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A sum of weighted terms: `a + 0.01 * b`."""
+
+    terms: tuple[LossTerm, ...]
+
+    def __add__(self, other: Loss) -> Loss:
+        return Loss(self.terms + other.terms)
+
+    def __mul__(self, factor: float) -> Loss:
+        return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
+
+    __rmul__ = __mul__
+
+    def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
+        """The loss without its ports, and those ports by input name `label.port`; labels are made unique."""
+        terms, inputs, seen = [], {}, {}
+        for term in self.terms:
+            name = term.function.name
+            seen[name] = seen.get(name, 0) + 1
+            label = name if seen[name] == 1 else f"{name}_{seen[name]}"
+            terms.append(replace(term, label=label, ports=()))
+            inputs |= {f"{label}.{port}": value for port, value in term.ports}
+        return Loss(tuple(terms)), inputs
+
+
+def _times(weight: Number, factor: float) -> Number:
+    if isinstance(weight, (int, float)):
+        return weight * factor
+    return replace(weight, start=weight.start * factor, stop=weight.stop * factor)
+
+
+def make_loss(function: LossFunction, ports: Mapping[str, Port[Any] | None], params: Mapping[str, Any]) -> Loss:
+    """One term of weight 1; ports that are None are left out."""
+    origin = call_site()
+    given = {name: port for name, port in ports.items() if port is not None}
+    for name, port in given.items():
+        if not isinstance(port, Port):
+            want = next(i.schema.__name__ for i in function.ports if i.name == name)
+            problem = f"expected Port[{want}], the output of an operator, found {type(port).__name__} {port!r:.60}"
+            fix = f"pass what an operator returned as {name}"
+            where = f"{function.name}.{name}"
+            raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=origin))
+    return Loss((LossTerm(function=function, params=tuple(params.items()), ports=tuple(given.items()), origin=origin),))
+
+
+def loss_function(
+    fn: Callable[..., Terms],
+    *,
+    name: str | None = None,
+    scope: LossScope = "token",
+    head: Literal["lm", "scalar"] = "lm",
+    entropy: bool = False,
+    recorded: bool = False,
+    zero: Mapping[str, str] | None = None,
+) -> LossFunction:
+    """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...] are ports.
+
+    A port with a default of None is optional. Raises GraphError where a parameter has no usable annotation.
+    """
+    signature = inspect.signature(fn, eval_str=True)
+    values = list(signature.parameters.values())[1:]
+    ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
+    return LossFunction(
+        path=f"{fn.__module__}:{fn.__qualname__}" if importable(fn) else f"{fn.__module__}:{fn.__qualname__}@{id(fn):x}",
+        name=name or fn.__name__,
+        scope=scope,
+        head=head,
+        entropy=entropy,
+        ports=ports,
+        parameters=tuple(p.name for p in values if p.kind is p.KEYWORD_ONLY),
+        zero=tuple((zero or {}).items()),
+        recorded=recorded,
+        fn=fn,
+    )
+
+
+def _port(fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
+    kinds = [a for a in (parameter.annotation, *get_args(parameter.annotation)) if get_origin(a) is Tensors]
+    if not kinds:
+        where = f"loss {fn.__name__}.{parameter.name}"
+        problem = f"expected an annotation Tensors[Schema], found {parameter.annotation!r}"
+        fix = "annotate ports as Tensors[Advantage] and put parameters after *"
+        raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
+    optional = parameter.default is None
+    return Input(name=parameter.name, schema=get_args(kinds[0])[0], optional=optional)
+
+
+class LossDeclaration(Generic[Q]):
+    """A user's loss: called with Ports it returns a Loss; `.fn` is the plain function, for tests."""
+
+    def __init__(self, function: LossFunction, signature: inspect.Signature) -> None:
+        self.function = function
+        self.fn = function.fn
+        self._signature = signature
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Loss:
+        refuse_unknown(self.function.name, self._signature, args, kwargs)
+        given = self._signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        ports = {i.name: given.arguments[i.name] for i in self.function.ports}
+        return make_loss(self.function, ports, {p: given.arguments[p] for p in self.function.parameters})
+
+
+class _LossDecorator:
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Now, Tensors[A], Tensors[B], Tensors[C], P], Terms]
+    ) -> LossDeclaration[Concatenate[Port[A], Port[B], Port[C], P]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Now, Tensors[A], Tensors[B], P], Terms]
+    ) -> LossDeclaration[Concatenate[Port[A], Port[B], P]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Now, Tensors[A], P], Terms]
+    ) -> LossDeclaration[Concatenate[Port[A], P]]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Now, P], Terms]) -> LossDeclaration[P]: ...
+    def __call__(self, fn: Callable[..., Terms]) -> Any:
+        signature = inspect.signature(fn)
+        parameters = list(signature.parameters.values())[1:]
+        return LossDeclaration(loss_function(fn, **self._options), signature.replace(parameters=parameters))
+
+
+def loss(
+    *, scope: LossScope = "token", head: Literal["lm", "scalar"] = "lm", entropy: bool = False
+) -> _LossDecorator:
+    """Declare a user's loss: `@loss(scope="token") def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
+
+    scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether
+    `now.entropy` is to be computed. Ports come first and all of them are required; parameters follow `*`.
+    """
+    return _LossDecorator({"scope": scope, "head": head, "entropy": entropy})

@@ -1,0 +1,198 @@
+"""Nodes and Ports: uses of operators, and the typed values between them.
+
+Owns: content equality (a digest over everything a node means, its name included) and the
+rebuilding of a node on other inputs. Does not own: reachability (graph.py) or any rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from dataflow.errors import Fault, GraphError, Origin
+from dataflow.model import Buffer, State
+from dataflow.operator import Operator, call_site
+from dataflow.schema import Schema
+
+S_co = TypeVar("S_co", bound=Schema, covariant=True)
+
+
+class Node:
+    """One use of an operator. Immutable; equal to another where the content is, names included.
+
+    states, inputs and params are ordered as declared. `schemas` are those of its outputs. `origin` is the user's line
+    and takes no part in equality.
+    """
+
+    __slots__ = ("digest", "inputs", "name", "operator", "origin", "params", "schemas", "states")
+
+    def __init__(
+        self,
+        operator: Operator,
+        name: str,
+        *,
+        states: Mapping[str, State] | None = None,
+        inputs: Mapping[str, Port[Any]] | None = None,
+        params: Mapping[str, Any] | None = None,
+        schemas: tuple[type[Schema], ...] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.operator = operator
+        self.name = name
+        self.states: dict[str, State] = dict(states or {})
+        self.inputs: dict[str, Port[Any]] = dict(inputs or {})
+        self.params: dict[str, Any] = dict(params or {})
+        self.schemas = operator.outputs if schemas is None else schemas
+        self.origin = origin or call_site()
+        for key, port in self.inputs.items():
+            _require_port(self, key, port)
+        self.digest = _digest(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r}: {self.operator.name})"
+
+    def port(self, index: int = 0) -> Port[Any]:
+        """One output."""
+        return Port(self, index)
+
+    @property
+    def ports(self) -> tuple[Port[Any], ...]:
+        """All outputs."""
+        return tuple(Port(self, i) for i in range(len(self.schemas)))
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes that this one needs: those behind its inputs, then the writers of Buffers that it reads."""
+        writers = [s.writer for s in self.states.values() if isinstance(s, Buffer)]
+        return tuple(dict.fromkeys([*(port.node for port in self.inputs.values()), *writers]))
+
+    def rebuilt(self, inputs: Mapping[str, Port[Any]], states: Mapping[str, State] | None = None) -> Node:
+        """This node on other inputs; the same object where nothing changed."""
+        new_states = self.states if states is None else dict(states)
+        same_inputs = all(port.node is self.inputs[key].node for key, port in inputs.items())
+        if same_inputs and dict(inputs) == self.inputs and new_states == self.states:
+            return self
+        return Node(
+            self.operator,
+            self.name,
+            states=new_states,
+            inputs=inputs,
+            params=self.params,
+            schemas=self.schemas,
+            origin=self.origin,
+        )
+
+    def changed(self, **fields: Any) -> Node:
+        """This node with some of inputs, params, states, schemas or name set anew."""
+        given: dict[str, Any] = {k: getattr(self, k) for k in ("states", "inputs", "params", "schemas", "origin")}
+        name = fields.pop("name", self.name)
+        return Node(fields.pop("operator", self.operator), name, **(given | fields))
+
+
+class Port(Generic[S_co]):
+    """A value in the language: the output of a node, typed by its Schema."""
+
+    __slots__ = ("index", "node")
+
+    def __init__(self, node: Node, index: int = 0) -> None:
+        self.node = node
+        self.index = index
+
+    @property
+    def schema(self) -> type[Schema]:
+        """The Schema of its rows."""
+        return self.node.schemas[self.index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Port) and other.index == self.index and other.node == self.node
+
+    def __hash__(self) -> int:
+        return hash((self.node.digest, self.index))
+
+    def __repr__(self) -> str:
+        return f"Port[{self.schema.__name__}]({self.label})"
+
+    @property
+    def label(self) -> str:
+        """The node's name, with the output's number where there are several."""
+        return self.node.name if len(self.node.schemas) == 1 else f"{self.node.name}.{self.index}"
+
+    def _covariant(self) -> S_co:  # makes the type parameter count for type checkers; never called
+        raise TypeError("a Port holds no rows")
+
+
+def _require_port(node: Node, key: str, port: object) -> None:
+    if not isinstance(port, Port):
+        schema = node.operator.input(key).schema.__name__ if _declares(node.operator, key) else "Schema"
+        raise GraphError(
+            Fault(
+                rule="call",
+                where=f"{node.operator.name}.{key}",
+                problem=f"expected Port[{schema}], the output of an operator, found {type(port).__name__} {port!r:.60}",
+                fix=f"pass what an operator returned as {key}",
+                origin=node.origin,
+            )
+        )
+
+
+def _declares(operator: Operator, key: str) -> bool:
+    return operator.variadic is not None or any(i.name == key for i in operator.inputs)
+
+
+def _digest(node: Node) -> str:
+    h = hashlib.blake2b(digest_size=16)
+    h.update(f"{node.operator.path}|{node.name}|{[s.__name__ for s in node.schemas]}".encode())
+    for part in (node.states, node.params):
+        h.update(content(part).encode())
+    for key, port in node.inputs.items():
+        h.update(f"{key}={port.node.digest}.{port.index};".encode())
+    return h.hexdigest()
+
+
+def content(value: Any) -> str:
+    """A text that is equal exactly where two values mean the same.
+
+    Functions count by module:qualname; lambdas and functions made inside others by identity, since two of them can
+    share a name and differ.
+    """
+    if isinstance(value, Node):
+        return f"node:{value.digest}"
+    if isinstance(value, type):
+        return f"type:{value.__module__}:{value.__qualname__}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return function_name(value)
+    if dataclasses.is_dataclass(value):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare)
+        return f"{type(value).__qualname__}({_joined(f'{k}={content(v)}' for k, v in fields)})"
+    if isinstance(value, Mapping):
+        return f"{{{_joined(f'{k}:{content(v)}' for k, v in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{_joined(content(v) for v in value)}]"
+    if isinstance(value, pa.DataType) or value is None or isinstance(value, (bool, int, float, str)):
+        return f"{type(value).__name__}:{value!r}"
+    return f"{type(value).__qualname__}@{id(value):x}"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ",".join(parts)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """module:qualname, with the identity added where that names no single function."""
+    name = f"{getattr(function, '__module__', '?')}:{function.__qualname__}"
+    return name if importable(function) else f"{name}@{id(function):x}"
+
+
+def importable(function: Callable[..., Any]) -> bool:
+    """Whether module:qualname finds this function again in another process."""
+    return "<" not in function.__qualname__ and getattr(function, "__module__", None) not in (None, "__main__")

@@ -1,0 +1,176 @@
+"""Schemas: named, typed columns of one kind of row.
+
+Owns: the columns, their Arrow types and the axis along which each is ragged, and the
+vocabulary of schemas that every operator speaks. Does not own: rows (batch.py), which
+rows a port stands on (rows.py), nor tensors (operators/kernels/tensors.py).
+
+A Schema is a class and is never instantiated: it is the type argument of Port, so that
+a type checker follows each wire. Subclassing adds columns; a Rollout is a Completion,
+a Rollout is not a Prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+
+Axis = Literal["P", "T", "K"]
+"""P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. `type` is that of one element; with an axis the column is a LargeList of it."""
+
+    name: str = ""
+    type: pa.DataType
+    axis: Axis | None = None
+    nullable: bool = False
+    doc: str = ""
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The Arrow field as it travels on an edge."""
+        if self.axis is None:
+            return pa.field(self.name, self.type, self.nullable)
+        element = pa.field("item", self.type, nullable=self.nullable)
+        return pa.field(self.name, pa.large_list(element), nullable=False)
+
+
+def column(type: pa.DataType, axis: Axis | None = None, *, nullable: bool = False, doc: str = "") -> Any:
+    """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is accepted)."""
+    return Column(type=type, axis=axis, nullable=nullable, doc=doc)
+
+
+class Schema:
+    """Base of all schemas. `row` says what one row stands for."""
+
+    row: ClassVar[str] = "anything"
+    columns: ClassVar[dict[str, Column]] = {}
+    vocabulary: ClassVar[bool] = False
+    """Whether the rows hold token ids, and so belong to one tokenizer."""
+
+    def __init_subclass__(cls) -> None:
+        own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
+        cls.columns = {**cls.columns, **own}
+
+    @classmethod
+    def describe(cls) -> str:
+        """`Advantage (advantage: float per completion token)`, the form used in messages."""
+        shown = ", ".join(f"{c.name}: {_kind(c)}" for c in cls.columns.values())
+        return f"{cls.__name__} ({shown})" if shown else cls.__name__
+
+
+def _kind(col: Column) -> str:
+    per = {"P": "prompt token", "T": "completion token", "K": "turn", None: "row"}[col.axis]
+    return f"{_word(col.type)} per {per}"
+
+
+def _word(kind: pa.DataType) -> str:
+    if pa.types.is_floating(kind):
+        return "float"
+    return "int" if pa.types.is_integer(kind) else "text" if pa.types.is_string(kind) else str(kind)
+
+
+MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])
+"""One chat message, OpenAI style."""
+
+
+class Prompt(Schema):
+    """A task to answer. Dataset columns of other names travel with it on request."""
+
+    row = "prompt"
+    prompt = column(pa.utf8(), doc="a string, or a list of messages (then the column is list<struct<role, content>>)")
+
+
+class Completion(Schema):
+    """Token ids of a prompt and of its answer."""
+
+    row = "completion"
+    vocabulary = True
+    prompt_ids = column(pa.int32(), "P")
+    completion_ids = column(pa.int32(), "T")
+    completion_mask = column(pa.uint8(), "T", doc="1 where the model wrote the token and is trained on it")
+    completion = column(pa.utf8(), doc="the answer as text, special tokens left out")
+
+
+class Rollout(Completion):
+    """A completion with what its sampler knew."""
+
+    sampler_logprobs = column(pa.float32(), "T", doc="of the distribution sampled from, temperature included")
+    version = column(pa.int32(), "T", doc="version of the weights that made each token")
+    finish = column(pa.utf8(), doc="stop, length, error or abort")
+
+
+class Episode(Rollout):
+    """A multi-turn rollout; environment text has mask 0."""
+
+    turn = column(pa.uint16(), "T")
+    turn_reward = column(pa.float32(), "K", nullable=True)
+    turn_end = column(pa.int32(), "K")
+
+
+class Transition(Completion):
+    """One turn of an episode."""
+
+    row = "turn"
+    episode_id = column(pa.int64())
+    turn = column(pa.int32())
+    reward = column(pa.float32())
+    done = column(pa.uint8())
+    next_prompt = column(pa.utf8())
+
+
+class Reward(Schema):
+    """A number for each row, and each function's own number under `reward/<function>`."""
+
+    row = "completion"
+    reward = column(pa.float32())
+
+
+class TokenReward(Reward):
+    """A reward spread over tokens; sums to `reward`."""
+
+    token_reward = column(pa.float32(), "T")
+
+
+class Logprobs(Schema):
+    """Log-probability of each completion token under some Model."""
+
+    row = "completion"
+    logprobs = column(pa.float32(), "T")
+
+
+class Values(Schema):
+    """Expected return at each completion token, before the token is written."""
+
+    row = "completion"
+    values = column(pa.float32(), "T")
+
+
+class Advantage(Schema):
+    """How much better than expected each token was; 0 where the mask is 0."""
+
+    row = "completion"
+    advantage = column(pa.float32(), "T")
+
+
+class Returns(Advantage):
+    """An advantage together with the critic's target."""
+
+    returns = column(pa.float32(), "T")
+
+
+class Keep(Schema):
+    """Which rows stay."""
+
+    row = "completion"
+    keep = column(pa.uint8())
+
+
+class Preference(Keep):
+    """Two rows of a group, one chosen (+1) and one rejected (-1)."""
+
+    sign = column(pa.int8())

@@ -1,0 +1,176 @@
+"""A user's own operators: plain functions on columns.
+
+Owns: the decorator, and Columns, the view of a batch that such a function sees and
+returns. Does not own: the kernel that calls it (operators/kernels/host.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import Fault, GraphError
+from dataflow.node import Node, Port, importable
+from dataflow.operator import Input, Operator, Same, Scope, call_site, refuse_unknown
+from dataflow.schema import Schema
+
+S = TypeVar("S", bound=Schema)
+A = TypeVar("A", bound=Schema)
+B = TypeVar("B", bound=Schema)
+C = TypeVar("C", bound=Schema)
+D = TypeVar("D", bound=Schema)
+R = TypeVar("R")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+
+HOST_KERNEL = "operators.kernels.host:UserFunction"
+
+
+class Columns(Generic[S]):
+    """The columns of one port as NumPy views, rows by (position, sample).
+
+    `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an object array. Memory is
+    read-only. `groups` numbers the group of each row from 0. Return one with `score.set(reward=...)`, or
+    `Columns.make(Reward, reward=...)`.
+    """
+
+    __slots__ = ("batch", "schema")
+
+    def __init__(self, batch: Batch, schema: type[S]) -> None:
+        self.batch = batch
+        self.schema = schema
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __getitem__(self, name: str) -> Any:
+        kind = self.batch.array(name).type
+        is_list = pa.types.is_large_list(kind) or pa.types.is_list(kind)
+        return self.batch.ragged(name) if is_list and not pa.types.is_struct(kind.value_type) else self.batch.flat(name)
+
+    @property
+    def keys(self) -> Keys:
+        """The rows' keys."""
+        return self.batch.keys
+
+    @property
+    def groups(self) -> np.ndarray:
+        """int64 [rows]: 0 for the rows of the first prompt, 1 for those of the next, and so on."""
+        return np.unique(self.batch.keys.position, return_inverse=True)[1]
+
+    def set(self, **columns: np.ndarray | Ragged | Sequence[Any]) -> Columns[S]:
+        """The same rows with these columns put in the place of those of the same name."""
+        kept = {name: self.batch.array(name) for name in self.batch.names}
+        return Columns(Batch.make(self.batch.keys, kept | columns, self.schema), self.schema)
+
+    @staticmethod
+    def make(schema: type[S], *, like: Columns[Any] | None = None, **columns: Any) -> Columns[S]:
+        """New columns on the rows of `like`, or on rows 0, 1, ... of positions 0, 1, ... where there is none."""
+        rows = len(next(iter(columns.values()))) if like is None else len(like)
+        keys = Keys.of(range(rows)) if like is None else like.keys
+        return Columns(Batch.make(keys, columns, schema), schema)
+
+
+class OperatorDeclaration(Generic[Q, R]):
+    """A user's operator: called with Ports it returns a Port; `.fn` is the plain function, for tests."""
+
+    def __init__(self, operator: Operator, signature: inspect.Signature, name: str | None = None) -> None:
+        assert operator.function is not None
+        self.operator = operator
+        self.fn = operator.function
+        self._signature = signature
+        self._name = name or operator.name
+
+    def named(self, name: str) -> OperatorDeclaration[Q, R]:
+        """The same operator for a second use in one graph: `diverse.named("diverse_2")(rollout, score)`."""
+        return OperatorDeclaration(self.operator, self._signature, name)
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
+        refuse_unknown(self.operator.name, self._signature, args, kwargs)
+        given = self._signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        names = [i.name for i in self.operator.inputs]
+        params = {k: v for k, v in given.arguments.items() if k not in names}
+        inputs = {name: given.arguments[name] for name in names}
+        port: Any = Node(self.operator, self._name, inputs=inputs, params=params).port()
+        return port
+
+
+class _OperatorDecorator:
+    def __init__(self, scope: Scope, reads: Mapping[str, Sequence[str]]) -> None:
+        self._scope: Scope = scope
+        self._reads = reads
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Columns[A], Columns[B], Columns[C], Columns[D], P], Columns[S]]
+    ) -> OperatorDeclaration[Concatenate[Port[A], Port[B], Port[C], Port[D], P], Port[S]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Columns[A], Columns[B], Columns[C], P], Columns[S]]
+    ) -> OperatorDeclaration[Concatenate[Port[A], Port[B], Port[C], P], Port[S]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Columns[A], Columns[B], P], Columns[S]]
+    ) -> OperatorDeclaration[Concatenate[Port[A], Port[B], P], Port[S]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Columns[A], P], Columns[S]]
+    ) -> OperatorDeclaration[Concatenate[Port[A], P], Port[S]]: ...
+    def __call__(self, fn: Callable[..., Any]) -> Any:
+        typed = inspect.signature(fn, eval_str=True)
+        positional = [p for p in typed.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        inputs = tuple(self._input(fn, p, first=not i) for i, p in enumerate(positional))
+        if not inputs:
+            raise _annotation(fn, "its first parameter", "no port at all")
+        where = f"{fn.__module__}:{fn.__qualname__}"
+        operator = Operator(
+            path=where if importable(fn) else f"{where}@{id(fn):x}",
+            name=fn.__name__,
+            work="host",
+            scope=self._scope,
+            rows=Same(inputs[0].name),
+            inputs=inputs,
+            outputs=(_schema(fn, "the return value", typed.return_annotation),),
+            kernels={"host": HOST_KERNEL},
+            function=fn,
+        )
+        return OperatorDeclaration(operator, inspect.signature(fn))
+
+    def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter, *, first: bool) -> Input:
+        schema = _schema(fn, parameter.name, parameter.annotation)
+        ancestors = tuple(self._reads.get(parameter.name, ()))
+        return Input(name=parameter.name, schema=schema, ancestors=ancestors)
+
+
+def operator(*, scope: Scope = "row", reads: Mapping[str, Sequence[str]] | None = None) -> _OperatorDecorator:
+    """Declare an operator from a function on columns, its rows being those of its first port.
+
+    `@operator(scope="group") def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1)
+    -> Columns[Reward]`. scope: the least set of rows it must see at once. reads: dataset columns that it wants beside
+    a port's own, `{"rollout": ["answer"]}`.
+    """
+    return _OperatorDecorator(scope, reads or {})
+
+
+def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:
+    if get_origin(annotation) is not Columns:
+        raise _annotation(fn, what, repr(annotation))
+    return get_args(annotation)[0]
+
+
+def _annotation(fn: Callable[..., Any], what: str, found: str) -> GraphError:
+    return GraphError(
+        Fault(
+            rule="call",
+            where=f"operator {fn.__name__}",
+            problem=f"expected {what} annotated Columns[Schema], found {found}",
+            fix="def f(rollout: Columns[Rollout], *, weight: float = 0.1) -> Columns[Reward]",
+            origin=call_site(),
+        )
+    )
