@@ -1,0 +1,147 @@
+"""The cut: what a checkpoint says of the rows, exact at a Step boundary.
+
+Owns: the record of every prompt's fate at that boundary, its JSON form, and the files of
+finished untrained rows. Does not own: the directory that they lie in (store.py), weights
+and optimizers (the kernels' save), nor how the record is gathered (coordinator).
+
+Every position of a source is in one of four states: retired (trained or given up for good),
+finished (its rows wait to be trained), running (admitted, not finished), or not yet made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from dataflow.batch import KEYS, Batch
+from dataflow.errors import CheckpointError
+
+FORMAT = 1
+
+Key = tuple[int, int, int]
+"""(position, sample, attempt)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCut:
+    """The rows of one source.
+
+    next: the first position that was not made yet. watermark: all positions below it are retired. retired: the
+    retired positions at or above it, ascending. running: keys that begin again, with attempt + 1. finished: keys of
+    rows that wait to be trained; the rows themselves are in files (`write_rows`).
+    """
+
+    next: int = 0
+    watermark: int = 0
+    retired: tuple[int, ...] = ()
+    running: tuple[Key, ...] = ()
+    finished: tuple[Key, ...] = ()
+
+    def again(self) -> tuple[Key, ...]:
+        """The running keys as they are admitted again."""
+        return tuple((position, sample, attempt + 1) for position, sample, attempt in self.running)
+
+    def faults(self) -> list[str]:
+        """What contradicts itself: a prompt lost, or one that would be trained twice."""
+        live = {key[0] for key in (*self.running, *self.finished)}
+        retired = set(self.retired)
+        known = live | retired
+        checks = (
+            (not 0 <= self.watermark <= self.next, f"watermark {self.watermark} is not within 0..{self.next}"),
+            (not all(a < b for a, b in pairwise(self.retired)), "retired positions do not ascend"),
+            (any(p < self.watermark for p in known), "a position below the watermark is listed again"),
+            (any(p >= self.next for p in known), f"a position at or above next={self.next} is listed"),
+            (bool(live & retired), "a retired position has running or finished rows"),
+            (_repeats(self.running) or _repeats(self.finished), "a row is listed twice"),
+            (any(min(key) < 0 for key in (*self.running, *self.finished)), "a key has a negative part"),
+        )
+        lost = self.next - self.watermark - len(known)
+        found = [problem for wrong, problem in checks if wrong]
+        return found or ([f"{lost} made positions are neither retired, running nor finished"] if lost else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a run stood after Step `step`. seed and graph (a digest) say which run it continues."""
+
+    step: int
+    seed: int
+    graph: str
+    sources: Mapping[str, SourceCut] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_json(self) -> bytes:
+        """The same bytes for equal cuts. Raises CheckpointError where the cut contradicts itself."""
+        _refuse("cut", self)
+        return msgspec.json.encode(self, order="sorted")
+
+    @staticmethod
+    def from_json(data: bytes) -> Cut:
+        """The inverse of `to_json`. Raises CheckpointError where the bytes are none, or contradict themselves."""
+        try:
+            cut = msgspec.json.decode(data, type=Cut)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cut: expected format {FORMAT}: {error}. Fix: an earlier checkpoint.") from error
+        _refuse("cut", cut)
+        return cut
+
+    def must_continue(self, *, graph: str, seed: int) -> None:
+        """Raises CheckpointError unless this cut is of the same graph and seed."""
+        if self.graph != graph:
+            raise CheckpointError(
+                f"cut of Step {self.step}: expected graph {graph}, found {self.graph}. Fix: resume with the "
+                f"file and arguments that the run was started with, or start a new run."
+            )
+        if self.seed != seed:
+            raise CheckpointError(
+                f"cut of Step {self.step}: expected seed {seed}, found {self.seed}. Fix: seed={self.seed}."
+            )
+
+
+def _refuse(what: str, cut: Cut) -> None:
+    if cut.format != FORMAT:
+        raise CheckpointError(f"{what}: expected format {FORMAT}, found {cut.format}. Fix: resume with its release.")
+    if cut.step < 0:
+        raise CheckpointError(f"{what}: expected step >= 0, found {cut.step}. Fix: an earlier checkpoint.")
+    for name, source in cut.sources.items():
+        for fault in source.faults():
+            raise CheckpointError(f"{what} of Step {cut.step}, source {name!r}: {fault}. Fix: an earlier checkpoint.")
+
+
+def _repeats(keys: Iterable[Key]) -> bool:
+    rows = [key[:2] for key in keys]
+    return len(set(rows)) != len(rows)
+
+
+def write_rows(path: Path, rows: Batch) -> None:
+    """Rows with their keys as one Arrow IPC file. Durable once its checkpoint is written."""
+    keyed = rows.with_keys()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, keyed.schema) as writer:
+        writer.write_batch(keyed)
+
+
+def read_rows(path: Path) -> Batch:
+    """The rows that `write_rows` wrote, every offset and text of them validated.
+
+    Raises CheckpointError where the file is absent, is no such file, or holds columns that are not valid.
+    """
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
+            keyed = pa.concat_batches([reader.get_batch(i) for i in range(reader.num_record_batches)])
+        keyed.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(
+            f"{path}: expected rows as an Arrow file: {error}. Fix: an earlier checkpoint."
+        ) from error
+    wanted = Batch.from_keyed(keyed).with_keys().schema if set(KEYS) <= set(keyed.schema.names) else None
+    if wanted is None or wanted.types != keyed.schema.types or any(keyed.column(name).null_count for name in KEYS):
+        raise CheckpointError(
+            f"{path}: expected rows with keys {', '.join(KEYS)}, found columns {', '.join(keyed.schema.names)}. "
+            f"Fix: an earlier checkpoint."
+        )
+    return Batch.from_keyed(keyed)

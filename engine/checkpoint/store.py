@@ -1,0 +1,285 @@
+"""Checkpoints on disk: whole or absent, never in between.
+
+Owns: the commit protocol of a checkpoint directory, its manifest, and which checkpoint
+may be believed. Does not own: what is in one (cut.py, the kernels' save), nor when one
+is made (the loop).
+
+Commit: everything is written into `.tmp-step_N`, every file and directory is fsynced, the
+manifest goes in last, and one rename makes it `step_N`. What is deleted is first renamed
+away from its final name. So after a kill or a power cut at any point each `step_N` is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dataflow.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_FINAL = re.compile(r"step_(\d+)")
+_TEMP = ".tmp-"
+_REPLACED = ".replaced-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose every byte was found as it was written."""
+
+    step: int
+    path: Path
+    meta: Mapping[str, Any]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    step: int
+    meta: dict[str, Any]
+    files: dict[str, _File]
+    sha256: str = ""
+    """Of this manifest with an empty sha256: a manifest may rot as well."""
+
+    def digest(self) -> str:
+        return hashlib.sha256(_encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+
+
+class CheckpointStore:
+    """The checkpoints of one run, the newest `keep` of them. One writer: the holder of the run folder's lock."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        """Opens the directory (made if absent), clears what a killed writer left behind."""
+        if keep < 1:
+            raise ValueError(f"expected keep >= 1, found {keep}")
+        self._directory = directory
+        self._keep = keep
+        directory.mkdir(parents=True, exist_ok=True)
+        self._recover()
+        _sync(directory.parent)
+
+    def steps(self) -> list[int]:
+        """The Steps that have a checkpoint, ascending; nothing is read of them."""
+        found = [_FINAL.fullmatch(path.name) for path in self._directory.iterdir()]
+        return sorted(int(match[1]) for match in found if match)
+
+    def write(self, step: int, fill: Callable[[Path], None], meta: Mapping[str, Any]) -> Checkpoint:
+        """Make the checkpoint of a Step: `fill` writes its files into the directory that it is given.
+
+        meta: small JSON values, given back by `latest`. A checkpoint of the same Step is replaced, those of later Steps
+        (of a run that was rolled back) and those older than the kept ones are deleted afterwards. Raises
+        CheckpointError where the disk is full; whatever goes wrong, the earlier checkpoints stay as they were.
+        """
+        final = self._path(step)
+        temp = self._directory / f"{_TEMP}{final.name}"
+        done = False
+        try:
+            with _explained(final):
+                shutil.rmtree(temp, ignore_errors=True)
+                temp.mkdir()
+                fill(temp)
+                _seal(temp, step, meta)
+                self._commit(temp, final)
+            done = True
+        finally:
+            if not done:
+                shutil.rmtree(temp, ignore_errors=True)
+        self._prune(step)
+        return Checkpoint(step=step, path=final, meta=dict(meta))
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is intact; None where there is none at all.
+
+        Every file is read. A damaged checkpoint is passed over with a warning that says why. Raises CheckpointError
+        where there are checkpoints and all are damaged (a run that began anew instead would hide the loss), and where
+        one is of a newer format.
+        """
+        steps = self.steps()
+        reasons: list[str] = []
+        for step in reversed(steps):
+            found = _examine(self._path(step), step)
+            if isinstance(found, Checkpoint):
+                return found
+            reasons.append(f"step_{step}: {found}")
+            _log.warning("checkpoint %s is damaged and not used: %s", self._path(step), found)
+        if reasons:
+            raise CheckpointError(
+                f"{self._directory}: expected an intact checkpoint, found only damaged ones ({'; '.join(reasons)}). "
+                f"Fix: restore one from a copy, or start a new run."
+            )
+        return None
+
+    def read(self, step: int) -> Checkpoint:
+        """The checkpoint of this Step. Raises CheckpointError where it is absent or damaged."""
+        found = _examine(self._path(step), step) if step in self.steps() else "it does not exist"
+        if isinstance(found, Checkpoint):
+            return found
+        have = ", ".join(map(str, self.steps())) or "none"
+        raise CheckpointError(f"{self._path(step)}: cannot be used: {found}. Fix: another Step; there are: {have}.")
+
+    def truncate_after(self, step: int) -> None:
+        """Delete the checkpoints of later Steps, when a run goes on from an earlier one."""
+        for later in self.steps():
+            if later > step:
+                self._delete(self._path(later))
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step_{step}"
+
+    def _commit(self, temp: Path, final: Path) -> None:
+        """Give the directory its final name; one that has the name already is whole until the new one is."""
+        replaced = self._directory / f"{_REPLACED}{final.name}"
+        if final.exists():
+            os.rename(final, replaced)
+        try:
+            os.rename(temp, final)
+        except OSError:
+            if replaced.exists():
+                os.rename(replaced, final)
+            raise
+        _sync(self._directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _prune(self, step: int) -> None:
+        """Delete what is no longer kept. A failure here costs space, not safety."""
+        try:
+            self.truncate_after(step)
+            for old in self.steps()[: -self._keep]:
+                self._delete(self._path(old))
+        except OSError as error:
+            _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
+
+    def _delete(self, path: Path) -> None:
+        """Renamed away first: a half-deleted directory never has a final name."""
+        trash = self._directory / f"{_TEMP}deleted-{path.name}"
+        shutil.rmtree(trash, ignore_errors=True)
+        os.rename(path, trash)
+        shutil.rmtree(trash)
+
+    def _recover(self) -> None:
+        """Finish or undo what a killed writer was doing."""
+        for path in sorted(self._directory.iterdir()):
+            if path.name.startswith(_REPLACED):
+                final = self._directory / path.name.removeprefix(_REPLACED)
+                if not final.exists():  # killed between the two renames of a replacement
+                    os.rename(path, final)
+                    continue
+                shutil.rmtree(path)
+            elif path.name.startswith(_TEMP):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def _explained(final: Path) -> Iterator[None]:
+    """An operating system error while a checkpoint is written, as the error that the user is shown."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(final.parent).free / 1e9
+        why = f"the disk is full ({free:.2f} GB free)" if error.errno in _FULL else str(error)
+        raise CheckpointError(
+            f"{final}: was not written: {why}; earlier checkpoints are intact. "
+            f"Fix: free space or point the run folder at another disk, then resume."
+        ) from error
+
+
+def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
+    """Checksum and fsync every file, write the manifest, fsync every directory, deepest first."""
+    files: dict[str, _File] = {}
+    folders: list[Path] = []
+    for where, _, names in os.walk(directory, topdown=False):
+        folders.append(Path(where))
+        for name in sorted(names):
+            path = Path(where) / name
+            if path.is_symlink():
+                raise CheckpointError(f"{path}: expected a file, found a link. Fix: copy what it points to.")
+            files[path.relative_to(directory).as_posix()] = _sealed(path)
+    if MANIFEST in files:
+        raise CheckpointError(f"{directory / MANIFEST}: the name is the store's own. Fix: write another file name.")
+    manifest = _Manifest(format=FORMAT, step=step, meta=dict(meta), files=files)
+    manifest.sha256 = manifest.digest()
+    with open(directory / MANIFEST, "wb") as file:
+        file.write(msgspec.json.format(_encode(manifest)))
+        file.flush()
+        os.fsync(file.fileno())
+    for folder in folders:
+        _sync(folder)
+
+
+def _sealed(path: Path) -> _File:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return _File(bytes=file.tell(), sha256=digest)
+
+
+def _sync(folder: Path) -> None:
+    """Make a directory's entries durable: a rename without it may be undone by a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _examine(path: Path, step: int) -> Checkpoint | str:
+    """The checkpoint, or what is wrong with it. Raises CheckpointError where it is of a newer format."""
+    try:
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
+        found = _manifest_fault(manifest, path, step) or _first(
+            _file_fault(path / n, f) for n, f in manifest.files.items()
+        )
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    except OSError as error:
+        return f"cannot be read ({error})"
+    return found or Checkpoint(step=step, path=path, meta=manifest.meta)
+
+
+def _first(faults: Iterator[str | None]) -> str | None:
+    return next(filter(None, faults), None)
+
+
+def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:
+    if manifest.digest() != manifest.sha256:
+        return f"{MANIFEST} differs from its checksum"
+    if manifest.format > FORMAT:
+        raise CheckpointError(
+            f"{path}: expected format {FORMAT} or less, found {manifest.format}. Fix: resume with the newer release."
+        )
+    return f"{MANIFEST} is of Step {manifest.step}" if manifest.step != step else None
+
+
+def _file_fault(path: Path, wanted: _File) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    size = path.stat().st_size
+    if size != wanted.bytes:
+        return f"{path.name} has {size} bytes, its manifest says {wanted.bytes}"
+    with open(path, "rb") as file:
+        same = hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+    return None if same else f"{path.name} differs from its checksum"
+
+
+def _encode(manifest: _Manifest) -> bytes:
+    return msgspec.json.encode(manifest, order="sorted")

@@ -1,0 +1,110 @@
+"""The numbers of one Step.
+
+Owns: how several reports of one metric become one number, the form of a metric's name,
+and the JSON line that a Step leaves. Does not own: which metrics there are (kernels and
+the coordinator name them) nor where they go (sinks.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from dataflow.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.:<>-]+)*")
+
+
+class StepMetrics:
+    """Adds up the metrics of one Step.
+
+    A metric is its count-weighted mean, sum(value * count) / sum(count). A name that ends in `/max` or `/min` is the
+    greatest or least value instead. A value with count 0 says nothing; a name with nothing but those has no number.
+    The result does not depend on the order of the calls, to the bit: reports arrive from many Workers, and a
+    synchronous run promises equal metrics wherever its nodes are placed.
+    """
+
+    __slots__ = ("_counts", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+        self._counts: dict[str, list[float]] = {}
+
+    def add(self, name: str, value: float, count: float = 1.0) -> None:
+        """Report one value that stands for `count` rows, tokens or calls.
+
+        Raises DataError where the name is no metric's: parts of letters, digits and `_.:<>-` separated by slashes,
+        the first in lower case (later parts may name a user's function, node or column as it is written).
+        """
+        values = self._values.get(name)
+        if values is None:
+            values = self._begin(name)
+        if count > 0:
+            values.append(value)
+            self._counts[name].append(count)
+
+    def row(self, step: int) -> dict[str, float]:
+        """`step` first, then every metric by name. Leaves the metrics as they are."""
+        row: dict[str, float] = {"step": step}
+        for name in sorted(self._values):
+            if self._values[name]:
+                row[name] = _combine(name, self._values[name], self._counts[name])
+        return row
+
+    def clear(self) -> None:
+        """Begin the next Step."""
+        self._values.clear()
+        self._counts.clear()
+
+    def _begin(self, name: str) -> list[float]:
+        if not _NAME.fullmatch(name) or name == "step":
+            raise DataError(
+                f"metric {name!r}: expected slash-separated parts in lower case such as 'reward/mean'. "
+                f"Fix: {_repaired(name)!r}."
+            )
+        self._counts[name] = []
+        return self._values.setdefault(name, [])
+
+
+def _combine(name: str, values: list[float], counts: list[float]) -> float:
+    if name.endswith("/max"):
+        return math.nan if any(map(math.isnan, values)) else float(max(values))
+    if name.endswith("/min"):
+        return math.nan if any(map(math.isnan, values)) else float(min(values))
+    return _sum([v * c for v, c in zip(values, counts, strict=True)]) / _sum(counts)
+
+
+def _sum(values: list[float]) -> float:
+    """The exactly rounded sum, whatever the order; with infinities or nan among them, what plain addition gives."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan if _clash(values) else sum(values)
+
+
+def _clash(values: list[float]) -> bool:
+    return any(map(math.isnan, values)) or (math.inf in values and -math.inf in values)
+
+
+def _repaired(name: str) -> str:
+    parts = [re.sub(r"[^a-z0-9_.:<>-]+", "_", part) for part in name.strip().lower().split("/") if part.strip()]
+    fixed = "/".join(parts)
+    return fixed if _NAME.fullmatch(fixed) and fixed != "step" else "user/value"
+
+
+def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:
+    """One strict JSON object and a newline: `step` first, the metrics by name, null for nan and the infinities.
+
+    A metric that is not finite is noted in the log the first time; `noted` remembers which were.
+    """
+    row: dict[str, float] = {"step": step}
+    for name in sorted(metrics):
+        if name != "step":
+            row[name] = metrics[name]
+            if not math.isfinite(metrics[name]) and name not in noted:
+                noted.add(name)
+                _log.warning("metric %s is %s at Step %d; stored as null (said once)", name, metrics[name], step)
+    return msgspec.json.encode(row) + b"\n"

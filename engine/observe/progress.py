@@ -1,0 +1,139 @@
+"""What the user sees while a run goes on.
+
+Owns: the live display on a terminal and the one-line-a-Step text elsewhere. Does not
+own: the numbers (metrics.py), nor their files (sinks.py). Shows what a metrics row has
+and leaves out what it has not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_log = logging.getLogger(__name__)
+
+REFRESH_HZ = 4
+_RECENT = 20
+"""Steps whose mean time predicts the rest."""
+
+_SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("lag", "policy/lag/max", "{:.0f}"),
+    ("length", "completion/length/mean", "{:.1f}"),
+    ("s/step", "time/step", "{:.2f}"),
+    ("tok/s", "throughput/tokens_per_second", "{:,.0f}"),
+    ("tok/gpu/s", "throughput/tokens_per_gpu_second", "{:,.0f}"),
+)
+
+
+class Progress:
+    """Shows each Step's metrics row; a context manager, which leaves the terminal as it was however it ends.
+
+    steps: the Steps of the whole run. On a terminal a panel is redrawn at most 4 times a second by rich (cursor
+    hidden meanwhile, other output goes above it); elsewhere every Step is one line. `update` only keeps the row in the
+    first case and formats one line in the second.
+    """
+
+    def __init__(
+        self, steps: int, *, title: str = "", stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._steps = steps
+        self._title = title
+        self._stream = sys.stdout if stream is None else stream
+        self._clock = clock
+        self._done = 0
+        self._figures: list[tuple[str, str]] = []
+        self._evals: dict[str, float] = {}
+        self._durations: deque[float] = deque(maxlen=_RECENT)
+        self._before = 0.0
+        self._live: Live | None = None
+        self._quiet = False
+
+    def __enter__(self) -> Progress:
+        self._before = self._clock()
+        if self._stream.isatty():
+            console = Console(file=self._stream)
+            self._live = Live(
+                console=console, get_renderable=self._panel, refresh_per_second=REFRESH_HZ, vertical_overflow="crop"
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def update(self, row: Mapping[str, float]) -> None:
+        """A Step is done; `row` is its metrics row with `step`."""
+        now = self._clock()
+        self._durations.append(row.get("time/step", now - self._before))
+        self._before = now
+        self._done = int(row["step"])
+        evals = {name: row[name] for name in row if name.startswith("eval/")}
+        self._evals |= evals
+        # rich draws from a thread of its own: it is given a new list, never one that changes
+        self._figures = self._texts(row, self._evals if self._live is not None else evals)
+        if self._live is None:
+            self._print(self.line())
+
+    def line(self) -> str:
+        """The last Step as one line of text."""
+        return "  ".join([f"step {self._done}/{self._steps}", *(f"{label} {text}" for label, text in self._figures)])
+
+    def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[tuple[str, str]]:
+        """(label, text) of everything shown but the Step itself."""
+        shown = [(label, form.format(row[name])) for label, name, form in _SHOWN if name in row]
+        evaluated = [(name, f"{value:.3f}") for name, value in evals.items()]
+        return [*shown, *evaluated, ("eta", _duration(self._remaining()))]
+
+    def _remaining(self) -> float:
+        """Seconds that the rest of the run takes at the pace of the last Steps; nan before the first."""
+        left = max(0, self._steps - self._done)
+        return left * sum(self._durations) / len(self._durations) if self._durations else math.nan
+
+    def _panel(self) -> Table:
+        """What rich draws: a bar with the Step, and the figures below."""
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self._steps, completed=self._done, width=40)
+        head.add_row(Text(self._title), bar, f"{self._done}/{self._steps}")
+        panel = Table.grid()
+        panel.add_row(head)
+        panel.add_row(Text("  ".join(f"{label} {text}" for label, text in self._figures)))
+        return panel
+
+    def _print(self, text: str) -> None:
+        """One line; when whoever read our output has gone (`| head`) the run goes on without a display."""
+        if self._quiet:
+            return
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            self._quiet = True
+            _log.warning("nobody reads the progress any more; the run goes on without showing it")
+
+
+def _duration(seconds: float) -> str:
+    """`42s`, `3m07s`, `2h05m`; `?` where it is not known."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

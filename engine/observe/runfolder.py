@@ -1,0 +1,247 @@
+"""The run folder: where a run keeps everything that outlives it.
+
+Owns: the folder's layout, its lock, and the record of what was run (command, package
+versions, git commit). Does not own: the files themselves: metrics (sinks.py), samples
+(samples.py), traces (trace.py), checkpoints (engine/checkpoint), graph and plan (their
+own modules write the text that is stored here).
+
+    runs/<name>/
+        graph.json  plan.json  plan.txt     what was planned
+        command.txt  versions.json          what was run: command line; packages, Python, git commit
+        metrics.jsonl                       one object a Step
+        samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
+        logs/<worker>.log
+        tensorboard/  wandb/                views, where asked for
+        .lock                               held by the run that writes the folder
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from dataflow.errors import RunError
+
+FORMAT = 1
+LOCK = ".lock"
+FILES = ("graph.json", "plan.json", "plan.txt", "metrics.jsonl", "command.txt", "versions.json", LOCK)
+FOLDERS = ("samples", "trace", "checkpoints", "logs")
+VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+_held: set[int] = set()
+"""Lock descriptors of this process, for `_forget_locks`."""
+
+
+class RunFolder:
+    """One run's folder, locked by this process until `close` (or until the process dies).
+
+    Made by `create` or `open_existing`, never directly. Usable as a context manager. One process may share it
+    between threads; two processes never hold the same folder.
+    """
+
+    __slots__ = ("_lock", "path")
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @staticmethod
+    def create(name: str, root: Path | str = "runs", *, overwrite: bool = False) -> RunFolder:
+        """A new folder `root/name`, with its record of command, versions and commit.
+
+        Raises RunError where the name cannot be a folder's, where the folder holds anything and `overwrite` is not
+        set, where it holds something that no run makes (overwrite never deletes that), or where a run holds it.
+        """
+        path = Path(root) / _checked_name(name)
+        _refuse_contents(path, overwrite)  # before the lock as well: no lock file in a folder that is not ours
+        path.mkdir(parents=True, exist_ok=True)
+        run = RunFolder(path, _acquire(path))
+        try:
+            run._make_empty(overwrite)
+            run._make_record()
+        except (OSError, RunError):
+            run.close()
+            raise
+        return run
+
+    @staticmethod
+    def open_existing(path: Path | str) -> RunFolder:
+        """The folder of an earlier run, to go on in it. Raises RunError where it is none, or where a run holds it."""
+        path = Path(path)
+        if not _is_run(path):
+            raise RunError(
+                f"run folder {path}: expected the folder of an earlier run (with versions.json in it), found "
+                f"{'none' if not path.exists() else 'something else'}. Fix: check --root and the run's name."
+            )
+        run = RunFolder(path, _acquire(path))
+        for folder in FOLDERS:
+            (path / folder).mkdir(exist_ok=True)
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def log(self, worker: str) -> Path:
+        """The log file of a Worker."""
+        return self.path / "logs" / f"{worker.replace('/', '_')}.log"
+
+    def write_text(self, name: str, text: str) -> None:
+        """Store graph.json, plan.json or plan.txt whole: a reader sees the old text or the new one."""
+        if name not in FILES or name == LOCK:
+            raise ValueError(f"{name!r} is not a file of a run folder; those are: {', '.join(FILES[:-1])}")
+        temp = self.path / f".{name}.tmp"
+        temp.write_text(text, encoding="utf-8")
+        temp.replace(self.path / name)
+
+    def close(self) -> None:
+        """Let the lock go. The folder stays. A second call does nothing."""
+        if self._lock in _held:  # not in a forked child, whose copy is closed already
+            _held.discard(self._lock)
+            os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_empty(self, overwrite: bool) -> None:
+        found = _refuse_contents(self.path, overwrite)
+        # versions.json marks the folder as a run's: it goes last, so that a kill in between can be overwritten again.
+        for name in sorted(found, key=lambda n: n == "versions.json"):
+            _delete(self.path / name)
+
+    def _make_record(self) -> None:
+        self.write_text("versions.json", msgspec.json.format(msgspec.json.encode(_versions(), order="sorted")).decode())
+        self.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
+        for folder in FOLDERS:
+            (self.path / folder).mkdir(exist_ok=True)
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise RunError(
+            f"run name {name!r}: expected letters, digits, '.', '_' and '-', the first a letter or digit. "
+            f"Fix: {re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-._') or 'run'!r}."
+        )
+    return name
+
+
+def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
+    """What a new run overwrites there: the names in the folder but the lock's. Raises RunError if it may not."""
+    if path.exists() and not path.is_dir():
+        raise RunError(f"run folder {path}: expected a folder, found a file. Fix: choose another name.")
+    found = sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
+    if found and not overwrite:
+        raise RunError(
+            f"run folder {path}: expected no such folder or an empty one, found {_some(found)}. "
+            f"Fix: resume that run, choose another name, or pass overwrite=True to delete it."
+        )
+    foreign = [name for name in found if not _ours(name)]
+    if foreign or (found and not _is_run(path)):
+        raise RunError(
+            f"run folder {path}: overwrite=True deletes only what a run made, found {_some(foreign or found)}. "
+            f"Fix: choose another name, or move that away yourself."
+        )
+    return found
+
+
+def _acquire(path: Path) -> int:
+    """The folder's lock, by flock: the kernel lets it go when this process dies, however that happens."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise RunError(
+            f"run folder {path}: another run (process {holder}) is writing it. Fix: wait for it, or take another name."
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    _held.add(lock)
+    return lock
+
+
+def _forget_locks() -> None:
+    """A forked child shares its parent's lock and would keep it after the parent's death; so it closes its copy."""
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "versions.json").is_file()
+
+
+def _ours(name: str) -> bool:
+    return name in FILES or name in FOLDERS or name in VIEWS or (name.startswith(".") and name.endswith(".tmp"))
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _versions() -> Mapping[str, Any]:
+    """Python, platform, every installed distribution's version, and the git commit of the working directory."""
+    packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+    return {
+        "format": FORMAT,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "git": {"commit": _git("rev-parse", "HEAD"), "changed": bool(_git("status", "--porcelain", "-uno"))},
+    }
+
+
+def _git(*command: str) -> str | None:
+    """What git says of the working directory; None without git or outside of a repository."""
+    try:
+        done = subprocess.run(["git", *command], capture_output=True, text=True, timeout=10, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,147 @@
+"""Samples: what the model wrote, as Parquet files that any tool opens.
+
+Owns: the columns of a sample table and one file a recorded Step. Does not own: which
+rows a Step had (intake), nor whole recorded edges (record.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataflow.batch import Batch, Ragged
+from dataflow.errors import DataError
+
+_FILE = re.compile(r"step_(\d+)\.parquet")
+_OPTIONAL = {"reward": pa.float32(), "advantage": pa.float32(), "version": pa.int32()}
+_REQUIRED = ("prompt", "completion", "position", "sample")
+
+
+def sample_table(step: int, rows: Batch) -> pa.Table:
+    """The sample table of a Step's rows: `rows` holds prompt and completion, and of the rest what there is.
+
+    Columns: step, position, sample, prompt, completion, reward, reward/<function>..., advantage (mean over the row's
+    trained tokens, those with completion_mask 1; all tokens where there is no mask), version (the oldest among the
+    row's tokens). A row without tokens has null there. Raises DataError where prompt or completion is missing.
+    """
+    size = len(rows)
+    columns: dict[str, pa.Array] = {
+        "step": pa.array(np.full(size, step), pa.int64()),
+        "position": pa.array(rows.keys.position, pa.int64()),
+        "sample": pa.array(rows.keys.sample, pa.int32()),
+        "prompt": rows.array("prompt"),
+        "completion": rows.array("completion"),
+    }
+    columns |= {name: rows.array(name) for name in rows.names if name == "reward" or name.startswith("reward/")}
+    if "advantage" in rows.names:
+        columns["advantage"] = pa.array(_mean(rows.ragged("advantage"), _mask(rows)), pa.float32(), from_pandas=True)
+    if "version" in rows.names:
+        columns["version"] = _least(rows.ragged("version"))
+    return pa.table(columns)
+
+
+def _mask(rows: Batch) -> np.ndarray | None:
+    return rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
+
+
+def _mean(tokens: Ragged, mask: np.ndarray | None) -> np.ndarray:
+    """float64 [rows]: the mean over each row's tokens whose mask is not 0; nan where there are none."""
+    weight = np.ones(len(tokens.values)) if mask is None else (mask != 0).astype(np.float64)
+    row = tokens.segments()
+    total = np.bincount(row, weights=tokens.values * weight, minlength=len(tokens))
+    count = np.bincount(row, weights=weight, minlength=len(tokens))
+    return np.divide(total, count, out=np.full(len(tokens), np.nan), where=count > 0)
+
+
+def _least(tokens: Ragged) -> pa.Array:
+    """int32 [rows]: the least value of each row; null where it has none."""
+    least = np.zeros(len(tokens), dtype=np.int32)
+    full = tokens.lengths > 0
+    if full.any():  # reduceat over the starts of non-empty rows: empty ones between them add no values
+        least[full] = np.minimum.reduceat(tokens.values, tokens.offsets[:-1][full])
+    return pa.array(least, mask=~full)
+
+
+class SampleWriter:
+    """Writes `samples/step_000012.parquet` for Step 1 and every `every`-th Step."""
+
+    def __init__(self, directory: Path, *, every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"expected every >= 1, found {every}")
+        self._directory = directory
+        self._every = every
+        directory.mkdir(parents=True, exist_ok=True)
+        for torn in directory.glob(".step_*.parquet.tmp"):
+            torn.unlink()
+
+    def due(self, step: int) -> bool:
+        """Whether this Step is recorded; ask before building its table."""
+        return step == 1 or step % self._every == 0
+
+    def write(self, step: int, table: pa.Table) -> Path | None:
+        """The Step's file, made whole or not at all; None where the Step is not due.
+
+        Absent reward, advantage and version become null columns. Raises DataError where another column is missing.
+        """
+        if not self.due(step):
+            return None
+        path = self._directory / f"step_{step:06d}.parquet"
+        temp = self._directory / f".{path.name}.tmp"
+        with open(temp, "wb") as file:
+            pq.write_table(_complete(step, table), file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        temp.replace(path)
+        return path
+
+    def truncate_after(self, step: int) -> None:
+        """Delete the files of later Steps: those that a run which resumes at `step` makes again."""
+        for number, path in _files(self._directory):
+            if number > step:
+                path.unlink()
+
+
+def _complete(step: int, table: pa.Table) -> pa.Table:
+    """The table with its columns in one order, `step` and the optional ones added where they are absent."""
+    missing = [name for name in _REQUIRED if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"samples of Step {step}: expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}. "
+            f"Fix: add {', '.join(missing)}; sample_table makes them all from a Batch."
+        )
+    columns = {name: table.column(name) for name in table.column_names}
+    columns.setdefault("step", pa.array(np.full(len(table), step), pa.int64()))
+    for name, kind in _OPTIONAL.items():
+        columns.setdefault(name, pa.nulls(len(table), kind))
+    parts = sorted(name for name in columns if name.startswith("reward/"))
+    first = ["step", "position", "sample", "prompt", "completion", "reward", *parts, "advantage", "version"]
+    return pa.table({name: columns[name] for name in [*first, *(n for n in columns if n not in first)]})
+
+
+def read_samples(directory: Path) -> pa.Table:
+    """All recorded Steps as one table in their order; a column that some Steps lack is null there.
+
+    Raises DataError naming a file that is damaged, or where there are no samples.
+    """
+    tables = [_read(path) for _, path in _files(directory)]
+    if not tables:
+        raise DataError(f"{directory}: expected files step_*.parquet, found none. Fix: name a run's samples folder.")
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: expected a Parquet file, found a damaged one ({error}). Fix: delete it.") from error
+
+
+def _files(directory: Path) -> list[tuple[int, Path]]:
+    """(Step, file) in the order of the Steps."""
+    found = [(_FILE.fullmatch(path.name), path) for path in directory.iterdir()] if directory.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in found if match)

@@ -1,0 +1,233 @@
+"""Where the metrics of a run go: one three-method interface.
+
+Owns: the metrics file, which is the truth, and the views of it (TensorBoard, Weights &
+Biases). Does not own: the numbers (metrics.py), the folder (runfolder.py).
+
+A view's library is imported when its sink is opened, never before, and none needs torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import IO, Any, Protocol
+from uuid import uuid4
+
+from dataflow.errors import DataError, RunError
+from engine.observe.metrics import json_line
+from engine.observe.runfolder import RunFolder
+
+
+class Sink(Protocol):
+    """What every sink has. `open` comes once and first; `close` may come twice, and also after a failure."""
+
+    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
+        """Begin, or go on where an earlier run of this folder ended."""
+        ...
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of one Step; Steps ascend."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """`metrics.jsonl`: one strict JSON object a Step, appended and flushed, so that a kill loses no finished Step.
+
+    A torn last line (a kill while it was written, a full disk) is cut off when the file is opened. The config is not
+    kept here: the run folder has graph.json and plan.json.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._last = -1
+        self._noted: set[str] = set()
+
+    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
+        """Raises DataError where the file there holds a line that is no metrics row."""
+        self._file = open(run.metrics, "ab+")  # noqa: SIM115 - closed by close()
+        self._keep(lambda step: True)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises RunError where the Step, or a later one, is there already, or where the disk is full."""
+        file = self._opened()
+        if step <= self._last:
+            raise RunError(
+                f"{file.name}: expected a Step after {self._last}, found {step}. "
+                f"Fix: truncate_after({step - 1}) when a run goes back to a checkpoint."
+            )
+        try:
+            file.write(json_line(step, metrics, self._noted))
+            file.flush()
+        except OSError as error:
+            raise RunError(
+                f"{file.name}: Step {step} was not written: {error.strerror}. Fix: free disk space."
+            ) from error
+        self._last = step
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines of later Steps: those that a run which resumes at `step` makes again."""
+        self._opened()
+        self._keep(lambda found: found <= step)
+
+    def close(self) -> None:
+        """Flush to the disk itself, and close."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _opened(self) -> IO[bytes]:
+        assert self._file is not None, "the sink is not open"
+        return self._file
+
+    def _keep(self, wanted: Callable[[int], bool]) -> None:
+        """Cut the file behind the last leading line whose Step is wanted. Steps ascend, so what is cut is a tail."""
+        file = self._opened()
+        end, self._last = 0, -1
+        file.seek(0)
+        for stop, step in _lines(file):
+            if not wanted(step):
+                break
+            end, self._last = stop, step
+        file.truncate(end)
+        file.seek(end)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:
+    """(offset behind the line, its Step) of each whole line; a torn last line is left out."""
+    stop = 0
+    for number, line in enumerate(file, start=1):
+        stop += len(line)
+        step = _step_of(line)
+        if step is None:
+            if file.read(1):
+                raise DataError(
+                    f"{file.name}:{number}: expected a JSON object with a step, found {line[:40]!r}. "
+                    f"Fix: restore the file, or delete the line."
+                )
+            return
+        yield stop, step
+
+
+def _step_of(line: bytes) -> int | None:
+    """The Step of a metrics line, None where it is torn or something else."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if isinstance(step, int) else None
+
+
+class TensorBoard:
+    """Scalars under `tensorboard/` in the run folder, written by tensorboard's own writer (no torch).
+
+    After a resume TensorBoard itself drops what an earlier process wrote for the Steps that come again.
+    """
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+        self._event: Any = None
+        self._summary: Any = None
+        self._first = True
+
+    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
+        """Raises RunError where tensorboard is not installed."""
+        self._event = _needed("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summary = _needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        writer = _needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._writer = writer.EventFileWriter(str(run.path / "tensorboard"), flush_secs=10)
+        self._first = True
+        self._add(0, [self._text("config", json.dumps(dict(config), indent=2, sort_keys=True, default=str))])
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One event with all scalars of the Step; it reaches the disk within 10 s, or at close."""
+        assert self._writer is not None, "the sink is not open"
+        if self._first:  # a session start tells TensorBoard to forget this Step and all later ones
+            log = self._event.SessionLog(status=self._event.SessionLog.START)
+            self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, session_log=log))
+            self._first = False
+        value = self._summary.Summary.Value
+        self._add(step, [value(tag=n, simple_value=metrics[n]) for n in sorted(metrics) if n != "step"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+    def _add(self, step: int, values: list[Any]) -> None:
+        event = self._event.Event(wall_time=time.time(), step=step, summary=self._summary.Summary(value=values))
+        self._writer.add_event(event)
+
+    def _text(self, tag: str, text: str) -> Any:
+        """A value for TensorBoard's text view, shown as preformatted."""
+        tensors = _needed("tensorboard.compat.proto.tensor_pb2", "tensorboard")
+        types = _needed("tensorboard.compat.proto.types_pb2", "tensorboard")
+        shown = "\n".join("    " + line for line in text.splitlines())
+        tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[shown.encode()])
+        tensor.tensor_shape.dim.add(size=1)
+        plugin = self._summary.SummaryMetadata.PluginData(plugin_name="text")
+        return self._summary.Summary.Value(
+            tag=tag, tensor=tensor, metadata=self._summary.SummaryMetadata(plugin_data=plugin)
+        )
+
+
+class Wandb:
+    """Weights & Biases. A resumed folder goes on as the same wandb run, whose id is kept in `wandb_id.txt`.
+
+    The x axis of every metric is the Step and not wandb's own counter, which cannot go back to a checkpoint.
+    `settings` are passed on to `wandb.init` (entity, mode, tags, ...).
+    """
+
+    def __init__(self, project: str = "dataflow-rl", **settings: Any) -> None:
+        self._project = project
+        self._settings = settings
+        self._run: Any = None
+
+    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
+        """Raises RunError where wandb is not installed."""
+        wandb = _needed("wandb", "wandb")
+        kept = run.path / "wandb_id.txt"
+        if not kept.exists():
+            kept.write_text(uuid4().hex[:12], encoding="ascii")
+        self._run = wandb.init(
+            project=self._project,
+            name=run.name,
+            id=kept.read_text(encoding="ascii").strip(),
+            resume="allow",
+            dir=str(run.path),
+            config=dict(config),
+            **self._settings,
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert self._run is not None, "the sink is not open"
+        self._run.log({**metrics, "step": step})
+
+    def close(self) -> None:
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish()
+
+
+def _needed(module: str, extra: str) -> ModuleType:
+    """An optional library's module; its absence is said with the way to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise RunError(
+            f'metrics sink {extra}: the package {extra} is not installed. Fix: pip install "dataflow-rl[{extra}]".'
+        ) from error

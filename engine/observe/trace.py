@@ -1,0 +1,163 @@
+"""A timeline of the run as Chrome-trace JSON, the format that Perfetto and torch's profiler share.
+
+Owns: the file's form. Does not own: what is worth a span (loop, workers), nor clocks: every
+time is given by the caller, in seconds of one clock (`time.monotonic` is one for a whole host).
+
+The file is a JSON array, one event a line, that grows by whole lines. The format lets the closing
+bracket be missing, so a file is good after a kill as well; `read_trace` reads both.
+Format: "Trace Event Format", Google, sections "JSON Array Format" and "Event Descriptions".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dataflow.errors import DataError, RunError
+
+_BUFFERED = 1024
+"""Events kept in memory before they are written; a kill loses at most so many, and those since `flush`."""
+
+
+class Trace:
+    """Writes one trace file; may be used by several threads.
+
+    A track is named `process/thread` (`worker0/decode`), or `thread` alone for this process; it becomes one row in
+    the viewer. Spans of one track must nest or follow one another: what overlaps (requests in flight) goes through
+    `overlapping`, which the viewer puts on rows of its own. Opening truncates: a resumed run takes another file.
+    """
+
+    def __init__(self, path: Path, *, process: str = "coordinator") -> None:
+        self._process = process
+        self._path = path
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._events: deque[tuple[Any, ...]] = deque()
+        self._tracks: dict[str, tuple[int, int]] = {}
+        self._processes: dict[str, int] = {}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._empty = True
+
+    def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
+        """Something that lasted from start to end, in seconds."""
+        self._events.append(("X", track, name, start, end, args))
+        if len(self._events) >= _BUFFERED:
+            self.flush()
+
+    def overlapping(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
+        """A span that may overlap others of its track (an async span: a pair of events with an id of its own)."""
+        number = next(self._ids)
+        self._events.append(("b", track, name, start, number, args))
+        self._events.append(("e", track, name, end, number, {}))
+        if len(self._events) >= _BUFFERED:
+            self.flush()
+
+    def counter(self, track: str, name: str, at: float, value: float) -> None:
+        """A number that holds from `at` seconds on: an outbox's depth, admitted prompts."""
+        self._events.append(("C", track, name, at, None, {"value": value}))
+        if len(self._events) >= _BUFFERED:
+            self.flush()
+
+    def instant(self, track: str, name: str, at: float, **args: Any) -> None:
+        """A moment: a publish, a death."""
+        self._events.append(("i", track, name, at, None, args))
+        if len(self._events) >= _BUFFERED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand the events so far to the operating system, in one write."""
+        with self._lock:
+            if self._file is None:
+                return
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            lines = [line for event in events for line in self._encode(event)]
+            if lines:
+                self._write((b"[\n" if self._empty else b",\n") + b",\n".join(lines))
+                self._empty = False
+
+    def close(self) -> None:
+        """Flush, close the array and the file. A second call does nothing."""
+        self.flush()
+        with self._lock:
+            if self._file is not None:
+                self._write(b"[\n]\n" if self._empty else b"\n]\n")
+                os.close(self._file)
+                self._file = None
+
+    def _write(self, text: bytes) -> None:
+        assert self._file is not None
+        view = memoryview(text)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}. Fix: free disk space.") from error
+
+    def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
+        """The event's line, after the lines that name its track if it is the first there."""
+        kind, track, name, at, extra, args = event
+        where = self._tracks.get(track)
+        names: list[bytes] = []
+        if where is None:
+            where, names = self._name(track)
+        line: dict[str, Any] = {"ph": kind, "name": name, "ts": _us(at), "pid": where[0], "tid": where[1]}
+        if kind == "X":
+            line["dur"] = _us(extra - at)
+        elif extra is not None:
+            line["cat"], line["id"] = track, extra
+        elif kind == "i":
+            line["s"] = "t"
+        if args:
+            line["args"] = args
+        names.append(msgspec.json.encode(line, enc_hook=str))
+        return names
+
+    def _name(self, track: str) -> tuple[tuple[int, int], list[bytes]]:
+        """A new track's numbers, and the metadata events that name it."""
+        process, slash, thread = track.partition("/")
+        if not slash:
+            process, thread = self._process, track
+        lines = []
+        pid = self._processes.get(process)
+        if pid is None:
+            pid = self._processes[process] = len(self._processes) + 1
+            lines.append(_metadata("process_name", pid, 0, process))
+        self._tracks[track] = where = (pid, len(self._tracks) + 1)
+        lines.append(_metadata("thread_name", pid, where[1], thread))
+        return where, lines
+
+
+def _metadata(kind: str, pid: int, tid: int, name: str) -> bytes:
+    return msgspec.json.encode({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}})
+
+
+def _us(seconds: float) -> float:
+    """Microseconds, to the nanosecond."""
+    return round(seconds * 1e6, 3)
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """All events of a trace file, also of one whose writer was killed. Raises DataError where it is no trace."""
+    text = path.read_text(encoding="utf-8").rstrip()
+    whole = text if text.endswith("\n]") else _without_torn_line(text) + "\n]"
+    try:
+        return json.loads(whole) if text else []
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: expected a trace, found {text[:40]!r} ({error}). Fix: record it again.") from error
+
+
+def _without_torn_line(text: str) -> str:
+    """The text up to its last whole event: a kill, or a full disk, may leave a part of a line."""
+    head, _, last = text.rpartition("\n")
+    try:
+        json.loads(last)
+    except json.JSONDecodeError:
+        return head.rstrip(",")
+    return text
