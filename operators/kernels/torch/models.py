@@ -1,0 +1,210 @@
+"""Models as modules: from a Hugging Face directory, to one, and by pieces.
+
+Owns: loading (head, dtype, attention), saving, and the names of a module's weights. Does not
+own: who shares a module (Session.module), how weights travel (engine/weights), tokenizing
+(operators/kernels/text.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from dataflow.errors import KernelError, nearest
+from dataflow.kernel import Piece
+from dataflow.model import Model
+from operators.kernels.torch.attention import ATTENTION
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
+    """The module of a Model: eval mode, dropout off, packed attention (attention.py), weights in `model.dtype`.
+
+    head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden, 1] named `score`,
+    read from the base where that has one (a token or sequence classifier of one label), zero otherwise, so that it is
+    the same in every process. device: default_device() where None. Raises KernelError for a base that is missing,
+    that has no tokenizer, or whose architecture has no such head.
+    """
+    where = f"Model {model.name!r}"
+    config = _config(where, model.base)
+    kinds: dict[str, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}
+    kind = kinds[model.head]
+    if type(config) not in kind._model_mapping:
+        raise KernelError(
+            f"{where}: expected an architecture with a {model.head!r} head, found {config.model_type!r} at "
+            f"{model.base}. Fix: a decoder such as Qwen2, Qwen3, Llama or Mistral."
+        )
+    only = {"num_labels": 1, "ignore_mismatched_sizes": False} if model.head == "scalar" else {}
+    with _quiet():
+        module, info = kind.from_pretrained(
+            model.base,
+            dtype=getattr(torch, model.dtype),
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+            **only,
+        )
+    _complete(where, model, module, set(info["missing_keys"]))
+    _without_dropout(module)
+    return module.to(device or default_device()).eval()
+
+
+def default_device() -> torch.device:
+    """The first CUDA device where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _config(where: str, base: str) -> Any:
+    """The base's configuration, after checks whose messages transformers would spread over a page."""
+    local = Path(base).expanduser()
+    if not local.is_dir() and (base.startswith((".", "/", "~")) or base.count("/") > 1):
+        raise KernelError(
+            f"{where}: expected a Hugging Face model directory as its base, found nothing at {base}. Fix: {_near(local)}."
+        )
+    if local.is_dir():
+        for needed in ("config.json", "tokenizer_config.json"):
+            if not (local / needed).is_file():
+                found = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "an empty directory"
+                raise KernelError(
+                    f"{where}: expected {needed} in {base}, found {found}. "
+                    "Fix: save model and tokenizer there with save_pretrained."
+                )
+    try:
+        return AutoConfig.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise KernelError(
+            f"{where}: no model configuration at {base!r}: {first} Fix: a model directory or hub name."
+        ) from error
+
+
+def _near(missing: Path) -> str:
+    """The fix for a directory that is not there."""
+    parent = missing.parent
+    known = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    close = nearest(missing.name, known)
+    return f"did you mean {parent / close}" if close else "give an existing directory or a hub name (owner/name)"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report of new weights: `_complete` says what matters of it, as an error."""
+    before = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _complete(where: str, model: Model, module: nn.Module, missing: set[str]) -> None:
+    """Zero a value head that the base lacks; anything else that is missing would be random, and is an error."""
+    head = {name for name in missing if model.head == "scalar" and name.startswith("score.")}
+    if missing - head:
+        shown = ", ".join(sorted(missing - head)[:5])
+        raise KernelError(
+            f"{where}: expected all weights at {model.base}, found none for {shown}. Fix: a complete checkpoint."
+        )
+    with torch.no_grad():
+        for name in head:
+            module.get_parameter(name).zero_()
+
+
+def _without_dropout(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if hasattr(part, "attention_dropout"):
+            part.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def save_model(module: PreTrainedModel, directory: Path | str) -> None:
+    """Write a Hugging Face directory: config, safetensors, generation config and the tokenizer files of the base.
+
+    It loads with transformers and nothing else. Raises KernelError where the base's tokenizer is gone.
+    """
+    target, base = Path(directory), str(module.name_or_path)
+    with _quiet():
+        module.save_pretrained(target)
+    local = Path(base).expanduser()
+    if not local.is_dir():
+        AutoTokenizer.from_pretrained(base).save_pretrained(target)
+        return
+    present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
+    if not present:
+        raise KernelError(
+            f"saving to {target}: expected tokenizer files in the base {base}, found none. Fix: keep the base in place."
+        )
+    for path in present:
+        if path.parent.resolve() != target.resolve():
+            shutil.copyfile(path, target / path.name)
+
+
+def pieces(module: nn.Module) -> Iterator[Piece]:
+    """Every weight once, by name; tied weights under the first of their names. The tensors are the module's own."""
+    for name, parameter in module.named_parameters():
+        yield Piece(name, parameter.detach())
+    for name, buffer in _kept_buffers(module):
+        yield Piece(name, buffer)
+
+
+def load_pieces(module: nn.Module, given: Iterable[Piece]) -> int:
+    """Copy weights into the module, in place; returns how many came. Nothing given is nothing done.
+
+    A tied weight may come under any of its names. Raises KernelError for an unknown name, another shape, or a set
+    that leaves a weight out: half a version is no version.
+    """
+    targets = dict(module.named_parameters(remove_duplicate=False)) | dict(_kept_buffers(module))
+    done: set[int] = set()
+    count = 0
+    with torch.no_grad():
+        for piece in given:
+            target = _target(targets, piece)
+            target.copy_(piece.data)
+            done.add(id(target))
+            count += 1
+    left = [name for name, target in targets.items() if id(target) not in done]
+    if count and left:
+        raise KernelError(f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all pieces.")
+    return count
+
+
+def _target(targets: dict[str, Tensor], piece: Piece) -> Tensor:
+    target = targets.get(piece.name)
+    if target is None:
+        near = nearest(piece.name, targets)
+        hint = f"did you mean {near}" if near else "the reader's Model has another base or head"
+        raise KernelError(f"expected a weight of the module, found {piece.name!r}. Fix: {hint}.")
+    if tuple(target.shape) != tuple(piece.data.shape):
+        raise KernelError(
+            f"weight {piece.name!r}: expected shape {tuple(target.shape)}, found {tuple(piece.data.shape)}. "
+            "Fix: writer and reader need the same base."
+        )
+    return target
+
+
+def _kept_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that a checkpoint keeps; rotary tables are not among them."""
+    kept = module.state_dict(keep_vars=True)
+    return ((name, buffer) for name, buffer in module.named_buffers() if name in kept)
