@@ -1,0 +1,231 @@
+"""Sources: prompts to answer and demonstrations to imitate.
+
+Owns: which row of the data each source position is, and making it. Does not own: finding and parsing files
+(operators/data_files.py), nor which positions are asked for and when (the engine's admission).
+
+A position is made from the seed, the node's name and itself alone, so any position can be made at any time, again,
+and in any process; the only state is the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dataflow.batch import Batch
+from dataflow.errors import DataError
+from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.randomness import stream_seed
+from dataflow.schema import Completion, Prompt
+from operators import data_files
+from operators.kernels.text import Pairs, Tokenizer, is_conversational, load_tokenizer, prompts_of
+
+_KEPT_EPOCHS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a source, all in memory."""
+
+    name: str
+    shape: data_files.Shape
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def take(self, index: np.ndarray) -> pa.RecordBatch:
+        """These rows, in this order, repeats allowed."""
+        found = self.table.take(pa.array(index))
+        arrays = [found.column(name).combine_chunks() for name in found.column_names]
+        return pa.RecordBatch.from_arrays(arrays, names=found.column_names)
+
+    def select(self, names: Iterable[str]) -> Rows:
+        """Only these columns. Raises DataError naming those that there are."""
+        wanted = list(dict.fromkeys(names))
+        for name in wanted:
+            if name not in self.table.column_names:
+                raise DataError(f"{self.name}: no column {name!r}, data has: {', '.join(self.table.column_names)}")
+        return replace(self, table=self.table.select(wanted).combine_chunks())
+
+
+class Order:
+    """Which row stands at which position: epoch after epoch, each a permutation of its own or file order."""
+
+    def __init__(self, rows: int, seed: int, name: str, shuffle: bool) -> None:
+        self._rows, self._seed, self._name, self._shuffle = rows, seed, name, shuffle
+        self._kept: dict[int, np.ndarray] = {}
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """int64 [positions]: row indices."""
+        epochs, index = np.divmod(positions, self._rows)
+        if not self._shuffle:
+            return index
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            index[here] = self._permutation(epoch)[index[here]]
+        return index
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._kept:
+            while len(self._kept) >= _KEPT_EPOCHS:
+                self._kept.pop(next(iter(self._kept)))
+            key = int(stream_seed(self._seed, f"{self._name}/epoch {epoch}"))
+            self._kept[epoch] = np.random.Generator(np.random.Philox(key=key)).permutation(self._rows)
+        return self._kept[epoch]
+
+
+class Prompts:
+    """Kernel of `prompts`: one row of Prompt, with the dataset columns that are read, for each position.
+
+    params: data, split, shuffle. The order is a permutation per epoch, or the file's with shuffle=False.
+    """
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Read the data. Raises DataError where it has not the form of prompts or lacks a column that is read."""
+        rows = open_rows(node.params["data"], node.params.get("split"))
+        self._data = rows.select(("prompt", *node.returns))
+        self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
+        self._next = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows in the data: positions in one epoch."""
+        return len(self._data)
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch: the rows of the chunk's positions. An attempt is the same row again."""
+        self._next = _after(self._next, chunk)
+        found = self._data.take(self._order.at(chunk.keys.position))
+        yield Batch.make(chunk.keys, dict(zip(found.schema.names, found.columns, strict=True)), Prompt)
+
+    def position(self) -> int:
+        """The first position that was not made yet."""
+        return self._next
+
+    def seek(self, position: int) -> None:
+        """Take up at a position, as `position` gave it."""
+        self._next = position
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class Demonstrations:
+    """Kernel of `demonstrations`: one row of Completion, already tokenized, for each position.
+
+    params: data, split, shuffle, assistant_only. models: `tokenizer`, the Model whose directory has it. The data has
+    `prompt` with `completion` (texts, or message lists), or `messages`, or `text`; see text.py for what each becomes.
+    """
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Read data and tokenizer. Raises DataError where either has not the form that is needed."""
+        self._data = open_demonstrations(node.params["data"], node.params.get("split"))
+        self._order = Order(len(self._data), session.seed, node.name, node.params.get("shuffle", True))
+        self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
+        self._assistant_only = node.params.get("assistant_only", True)
+        self._next = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows in the data: positions in one epoch."""
+        return len(self._data)
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch: the rows of the chunk's positions."""
+        self._next = _after(self._next, chunk)
+        found = self._data.take(self._order.at(chunk.keys.position))
+        pairs = _tokenized(self._data, found, self._tokenizer, self._assistant_only)
+        texts = found.column("completion") if _has_text_answers(found) else self._tokenizer.decode(pairs.completion)
+        columns = {"prompt_ids": pairs.prompt, "completion_ids": pairs.completion, "completion_mask": pairs.mask}
+        yield Batch.make(chunk.keys, {**columns, "completion": texts}, Completion)
+
+    def position(self) -> int:
+        """The first position that was not made yet."""
+        return self._next
+
+    def seek(self, position: int) -> None:
+        """Take up at a position, as `position` gave it."""
+        self._next = position
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def open_rows(data: str, split: str | None = None) -> Rows:
+    """The rows of a source of prompts: a Parquet or JSONL file, a directory of either, or a procedural task.
+
+    Raises DataError naming the file, and the columns or the line that it found.
+    """
+    table = data_files.read_table(data, split)
+    shape = data_files.prompt_shape(data, _types(table))
+    _refuse_nulls(data, table, "prompt")
+    kind = table.schema.field("prompt").type
+    if not is_conversational(kind):
+        table = table.set_column(table.column_names.index("prompt"), "prompt", table.column("prompt").cast(pa.utf8()))
+    return Rows(name=data, shape=shape, table=table)
+
+
+def open_demonstrations(data: str, split: str | None = None) -> Rows:
+    """The rows of a source of demonstrations, only the columns that make one.
+
+    Raises DataError naming the file and the columns that it found.
+    """
+    table = data_files.read_table(data, split)
+    shape = data_files.demonstration_shape(data, _types(table))
+    names = ("prompt", "completion") if shape in ("trl", "verl") else (shape,)
+    for name in names:
+        _refuse_nulls(data, table, name)
+    if "prompt" in names and _is_messages(table, "prompt") != _is_messages(table, "completion"):
+        kinds = ", ".join(f"{name}: {table.schema.field(name).type}" for name in names)
+        raise DataError(f"{data}: expected prompt and completion both as text or both as messages, found {kinds}.")
+    return Rows(name=data, shape=shape, table=table).select(names)
+
+
+def _types(table: pa.Table) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in table.schema}
+
+
+def _is_messages(table: pa.Table | pa.RecordBatch, name: str) -> bool:
+    return is_conversational(table.schema.field(name).type)
+
+
+def _has_text_answers(found: pa.RecordBatch) -> bool:
+    return "completion" in found.schema.names and not _is_messages(found, "completion")
+
+
+def _refuse_nulls(data: str, table: pa.Table, name: str) -> None:
+    column = table.column(name)
+    if column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise DataError(f"{data}: row {row}: expected a {name}, found null ({column.null_count} such rows).")
+
+
+def _after(cursor: int, chunk: Chunk) -> int:
+    return max(cursor, int(chunk.keys.position.max()) + 1) if len(chunk.keys) else cursor
+
+
+def _tokenized(rows: Rows, found: pa.RecordBatch, tokenizer: Tokenizer, assistant_only: bool) -> Pairs:
+    if rows.shape == "text":
+        return tokenizer.encode_texts(found.column("text").to_pylist())
+    if _has_text_answers(found):
+        return tokenizer.encode_pairs(found.column("prompt").to_pylist(), found.column("completion").to_pylist())
+    if rows.shape == "messages":
+        turns = prompts_of(found.column("messages"))
+        first = [_first_answer(rows, row) for row in turns]  # type: ignore[arg-type]
+    else:
+        asked, answered = prompts_of(found.column("prompt")), prompts_of(found.column("completion"))
+        turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
+        first = [len(row) for row in asked]
+    return tokenizer.encode_conversations(turns, first, assistant_only)  # type: ignore[arg-type]
+
+
+def _first_answer(rows: Rows, turns: list[dict[str, str]]) -> int:
+    found = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
+    if not found:
+        raise DataError(f"{rows.name}: expected messages in which an assistant answers, found {turns!r:.120}.")
+    return found

@@ -1,0 +1,230 @@
+"""Text to token ids and back, with the tokenizer of a Model's directory.
+
+Owns: chat templates, special tokens, where a conversation is cut into prompt and completion, and the hash that says
+which vocabulary ids belong to. Does not own: what is generated or trained. transformers is imported at the first load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Ragged
+from dataflow.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+"""OpenAI style: role, content and what else a template reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Prompts and completions as token ids, row by row. mask: uint8 on the completions' offsets."""
+
+    prompt: Ragged
+    completion: Ragged
+    mask: Ragged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenizer:
+    """A tokenizer of transformers, and the ids that end an answer."""
+
+    base: str
+    inner: PreTrainedTokenizerBase
+    eos_ids: frozenset[int]
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """Token ids of each text; special: with the tokens that the tokenizer puts around a text."""
+        if not texts:
+            return []
+        made = self.inner(
+            list(texts), add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False
+        )
+        return made["input_ids"]  # type: ignore[return-value]
+
+    def encode_prompts(
+        self, prompts: Sequence[str] | Sequence[Sequence[Message]], max_prompt_tokens: int | None = None
+    ) -> Ragged:
+        """int32 ids of prompts, ready to be continued.
+
+        Strings get the tokenizer's special tokens but no eos at their end; message lists the chat template with its
+        generation prompt. A prompt longer than max_prompt_tokens keeps its last tokens, as TRL does.
+
+        Raises DataError for a prompt without any token, and for messages where there is no chat template.
+        """
+        if len(prompts) and not isinstance(prompts[0], str):
+            ids = self.encode(self.render(prompts, generation=True), special=False)  # type: ignore[arg-type]
+        else:
+            ids = [self._open_ended(row) for row in self.encode(prompts, special=True)]  # type: ignore[arg-type]
+        for index, row in enumerate(ids):
+            if not row:
+                raise DataError(f"prompt {index} of {len(ids)} has no tokens: {prompts[index]!r}.")
+        return to_ragged(ids if max_prompt_tokens is None else [row[-max_prompt_tokens:] for row in ids])
+
+    def decode(self, ids: Ragged) -> list[str]:
+        """The text of each row, special tokens left out."""
+        values, offsets = ids.values.tolist(), ids.offsets.tolist()
+        rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
+        return self.inner.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def render(self, conversations: Sequence[Sequence[Message]], *, generation: bool) -> list[str]:
+        """Conversations as text, by the tokenizer's chat template; generation: up to where the assistant begins."""
+        if not self.inner.chat_template:
+            raise DataError(
+                f"{self.base}: message lists need a chat template, and its tokenizer has none. "
+                "Fix: prompts that are strings, or a Model with a chat template."
+            )
+        made = self.inner.apply_chat_template(
+            [list(c) for c in conversations], tokenize=False, add_generation_prompt=generation
+        )
+        return made  # type: ignore[return-value]
+
+    def encode_pairs(self, prompts: Sequence[str], completions: Sequence[str]) -> Pairs:
+        """Prompts as encode_prompts does, completions without special tokens and ended by eos; the mask is all 1."""
+        ids = [[*row, self.eos()] for row in self.encode(completions, special=False)]
+        return _pairs(self.encode_prompts(prompts), ids, [[1] * len(row) for row in ids])
+
+    def encode_texts(self, texts: Sequence[str]) -> Pairs:
+        """Plain texts: the first token (bos where the tokenizer has one) is the prompt, for nothing predicts it."""
+        ids = [self._open_ended(row) for row in self.encode(texts, special=True)]
+        answers = [[*row[1:], self.eos()] for row in ids]
+        return _pairs(to_ragged([row[:1] for row in ids]), answers, [[1] * len(row) for row in answers])
+
+    def encode_conversations(
+        self, turns: Sequence[Sequence[Message]], first: Sequence[int], assistant_only: bool
+    ) -> Pairs:
+        """Conversations whose message `first[i]` is the first of the completion.
+
+        The prompt's ids are what generation would see there. Each later stretch is tokenized by itself, as an episode
+        would append it. The mask is 1 on assistant turns up to their eos; with assistant_only=False on all turns.
+
+        Raises DataError where the template does not render a longer conversation as a continuation of a shorter one.
+        """
+        rows = [self._conversation(list(t), f, assistant_only) for t, f in zip(turns, first, strict=True)]
+        return _pairs(to_ragged([r[0] for r in rows]), [r[1] for r in rows], [r[2] for r in rows])
+
+    def eos(self) -> int:
+        """The id that is put at the end of a demonstration."""
+        if not isinstance(self.inner.eos_token_id, int):
+            raise DataError(f"{self.base}: its tokenizer has no eos token. Fix: eos_token in tokenizer_config.json.")
+        return self.inner.eos_token_id
+
+    def _open_ended(self, ids: list[int]) -> list[int]:
+        """Without the eos that some tokenizers put behind every text."""
+        return ids[:-1] if ids and ids[-1] == self.inner.eos_token_id else ids
+
+    def _conversation(self, turns: list[Message], first: int, assistant_only: bool) -> tuple[list[int], ...]:
+        stretches = self._stretches(turns, first)
+        parts = self.encode([text for text, _ in stretches], special=False)
+        ids: list[int] = []
+        mask: list[int] = []
+        for part, (_, spoken) in zip(parts[1:], stretches[1:], strict=True):
+            trained = self._up_to_eos(part) if spoken else 0
+            ids += part
+            mask += [1] * len(part) if not assistant_only else [1] * trained + [0] * (len(part) - trained)
+        end = self._up_to_eos(ids)
+        if not end or ids[end - 1] not in self.eos_ids:
+            return parts[0], [*ids, self.eos()], [*mask, 1]
+        return parts[0], ids[:end], mask[:end]
+
+    def _stretches(self, turns: list[Message], first: int) -> list[tuple[str, bool]]:
+        """The rendered text cut where the assistant begins and ends, and whether the assistant speaks in each part."""
+        parts: list[tuple[str, bool]] = []
+        done = ""
+        for index in range(first, len(turns)):
+            spoken = turns[index]["role"] == "assistant"
+            if spoken or index == first:
+                done = self._cut(parts, done, self.render([turns[:index]], generation=spoken)[0], False)
+            done = self._cut(parts, done, self.render([turns[: index + 1]], generation=False)[0], spoken)
+        return parts
+
+    def _cut(self, parts: list[tuple[str, bool]], done: str, text: str, spoken: bool) -> str:
+        if not text.startswith(done):
+            raise DataError(
+                f"{self.base}: the chat template renders earlier turns differently once later ones follow, so a "
+                f"conversation cannot be cut into turns. Fix: one assistant turn a row, or another template."
+            )
+        if len(text) > len(done) or not parts:
+            parts.append((text[len(done) :], spoken))
+        return text
+
+    def _up_to_eos(self, ids: list[int]) -> int:
+        """How many tokens there are up to the last eos, itself included; all where there is none."""
+        ends = [i for i, token in enumerate(ids) if token in self.eos_ids]
+        return ends[-1] + 1 if ends else len(ids)
+
+
+def load_tokenizer(base: str) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        inner = AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{base}: expected a directory with a tokenizer: {str(error).splitlines()[0]}") from error
+    ends = _generation_eos(base) or {inner.eos_token_id} - {None}
+    return Tokenizer(base, inner, frozenset(ends))
+
+
+def vocabulary_hash(base: str) -> str:
+    """16 hex digits that are the same for tokenizers whose ids mean the same tokens."""
+    pairs = sorted(load_tokenizer(base).inner.get_vocab().items())
+    return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=8).hexdigest()
+
+
+def prompts_of(column: pa.Array) -> list[str] | list[list[Message]]:
+    """A prompt column as Python: strings, or lists of messages."""
+    values = column.to_pylist()
+    if not is_conversational(column.type):
+        return values
+    return [[_without_nulls(message) for message in row] for row in values]
+
+
+def is_conversational(kind: pa.DataType) -> bool:
+    """Whether prompts of this type are lists of messages."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
+    """int32 rows of any lengths, packed."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    values = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
+    return Ragged(values, offsets)
+
+
+def _pairs(prompt: Ragged, completions: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> Pairs:
+    completion = to_ragged(completions)
+    return Pairs(prompt=prompt, completion=completion, mask=completion.like(to_ragged(masks).values.astype(np.uint8)))
+
+
+def _without_nulls(message: Message) -> Message:
+    """Arrow gives every message the fields of all messages; a template must see only its own."""
+    return {name: value for name, value in message.items() if value is not None or name in ("role", "content")}
+
+
+def _generation_eos(base: str) -> set[int]:
+    """eos_token_id of generation_config.json: one id, several, or none."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        base,
+        "generation_config.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found is None:
+        return set()
+    ends = json.loads(Path(found).read_text()).get("eos_token_id")
+    return set(ends) if isinstance(ends, list) else {ends} - {None}

@@ -1,0 +1,134 @@
+"""Reward functions as users write them: TRL's signature, and verl's through an adapter.
+
+Owns: the type, which dataset columns a function wants, its name, the adapter. Does not own: calling the functions
+(operators/kernels/scoring.py), nor the rewards of procedural tasks (operators/tasks.py).
+
+A function is called with keywords only: `prompts`, `completions`, `completion_ids`, dataset columns by name, and
+`log_metric` and `log_extra` where it declares them. It returns one number for each completion; None: does not apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataflow.errors import Fault, GraphError
+from operators.tasks import text_of
+
+RewardFn = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
+"""Sequence and not list: lists are invariant, and a type checker would refuse every function `-> list[float]`."""
+
+PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
+"""Keywords that are not dataset columns."""
+
+EVERY_COLUMN = "*"
+_VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """The keywords that a function takes. everything: it has **kwargs."""
+
+    names: tuple[str, ...]
+    required: frozenset[str]
+    everything: bool
+
+    def takes(self, name: str) -> bool:
+        """Whether the function can be called with this keyword."""
+        return self.everything or name in self.names
+
+
+def wants(fn: RewardFn) -> Wants:
+    """What a reward function's signature asks for. Raises GraphError where it cannot be called with keywords."""
+    name = reward_name(fn)
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise _unfit(name, f"expected a function with a signature, found {fn!r}") from error
+    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+        raise _unfit(name, "expected parameters that can be given by keyword, found positional-only ones")
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = frozenset(p.name for p in named if p.default is p.empty)
+    if "trainer_state" in required:
+        raise _unfit(name, "it needs trainer_state, which only TRL's trainer has")
+    names = tuple(p.name for p in named if p.name != "trainer_state")
+    return Wants(names=names, required=required, everything=any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
+def reward_columns(fn: RewardFn) -> tuple[str, ...]:
+    """The dataset columns that a function wants by name; `*` at the end where it takes all (**kwargs)."""
+    asked = wants(fn)
+    columns = tuple(name for name in asked.names if name not in PASSED)
+    return (*columns, EVERY_COLUMN) if asked.everything else columns
+
+
+def reward_name(fn: RewardFn) -> str:
+    """The name under which a function is logged: its own, or its class's."""
+    if isinstance(fn, functools.partial):
+        return reward_name(fn.func)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return "lambda" if name == "<lambda>" else name
+
+
+def reward_names(fns: Iterable[RewardFn]) -> tuple[str, ...]:
+    """Names in order; the second of a name gets the suffix _2."""
+    found: list[str] = []
+    for name in map(reward_name, fns):
+        taken = (f"{name}_{i}" for i in range(2, len(found) + 2) if f"{name}_{i}" not in found)
+        found.append(name if name not in found else next(taken))
+    return tuple(found)
+
+
+def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
+    """A function of verl, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as a RewardFn.
+
+    It returns a number, or a dict with `score` whose other numbers become metrics; it may be async. Reads the columns
+    of verl's Parquet: data_source, reward_model (its ground_truth) and extra_info where there is one.
+    """
+
+    def calls(completions: Sequence[Any], data_source: Any, reward_model: Any, extra_info: Any) -> list[Any]:
+        infos = extra_info if extra_info is not None else [None] * len(completions)
+        truths = [model["ground_truth"] for model in reward_model]
+        rows = zip(data_source, map(text_of, completions), truths, infos, strict=True)
+        return [compute_score(**dict(zip(_VERL_ARGUMENTS, row, strict=True))) for row in rows]
+
+    def score(
+        completions: Sequence[Any],
+        data_source: Sequence[str],
+        reward_model: Sequence[dict[str, Any]],
+        log_metric: Callable[[str, float], None],
+        extra_info: Sequence[dict[str, Any] | None] | None = None,
+    ) -> list[float | None]:
+        return [_score(made, log_metric) for made in calls(completions, data_source, reward_model, extra_info)]
+
+    async def score_async(
+        completions: Sequence[Any],
+        data_source: Sequence[str],
+        reward_model: Sequence[dict[str, Any]],
+        log_metric: Callable[[str, float], None],
+        extra_info: Sequence[dict[str, Any] | None] | None = None,
+    ) -> list[float | None]:
+        made = await asyncio.gather(*calls(completions, data_source, reward_model, extra_info))
+        return [_score(one, log_metric) for one in made]
+
+    adapted = score_async if inspect.iscoroutinefunction(compute_score) else score
+    adapted.__name__ = reward_name(compute_score)
+    return adapted
+
+
+def _score(made: Any, log_metric: Callable[[str, float], None]) -> float | None:
+    if not isinstance(made, dict):
+        return made
+    for name, value in made.items():
+        if name != "score" and isinstance(value, int | float):
+            log_metric(name, float(value))
+    return made["score"]
+
+
+def _unfit(name: str, problem: str) -> GraphError:
+    fix = "def reward(completions, **kwargs) -> list[float]"
+    return GraphError(Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix))

@@ -1,0 +1,131 @@
+"""Tasks made by reasoning-gym: their rows as a data source, and their scorers as reward functions.
+
+Owns: the `reasoning_gym:` form of a `data` argument and the rewards that go with it. Does not own: any task, which is
+the library's, nor how rows are drawn (operators/kernels/data.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pyarrow as pa
+
+from dataflow.errors import DataError, nearest
+
+PREFIX = "reasoning_gym:"
+_COLUMNS = {name: pa.utf8() for name in ("prompt", "answer", "entry", "task")}
+_HELD_OUT_TENTH = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task of the library with its settings. suffix: text put after each question, to end it."""
+
+    name: str
+    settings: tuple[tuple[str, Any], ...]
+    suffix: str = ""
+
+
+def is_task(data: str) -> bool:
+    """Whether a `data` argument names a task and not a file."""
+    return data.startswith(PREFIX)
+
+
+def task_columns(data: str) -> dict[str, pa.DataType]:
+    """prompt: the question; answer; entry: the whole entry as JSON; task: its name and settings, for the scorer."""
+    _parse(data.removeprefix(PREFIX))
+    return dict(_COLUMNS)
+
+
+def task_table(data: str, split: str | None = None) -> pa.Table:
+    """The rows of `reasoning_gym:<task>?size=1000&seed=7&<setting>=<value>&suffix=%0A`.
+
+    `seed` defaults to 0. Splits are by content, since rows of different seeds overlap (item i uses seed + i): `test`
+    is a tenth of the questions by a hash of their case-folded text, `train` the others.
+
+    Raises DataError for an unknown task, setting or split, and where the library is not installed.
+    """
+    spec = data.removeprefix(PREFIX)
+    if split not in (None, "train", "test"):
+        raise DataError(f"{data}: expected split 'train' or 'test' of a task, found {split!r}. Fix: split='train'.")
+    task = _parse(spec)
+    made = _dataset(spec)
+    entries = [made[index] for index in range(len(made))]
+    chosen = [e for e in entries if split is None or _held_out(e["question"]) == (split == "test")]
+    rows = [(e["question"] + task.suffix, e["answer"], json.dumps(e), spec) for e in chosen]
+    return pa.table({name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(_COLUMNS.items())})
+
+
+def exact_match(completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]) -> list[float]:
+    """1.0 where the task's scorer gives full marks, else 0.0.
+
+    Compared in double precision: partial credit can sum to 0.9999999999999999, which as float32 is 1.0, and a policy
+    finds and exploits that.
+    """
+    return [1.0 if score == 1.0 else 0.0 for score in task_score(completions, entry, task)]
+
+
+def task_score(completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]) -> list[float]:
+    """The task's own score with its partial credit, 0.0 to 1.0; as a reward it may teach what full marks do not."""
+    rows = zip(completions, entry, task, strict=True)
+    return [float(_dataset(t).score_answer(text_of(c), json.loads(e))) for c, e, t in rows]
+
+
+def text_of(completion: Any) -> str:
+    """A completion's text: itself, or the content of its last message."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def _held_out(question: str) -> bool:
+    digest = hashlib.blake2b(question.casefold().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % 10 == _HELD_OUT_TENTH
+
+
+def _parse(spec: str) -> Task:
+    name, _, query = spec.partition("?")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    suffix = settings.pop("suffix", "")
+    return Task(name=name, settings=tuple((key, _value(text)) for key, text in settings.items()), suffix=suffix)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+@functools.lru_cache(maxsize=16)
+def _dataset(spec: str) -> Any:
+    """The library's object for a task, which makes entries and scores answers; made once a process."""
+    task = _parse(spec)
+    try:
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ModuleNotFoundError as error:
+        raise DataError(f"{PREFIX}{spec}: needs reasoning-gym. Fix: pip install 'dataflow-rl[tasks]'.") from error
+    _check(task, DATASETS)
+    try:
+        return create_dataset(task.name, **{"seed": 0} | dict(task.settings))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DataError(f"{PREFIX}{spec}: the task refuses these settings: {error}.") from error
+
+
+def _check(task: Task, known: Any) -> None:
+    if task.name not in known:
+        near = nearest(task.name, known)
+        fix = f" Fix: {PREFIX}{near}." if near else ""
+        raise DataError(f"{PREFIX}{task.name}: expected a task of reasoning-gym, found {task.name!r}.{fix}")
+    settings = [field.name for field in fields(known[task.name][1])]
+    for name, _ in task.settings:
+        if name not in settings:
+            near = nearest(name, settings)
+            raise DataError(
+                f"{PREFIX}{task.name}: unknown setting {name!r}; there are: {', '.join(settings)}, suffix."
+                + (f" Fix: {near}=." if near else "")
+            )
