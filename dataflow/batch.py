@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -132,7 +133,9 @@ class Batch:
         return self.records.nbytes
 
     @staticmethod
-    def make(keys: Keys, columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence], schema: type[Schema]) -> Batch:
+    def make(
+        keys: Keys, columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence], schema: type[Schema]
+    ) -> Batch:
         """Build from columns; those named in the schema are brought to its types, others keep their own.
 
         Raises DataError where a column cannot be brought to its type, has another length, or where a required
@@ -218,7 +221,7 @@ def ragged(array: pa.Array) -> Ragged:
     return Ragged(values, offsets - offsets[0] if offsets[0] else offsets)
 
 
-def list_array(values: np.ndarray | pa.Array, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
+def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
     """The inverse of `ragged`: a LargeList array on these buffers, its items non-null where none is null."""
     items = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
     field = pa.field("item", items.type, nullable=bool(items.null_count))
@@ -226,7 +229,7 @@ def list_array(values: np.ndarray | pa.Array, offsets: np.ndarray, kind: pa.Data
     return pa.LargeListArray.from_arrays(starts, items, type=pa.large_list(field))
 
 
-def _array(name: str, data: pa.Array | np.ndarray | Ragged | Sequence, want: pa.Field | None) -> pa.Array:
+def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
     """One column brought to the wanted field's type, if there is one."""
     if isinstance(data, Ragged):
         kind = want.type.value_type if want is not None and pa.types.is_large_list(want.type) else None

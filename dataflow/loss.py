@@ -186,7 +186,9 @@ def loss_function(
     values = list(signature.parameters.values())[1:]
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     return LossFunction(
-        path=f"{fn.__module__}:{fn.__qualname__}" if importable(fn) else f"{fn.__module__}:{fn.__qualname__}@{id(fn):x}",
+        path=f"{fn.__module__}:{fn.__qualname__}"
+        if importable(fn)
+        else f"{fn.__module__}:{fn.__qualname__}@{id(fn):x}",
         name=name or fn.__name__,
         scope=scope,
         head=head,
@@ -250,9 +252,7 @@ class _LossDecorator:
         return LossDeclaration(loss_function(fn, **self._options), signature.replace(parameters=parameters))
 
 
-def loss(
-    *, scope: LossScope = "token", head: Literal["lm", "scalar"] = "lm", entropy: bool = False
-) -> _LossDecorator:
+def loss(*, scope: LossScope = "token", head: Literal["lm", "scalar"] = "lm", entropy: bool = False) -> _LossDecorator:
     """Declare a user's loss: `@loss(scope="token") def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
 
     scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether

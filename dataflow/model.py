@@ -52,9 +52,15 @@ class Model:
 
 def _model_fault(model: Model) -> tuple[str, str]:
     if not isinstance(model.base, str) or not model.base:
-        return f"expected a model directory or name as its base, found {model.base!r}", 'Model("policy", "path/to/model")'
+        return (
+            f"expected a model directory or name as its base, found {model.base!r}",
+            'Model("policy", "path/to/model")',
+        )
     if model.follows is not None and model.trainable:
-        return "a follower is written by its leader, and trainable=True gives it a second writer", "trainable=False, or no follows="
+        return (
+            "a follower is written by its leader, and trainable=True gives it a second writer",
+            "trainable=False, or no follows=",
+        )
     if not 0.0 < model.rate <= 1.0:
         return f"expected a rate in (0, 1], found {model.rate}", "rate=1.0 to copy"
     return ("", "") if model.every >= 1 else (f"expected every >= 1, found {model.every}", "every=1")

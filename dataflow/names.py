@@ -54,6 +54,6 @@ PEER_NAMES: dict[str, tuple[str, str]] = {
     "reward_funcs": ("the first argument: reward([f, g], rollout)", "TRL"),
     "scale_rewards": ("scale", "TRL"),
     "norm_adv_by_std_in_grpo": ("scale", "verl"),
-    "ref_model": ("reference=logprobs(Model(\"reference\", base), rollout)", "several systems"),
+    "ref_model": ('reference=logprobs(Model("reference", base), rollout)', "several systems"),
     "do_sample": ("temperature=0.0 for greedy decoding", "transformers"),
 }

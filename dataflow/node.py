@@ -74,7 +74,7 @@ class Node:
     def parents(self) -> tuple[Node, ...]:
         """The nodes that this one needs: those behind its inputs, then the writers of Buffers that it reads."""
         writers = [s.writer for s in self.states.values() if isinstance(s, Buffer)]
-        return tuple(dict.fromkeys([*(port.node for port in self.inputs.values()), *writers]))
+        return (*(port.node for port in self.inputs.values()), *writers)
 
     def rebuilt(self, inputs: Mapping[str, Port[Any]], states: Mapping[str, State] | None = None) -> Node:
         """This node on other inputs; the same object where nothing changed."""

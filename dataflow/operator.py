@@ -73,7 +73,8 @@ class Input:
 
     rows: `rows` (the same rows as the first input) or `parent` (an ancestor's rows, looked up by key).
     columns: those that are read; None means all that the schema declares.
-    ancestors: columns read from whatever the rows descend from (dataset columns, the prompt).
+    ancestors: columns read from whatever the rows descend from (dataset columns, the prompt); `ancestors_from` names a
+    parameter that lists further ones, `*` for all of them.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Input:
     optional: bool = False
     columns: tuple[str, ...] | None = None
     ancestors: tuple[str, ...] = ()
+    ancestors_from: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,8 @@ class Operator:
     writes: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kernel name -> module:Class, in order of preference."""
+    keeps: Literal["rows", "groups", "pairs"] | None = None
+    """Of an operator that says which rows stay: any rows, whole groups only, or two rows of each group."""
     schedulable: tuple[str, ...] = ()
     """Parameters that take a schedule of the Step."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)

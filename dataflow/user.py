@@ -20,6 +20,7 @@ from dataflow.operator import Input, Operator, Same, Scope, call_site, refuse_un
 from dataflow.schema import Schema
 
 S = TypeVar("S", bound=Schema)
+S_co = TypeVar("S_co", bound=Schema, covariant=True)
 A = TypeVar("A", bound=Schema)
 B = TypeVar("B", bound=Schema)
 C = TypeVar("C", bound=Schema)
@@ -28,10 +29,10 @@ R = TypeVar("R")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 
-HOST_KERNEL = "operators.kernels.host:UserFunction"
+HOST_KERNEL = "operators.kernels.host:ColumnFunction"
 
 
-class Columns(Generic[S]):
+class Columns(Generic[S_co]):
     """The columns of one port as NumPy views, rows by (position, sample).
 
     `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an object array. Memory is
@@ -41,7 +42,7 @@ class Columns(Generic[S]):
 
     __slots__ = ("batch", "schema")
 
-    def __init__(self, batch: Batch, schema: type[S]) -> None:
+    def __init__(self, batch: Batch, schema: type[S_co]) -> None:
         self.batch = batch
         self.schema = schema
 
@@ -63,7 +64,7 @@ class Columns(Generic[S]):
         """int64 [rows]: 0 for the rows of the first prompt, 1 for those of the next, and so on."""
         return np.unique(self.batch.keys.position, return_inverse=True)[1]
 
-    def set(self, **columns: np.ndarray | Ragged | Sequence[Any]) -> Columns[S]:
+    def set(self, **columns: np.ndarray | Ragged | Sequence[Any]) -> Columns[S_co]:
         """The same rows with these columns put in the place of those of the same name."""
         kept = {name: self.batch.array(name) for name in self.batch.names}
         return Columns(Batch.make(self.batch.keys, kept | columns, self.schema), self.schema)
@@ -146,6 +147,46 @@ class _OperatorDecorator:
         schema = _schema(fn, parameter.name, parameter.annotation)
         ancestors = tuple(self._reads.get(parameter.name, ()))
         return Input(name=parameter.name, schema=schema, ancestors=ancestors)
+
+
+def column_operator(
+    fn: Callable[..., Any],
+    path: str,
+    *,
+    name: str,
+    scope: Scope = "row",
+    columns: Mapping[str, tuple[str, ...]] | None = None,
+    parent: Sequence[str] = (),
+    variadic: Input | None = None,
+    keeps: Any = None,
+) -> Operator:
+    """Declare one of the vocabulary's own operators from its function on columns.
+
+    columns: for each input, the columns that the function really reads (all that its schema declares where it is not
+    named). parent: inputs on an ancestor's rows. keeps: as in Operator.
+    """
+    typed = inspect.signature(fn, eval_str=True)
+    inputs = []
+    for p in typed.parameters.values():
+        if p.kind is p.POSITIONAL_OR_KEYWORD:
+            reads = (columns or {}).get(p.name)
+            relation = "parent" if p.name in parent else "rows"
+            inputs.append(Input(name=p.name, schema=_schema(fn, p.name, p.annotation), rows=relation, columns=reads))
+    first = inputs[0] if inputs else variadic
+    assert first is not None
+    return Operator(
+        path=path,
+        name=name,
+        work="host",
+        scope=scope,
+        rows=Same(first.name if inputs else f"{first.name}0"),
+        inputs=tuple(inputs),
+        variadic=variadic,
+        outputs=(_schema(fn, "the return value", typed.return_annotation),),
+        kernels={"host": HOST_KERNEL},
+        keeps=keeps,
+        function=fn,
+    )
 
 
 def operator(*, scope: Scope = "row", reads: Mapping[str, Sequence[str]] | None = None) -> _OperatorDecorator:

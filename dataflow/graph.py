@@ -1,0 +1,190 @@
+"""Graphs: the nodes reachable from their sinks, and rewrites of them.
+
+Owns: reachability, order, look-up by name, and the two rewrites `replace` and `extend`,
+which return the same object for whatever did not change. Does not own: any rule about
+what a graph may be (check.py); a Graph may be wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from dataflow.errors import Fault, GraphError, Origin, nearest
+from dataflow.model import Buffer, State
+from dataflow.node import Node, Port
+from dataflow.operator import call_site
+from dataflow.schema import Schema
+
+S = TypeVar("S", bound=Schema)
+
+
+class Graph:
+    """An algorithm. `nodes` are in the order in which they can run, inputs before users."""
+
+    __slots__ = ("digest", "name", "nodes", "origin", "sinks")
+
+    def __init__(self, name: str, *sinks: Node, origin: Origin | None = None) -> None:
+        self.name = name
+        self.origin = origin or call_site()
+        self.sinks = sinks
+        for sink in sinks:
+            _require_sink(self, sink)
+        self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
+        self.digest = _digest(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
+
+    def node(self, name: str) -> Node:
+        """The node of that name. Raises GraphError with the names there are."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise GraphError(self._unknown("node", name))
+
+    def port(self, name: str, schema: type[S], index: int = 0) -> Port[S]:
+        """The output of a node, checked against the schema that the caller expects."""
+        node = self.node(name)
+        if not node.schemas:
+            problem, fix = f"{node.operator.name} has no output", "name a node that is no sink"
+            raise GraphError(Fault(rule="port", where=f"port {name!r}", problem=problem, fix=fix, origin=call_site()))
+        if not issubclass(node.schemas[index], schema):
+            problem = f"expected {schema.__name__}, found {node.schemas[index].__name__}"
+            fix = f"g.port({name!r}, {node.schemas[index].__name__})"
+            raise GraphError(Fault(rule="port", where=f"port {name!r}", problem=problem, fix=fix, origin=call_site()))
+        return Port(node, index)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Every State that a node reads or writes, and those that they follow, in order of first use."""
+        found: dict[State, None] = {}
+        for node in self.nodes:
+            for state in node.states.values():
+                leader = getattr(state, "follows", None)
+                if leader is not None:
+                    found.setdefault(leader)
+                found.setdefault(state)
+        return tuple(found)
+
+    def users(self, node: Node) -> tuple[Node, ...]:
+        """The nodes with an input from this one."""
+        return tuple(n for n in self.nodes if any(p.node is node for p in n.inputs.values()))
+
+    def replace(self, **ports: Port[Any] | tuple[Port[Any], ...]) -> Graph:
+        """Everything that read node `name` reads the given port instead; the same Graph where nothing changed.
+
+        A node with several outputs takes a tuple of ports. The new ports may stand on nodes of this graph, the
+        replaced one among them: what they stand on is left as it is. Raises GraphError for an unknown node.
+        """
+        given: dict[str, tuple[Port[Any], ...]] = {}
+        for name, value in ports.items():
+            if not any(n.name == name for n in self.nodes):
+                raise GraphError(self._unknown("replace", name))
+            given[name] = value if isinstance(value, tuple) else (value,)
+            _require_outputs(self.node(name), given[name])
+        return self._rewritten(given)
+
+    def extend(self, *sinks: Node) -> Graph:
+        """The graph with further sinks, which run after those it has; the same Graph where there are none."""
+        return Graph(self.name, *self.sinks, *sinks, origin=self.origin) if sinks else self
+
+    def renamed(self, name: str) -> Graph:
+        """The same graph under another name."""
+        return self if name == self.name else Graph(name, *self.sinks, origin=self.origin)
+
+    def _rewritten(self, given: Mapping[str, tuple[Port[Any], ...]]) -> Graph:
+        kept = {id(n) for n in _reach([p.node for new in given.values() for p in new])}
+        new: dict[int, Node] = {}
+
+        def port(old: Port[Any]) -> Port[Any]:
+            if old.node.name in given:
+                return given[old.node.name][old.index]
+            node = new.get(id(old.node), old.node)
+            return old if node is old.node else Port(node, old.index)
+
+        for node in self.nodes:
+            if id(node) in kept:
+                continue
+            states = {k: _moved(s, new) for k, s in node.states.items()}
+            new[id(node)] = node.rebuilt({k: port(p) for k, p in node.inputs.items()}, states)
+        sinks = tuple(new.get(id(s), s) for s in self.sinks)
+        return (
+            self
+            if all(a is b for a, b in zip(sinks, self.sinks, strict=True))
+            else Graph(self.name, *sinks, origin=self.origin)
+        )
+
+    def _unknown(self, what: str, name: str) -> Fault:
+        known = sorted(n.name for n in self.nodes)
+        near = nearest(name, known)
+        fix = f"{near!r}" if near else "one of these names"
+        where = f"{what} {name!r}" if what == "node" else what
+        problem = f"no node {name!r}; nodes: {', '.join(known)}"
+        return Fault(rule="name", where=where, problem=problem, fix=fix, origin=call_site())
+
+
+def _moved(state: State, new: Mapping[int, Node]) -> State:
+    """A Buffer whose writer was rebuilt, on the new writer."""
+    if isinstance(state, Buffer) and id(state.writer) in new and new[id(state.writer)] is not state.writer:
+        return Buffer(state.name, writer=new[id(state.writer)])
+    return state
+
+
+def _reach(roots: Any) -> Iterator[Node]:
+    """The nodes reachable from the roots, each after all that it stands on; iterative, for graphs of any depth."""
+    done: set[int] = set()
+    stack: list[tuple[Node, Iterator[Node]]] = []
+    for root in roots:
+        if id(root) in done:
+            continue
+        done.add(id(root))
+        stack.append((root, iter(root.parents)))
+        while stack:
+            node, parents = stack[-1]
+            parent = next((p for p in parents if id(p) not in done), None)
+            if parent is None:
+                stack.pop()
+                yield node
+            else:
+                done.add(id(parent))
+                stack.append((parent, iter(parent.parents)))
+
+
+def _require_sink(graph: Graph, sink: object) -> None:
+    if isinstance(sink, Node):
+        return
+    found = f"a Port of {sink.node.name!r}" if isinstance(sink, Port) else f"{type(sink).__name__} {sink!r:.60}"
+    fix = "give what train(...), evaluate(...) or record(...) returned; what sinks do not reach is not in the graph"
+    problem = f"expected sinks, found {found}"
+    raise GraphError(Fault(rule="call", where=f"Graph {graph.name!r}", problem=problem, fix=fix, origin=graph.origin))
+
+
+def _require_outputs(node: Node, ports: tuple[Port[Any], ...]) -> None:
+    for port in ports:
+        if not isinstance(port, Port):
+            problem = f"expected the output of an operator, found {type(port).__name__} {port!r:.60}"
+            fault = Fault(
+                rule="call", where=f"replace {node.name!r}", problem=problem, fix="pass a Port", origin=call_site()
+            )
+            raise GraphError(fault)
+    if len(ports) != len(node.schemas):
+        problem = f"it has {len(node.schemas)} outputs, found {len(ports)} in their place"
+        fix = "replace a node by as many ports as it has outputs (sinks cannot be replaced: build the Graph anew)"
+        raise GraphError(
+            Fault(rule="call", where=f"replace {node.name!r}", problem=problem, fix=fix, origin=call_site())
+        )
+
+
+def _digest(graph: Graph) -> str:
+    h = hashlib.blake2b(graph.name.encode(), digest_size=16)
+    for sink in graph.sinks:
+        h.update(sink.digest.encode())
+    return h.hexdigest()

@@ -1,0 +1,89 @@
+"""The cut: which nodes run any time, and which see exactly the rows of one Step.
+
+Owns: the regions of a graph, derived from scopes, States and lags. Does not own: the
+decision which finished rows form a Step (engine/coordinator/intake.py).
+
+    stream      row and group scope, any time; what a source feeds before the cut
+    step        batch scope, lag-0 forward readers of a trained Model, every train node, and all below them
+    evaluation  what only evaluate nodes need; outside of admission, at one version
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Node, Port
+
+Region = Literal["stream", "step", "evaluation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """`of` maps a node's name to its region. `cut` are the ports that cross from stream to step."""
+
+    of: dict[str, Region]
+    why: dict[str, str]
+    """For each node of the step region, why it stands below the cut."""
+    cut: tuple[Port, ...]
+
+
+def regions(graph: Graph) -> Regions:
+    """Derive the regions. A node that both evaluation and training reach is in the training's region."""
+    trained = trained_models(graph)
+    training = _above(graph, [s for s in graph.sinks if s.operator.work != "evaluate"])
+    of: dict[str, Region] = {}
+    why: dict[str, str] = {}
+    for node in graph.nodes:
+        if id(node) not in training:
+            of[node.name] = "evaluation"
+            continue
+        reason = _below_cut(node, of, trained)
+        of[node.name] = "step" if reason else "stream"
+        if reason:
+            why[node.name] = reason
+    crossing = {}
+    for node in graph.nodes:
+        if of[node.name] == "step":
+            for port in node.inputs.values():
+                if of[port.node.name] == "stream":
+                    crossing.setdefault((id(port.node), port.index), port)
+    return Regions(of=of, why=why, cut=tuple(crossing.values()))
+
+
+def trained_models(graph: Graph) -> set[str]:
+    """Names of the Models that change during a run: those that are trained, and their followers."""
+    written = {
+        s.name for n in graph.nodes for p, s in n.states.items() if p in n.operator.writes and isinstance(s, Model)
+    }
+    models = [s for s in graph.states if isinstance(s, Model)]
+    return written | {m.name for m in models if m.follows is not None and m.follows.name in written}
+
+
+def _above(graph: Graph, sinks: list[Node]) -> set[int]:
+    """Ids of the nodes that these sinks stand on, the sinks included."""
+    found: set[int] = set()
+    stack = list(sinks)
+    while stack:
+        node = stack.pop()
+        if id(node) not in found:
+            found.add(id(node))
+            stack.extend(node.parents)
+    return found
+
+
+def _below_cut(node: Node, of: dict[str, Region], trained: set[str]) -> str:
+    """Why a node belongs to the step region; empty where it does not."""
+    if node.operator.work in ("train", "record", "store"):
+        return "it is a sink of the Step"
+    if node.operator.scope == "batch":
+        return "batch scope: it needs every row of the Step"
+    if node.operator.work == "forward" and node.params.get("max_lag", 0) == 0:
+        for param in node.operator.reads:
+            state = node.states.get(param)
+            if isinstance(state, Model) and state.name in trained:
+                return f"it reads {state.name!r} at lag 0: the version that the Step starts from"
+    above = [p.node.name for p in node.inputs.values() if of.get(p.node.name) == "step"]
+    return f"it reads {above[0]!r}, which is below the cut" if above else ""

@@ -1,0 +1,107 @@
+"""Which rows a port stands on.
+
+Owns: domains, the sets of rows that relations derive from one another. Does not own: the
+rules that compare them (rules/rows.py), nor the coordinator's tables of arrived rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dataflow.graph import Graph
+from dataflow.node import Node, Port
+from dataflow.operator import Expand, Fresh, Nothing, Same, Subset
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Domain:
+    """A set of rows. Two ports stand on the same rows exactly where they have the same Domain object.
+
+    kind: `source` (fresh rows), `expand` (`factor` rows for each of the parent's), `subset` (some of the parent's).
+    keeps: of a subset, whether whole groups stay (`groups`), any rows (`rows`) or two of each group (`pairs`).
+    """
+
+    node: Node
+    kind: Literal["source", "expand", "subset"]
+    parent: Domain | None = None
+    factor: int = 1
+    keeps: Literal["rows", "groups", "pairs"] = "rows"
+
+    @property
+    def source(self) -> Node:
+        """The node that made the first rows of this line."""
+        return self.node if self.parent is None else self.parent.source
+
+    @property
+    def group_size(self) -> int:
+        """Rows of one prompt, as long as no selection took some away (then: at most)."""
+        if self.kind == "subset" and self.keeps == "pairs":
+            return 2
+        return self.factor * (self.parent.group_size if self.parent else 1)
+
+    @property
+    def ragged(self) -> Node | None:
+        """The selection that may have taken rows out of a group, or None where groups are whole."""
+        if self.kind == "subset" and self.keeps == "rows":
+            return self.node
+        return self.parent.ragged if self.parent else None
+
+    def ancestors(self) -> Iterator[Domain]:
+        """This domain, then its parent, and so on to the source."""
+        at: Domain | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+    def descends_from(self, other: Domain) -> bool:
+        """Whether each row here has one row there."""
+        return any(d is other for d in self.ancestors())
+
+    def describe(self) -> str:
+        """`prompts x16, kept by 'select' (line 9)`, the form used in messages."""
+        if self.parent is None:
+            return self.node.name
+        if self.kind == "expand":
+            return f"{self.parent.describe()} x{self.factor}"
+        line = f" (line {self.node.origin.line})" if self.node.origin else ""
+        return f"{self.parent.describe()}, kept by {self.node.name!r}{line}"
+
+
+class Domains:
+    """The domain of every port of a graph. Ports whose relation cannot be derived have none (a rule says so)."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._of: dict[int, Domain] = {}
+        for node in graph.nodes:
+            made = self._derive(node)
+            if made is not None:
+                self._of[id(node)] = made
+
+    def of(self, port: Port) -> Domain | None:
+        """The rows of a port."""
+        return self._of.get(id(port.node))
+
+    def of_node(self, node: Node) -> Domain | None:
+        """The rows that a node's outputs stand on; those of its first input, for a sink."""
+        return self._of.get(id(node))
+
+    def _derive(self, node: Node) -> Domain | None:
+        rows = node.operator.rows
+        if isinstance(rows, Fresh):
+            return Domain(node=node, kind="source", factor=rows.per)
+        if isinstance(rows, Nothing):
+            first = next(iter(node.inputs.values()), None)
+            return self.of(first) if first is not None else None
+        port = node.inputs.get(rows.of)
+        parent = self.of(port) if port is not None else None
+        if parent is None or isinstance(rows, Same):
+            return parent
+        if isinstance(rows, Subset):
+            assert port is not None
+            return Domain(node=node, kind="subset", parent=parent, keeps=port.node.operator.keeps or "rows")
+        assert isinstance(rows, Expand)
+        n = node.params.get(rows.n, 1)
+        n = n if isinstance(n, int) and n > 1 else 1
+        return parent if n == 1 else Domain(node=node, kind="expand", parent=parent, factor=n)

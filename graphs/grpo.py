@@ -1,0 +1,50 @@
+"""GRPO: no critic, advantages within a group (arXiv:2402.03300)."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def grpo(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    beta: float = 0.0,
+    lr: Number = 1e-6,
+    minibatches: int = 1,
+    max_lag: int = 0,
+) -> Graph:
+    """Group-relative policy optimisation.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function of TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts in a Step.
+        max_tokens: longest answer.
+        beta: weight of the KL term against the base model; 0 leaves the reference out.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates in a Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    rollout = generate(policy, prompts(data, batch=batch), n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    reference = logprobs(Model("reference", base), rollout)
+    advantage = group_advantage(rollout, score, name="advantage")
+    loss = clipped_policy_loss(advantage, reference=reference, clip=0.2, beta=beta)
+    return Graph("grpo", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))

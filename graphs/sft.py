@@ -1,0 +1,22 @@
+"""Supervised fine-tuning: the warm start before reinforcement."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.data import demonstrations
+from operators.losses import supervised_loss
+from operators.train import train
+
+
+def sft(base: str, data: str, *, batch: int = 128, lr: Number = 1e-5) -> Graph:
+    """Imitate demonstrations.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL with prompt and completion, or messages.
+        batch: rows in a Step.
+        lr: learning rate, or a schedule of the Step.
+    """
+    policy = Model("policy", base, trainable=True)
+    return Graph("sft", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr))

@@ -1,0 +1,53 @@
+"""Sources: prompts to answer, and demonstrations to imitate.
+
+Owns: the declarations. Does not own: file formats (data_files.py), reading and tokenising
+(kernels/data.py).
+"""
+
+from __future__ import annotations
+
+from dataflow.node import Node, Port
+from dataflow.operator import Fresh, Operator, declares
+from dataflow.schema import Completion, Prompt
+
+PROMPTS = Operator(
+    path="operators.data:PROMPTS",
+    name="prompts",
+    work="source",
+    rows=Fresh(),
+    outputs=(Prompt,),
+    kernels={"host": "operators.kernels.data:Prompts"},
+)
+
+DEMONSTRATIONS = Operator(
+    path="operators.data:DEMONSTRATIONS",
+    name="demonstrations",
+    work="source",
+    rows=Fresh(),
+    outputs=(Completion,),
+    kernels={"host": "operators.kernels.data:Demonstrations"},
+)
+
+
+@declares
+def prompts(
+    data: str, *, batch: int | None = None, shuffle: bool = True, split: str | None = None, name: str = "prompts"
+) -> Port[Prompt]:
+    """Prompts from a Parquet or JSONL file or folder (TRL or verl columns), or from a `reasoning_gym:` task.
+
+    batch: prompts in one Step; None makes the source finite, for evaluation only. shuffle: a new order each epoch of
+    the data. split: keep rows whose column `split` (verl: `extra_info.split`) has this value.
+    """
+    return Node(PROMPTS, name, params={"data": data, "batch": batch, "shuffle": shuffle, "split": split}).port()
+
+
+@declares
+def demonstrations(
+    data: str, *, batch: int, assistant_only: bool = True, shuffle: bool = True, name: str = "demonstrations"
+) -> Port[Completion]:
+    """Prompts with their answers (`prompt` and `completion`, or `messages`), tokenised for the Model trained on them.
+
+    batch: rows in one Step. assistant_only: mask 1 on what the assistant wrote only.
+    """
+    params = {"data": data, "batch": batch, "assistant_only": assistant_only, "shuffle": shuffle}
+    return Node(DEMONSTRATIONS, name, params=params).port()

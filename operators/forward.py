@@ -1,0 +1,67 @@
+"""Forward passes over finished completions: log-probs, values, scalar scores.
+
+Owns: the declarations. Does not own: any computation (kernels/torch/forward.py).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dataflow.model import Model
+from dataflow.node import Node, Port
+from dataflow.operator import Input, Operator, Same, declares
+from dataflow.schema import Completion, Logprobs, Reward, Values
+
+_TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
+
+
+def _forward(name: str, output: type, kernel: str) -> Operator:
+    return Operator(
+        path=f"operators.forward:{name.upper()}",
+        name=name,
+        work="forward",
+        rows=Same("rows"),
+        inputs=(Input(name="rows", schema=Completion, columns=_TOKENS),),
+        outputs=(output,),
+        reads=("model",),
+        kernels={"torch": f"operators.kernels.torch.forward:{kernel}"},
+    )
+
+
+LOGPROBS = _forward("logprobs", Logprobs, "TorchLogprobs")
+VALUES = _forward("values", Values, "TorchValues")
+SCORES = _forward("scores", Reward, "TorchScores")
+
+
+@declares
+def logprobs(
+    model: Model, rows: Port[Completion], *, temperature: float | None = None, max_lag: int = 0, name: str | None = None
+) -> Port[Logprobs]:
+    """Log-probability of each completion token under a Model; the node takes the Model's name.
+
+    temperature: None is that of the rollout, which is what a ratio needs (1.0 where it was greedy). max_lag: 0 puts the
+    node after the cut, where it sees the weights that the Step starts from; more lets it run earlier on older ones.
+    """
+    params = {"temperature": temperature, "max_lag": max_lag}
+    return Node(
+        LOGPROBS, name or _name(model, "logprobs"), states={"model": model}, inputs={"rows": rows}, params=params
+    ).port()
+
+
+@declares
+def values(model: Model, rows: Port[Completion], *, max_lag: int = 0, name: str = "values") -> Port[Values]:
+    """Expected return before each completion token, from a Model with head="scalar"."""
+    return Node(VALUES, name, states={"model": model}, inputs={"rows": rows}, params={"max_lag": max_lag}).port()
+
+
+@declares
+def scores(
+    model: Model, rows: Port[Completion], *, reads: Literal["tokens"] = "tokens", max_lag: int = 0, name: str = "scores"
+) -> Port[Reward]:
+    """One number a row from a reward Model (head="scalar"), read at the last token."""
+    params = {"reads": reads, "max_lag": max_lag}
+    return Node(SCORES, name, states={"model": model}, inputs={"rows": rows}, params=params).port()
+
+
+def _name(model: object, default: str) -> str:
+    return model.name if isinstance(model, Model) else default

@@ -1,0 +1,92 @@
+"""Rewards by the user's own functions.
+
+Owns: the declaration, and which dataset columns the functions ask for. Does not own: the
+functions' signatures (rewards.py), nor the processes that they run in (kernels/scoring.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from dataflow.errors import Fault, GraphError
+from dataflow.node import Node, Port
+from dataflow.operator import Input, Operator, Same, call_site, declares
+from dataflow.schema import Completion, Reward
+from operators.rewards import RewardFn, reward_columns
+
+REWARD = Operator(
+    path="operators.reward:REWARD",
+    name="reward",
+    work="host",
+    rows=Same("rows"),
+    inputs=(
+        Input(
+            name="rows",
+            schema=Completion,
+            columns=("completion", "completion_ids"),
+            ancestors=("prompt",),
+            ancestors_from="columns",
+        ),
+    ),
+    outputs=(Reward,),
+    kernels={"host": "operators.kernels.scoring:Reward"},
+)
+
+GROUP_REWARD = Operator(
+    path="operators.reward:GROUP_REWARD",
+    name="reward",
+    work="host",
+    scope="group",
+    rows=REWARD.rows,
+    inputs=REWARD.inputs,
+    outputs=REWARD.outputs,
+    kernels=REWARD.kernels,
+)
+
+
+@declares
+def reward(
+    fn: RewardFn | Sequence[RewardFn],
+    rows: Port[Completion],
+    *,
+    weights: Sequence[float] | None = None,
+    scope: Literal["row", "group"] = "row",
+    timeout: float = 30.0,
+    on_error: Literal["stop", "drop_group"] = "stop",
+    name: str = "reward",
+) -> Port[Reward]:
+    """A number for each completion, from one function or a weighted sum of several, each in a process of its own.
+
+    A function has TRL's signature: keywords only, `prompts`, `completions`, `completion_ids` and every dataset column by
+    name; it may be async, and answers None for a row to which it does not apply. It sees any chunk of rows; one that
+    compares completions of a prompt must say scope="group". timeout: seconds a call. on_error: what an exception, a
+    wrong length, a NaN or a time-out does.
+    """
+    fns = tuple(fn) if isinstance(fn, Sequence) else (fn,)
+    _require(fns, weights)
+    wanted = dict.fromkeys(column for f in fns for column in reward_columns(f))
+    params = {
+        "fns": fns,
+        "weights": None if weights is None else tuple(float(w) for w in weights),
+        "timeout": timeout,
+        "on_error": on_error,
+        "columns": tuple(wanted),
+    }
+    operator = GROUP_REWARD if scope == "group" else REWARD
+    return Node(operator, name, inputs={"rows": rows}, params=params).port()
+
+
+def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None) -> None:
+    bad = [f for f in fns if not callable(f)]
+    if bad or not fns:
+        problem = (
+            f"expected a function or a list of them, found {bad[0]!r:.60}" if bad else "expected a function, found none"
+        )
+        fault = Fault(rule="call", where="reward", problem=problem, fix="reward(fn, rollout)", origin=call_site())
+        raise GraphError(fault)
+    if weights is not None and len(weights) != len(fns):
+        problem = f"{len(fns)} functions with {len(weights)} weights"
+        raise GraphError(
+            Fault(rule="call", where="reward", problem=problem, fix="one weight a function", origin=call_site())
+        )

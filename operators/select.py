@@ -1,0 +1,138 @@
+"""Selection: the only operator that removes rows, and the columns that say what stays.
+
+Owns: the declarations and the formulas of `mixed_groups` and `best_of`. Does not own: how
+removed rows are made up for (refill is the coordinator's).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from dataflow.errors import Fault, GraphError
+from dataflow.node import Node, Port
+from dataflow.operator import Input, Operator, Subset, call_site, declares, refuse_unknown
+from dataflow.schema import Keep, Reward, Schema
+from dataflow.user import Columns, column_operator
+
+A = TypeVar("A", bound=Schema)
+B = TypeVar("B", bound=Schema)
+C = TypeVar("C", bound=Schema)
+D = TypeVar("D", bound=Schema)
+
+
+def _mixed_groups(score: Columns[Reward], *, tolerance: float) -> Columns[Keep]:
+    reward, group = score["reward"].astype(np.float64), score.groups
+    low = np.full(group.max(initial=-1) + 1, np.inf)
+    high = np.full(len(low), -np.inf)
+    np.minimum.at(low, group, reward)
+    np.maximum.at(high, group, reward)
+    return Columns.make(Keep, like=score, keep=((high - low)[group] > tolerance).astype(np.uint8))
+
+
+def _best_of(score: Columns[Reward], *, k: int, above: float | None) -> Columns[Keep]:
+    reward, group = score["reward"], score.groups
+    order = np.lexsort((score.keys.sample, -reward, group))
+    first = np.searchsorted(group[order], group[order])
+    keep = np.zeros(len(score), dtype=np.uint8)
+    keep[order[np.arange(len(order)) - first < k]] = 1
+    if above is not None:
+        keep &= (reward > above).astype(np.uint8)
+    return Columns.make(Keep, like=score, keep=keep)
+
+
+MIXED_GROUPS = column_operator(
+    _mixed_groups,
+    "operators.select:MIXED_GROUPS",
+    name="mixed_groups",
+    scope="group",
+    columns={"score": ("reward",)},
+    keeps="groups",
+)
+BEST_OF = column_operator(
+    _best_of, "operators.select:BEST_OF", name="best_of", scope="group", columns={"score": ("reward",)}, keeps="rows"
+)
+SELECT = Operator(
+    path="operators.select:SELECT",
+    name="select",
+    work="select",
+    rows=Subset("where"),
+    inputs=(Input(name="where", schema=Keep, columns=("keep",)),),
+    variadic=Input(name="port", schema=Schema, columns=()),
+    kernels={"host": "operators.kernels.host:Select"},
+)
+
+
+@declares
+def mixed_groups(score: Port[Reward], *, tolerance: float = 0.0, name: str = "mixed_groups") -> Port[Keep]:
+    """Keep groups whose rewards differ by more than tolerance: DAPO's dynamic sampling, verl's filter_groups."""
+    return Node(MIXED_GROUPS, name, inputs={"score": score}, params={"tolerance": tolerance}).port()
+
+
+@declares
+def best_of(score: Port[Reward], *, k: int = 1, above: float | None = None, name: str = "best_of") -> Port[Keep]:
+    """Keep the k rows of each group with the greatest reward (ties: the lower sample), if above that bound."""
+    return Node(BEST_OF, name, inputs={"score": score}, params={"k": k, "above": above}).port()
+
+
+def _options(*, where: Port[Keep], refill: bool = False, max_attempts: int = 10, name: str = "select") -> None:
+    """What select takes beside its ports."""
+
+
+_SIGNATURE = inspect.signature(_options)
+
+
+@overload
+def select(
+    a: Port[A], /, *, where: Port[Keep], refill: bool = ..., max_attempts: int = ..., name: str = ...
+) -> Port[A]: ...
+@overload
+def select(
+    a: Port[A], b: Port[B], /, *, where: Port[Keep], refill: bool = ..., max_attempts: int = ..., name: str = ...
+) -> tuple[Port[A], Port[B]]: ...
+@overload
+def select(
+    a: Port[A],
+    b: Port[B],
+    c: Port[C],
+    /,
+    *,
+    where: Port[Keep],
+    refill: bool = ...,
+    max_attempts: int = ...,
+    name: str = ...,
+) -> tuple[Port[A], Port[B], Port[C]]: ...
+@overload
+def select(
+    a: Port[A],
+    b: Port[B],
+    c: Port[C],
+    d: Port[D],
+    /,
+    *,
+    where: Port[Keep],
+    refill: bool = ...,
+    max_attempts: int = ...,
+    name: str = ...,
+) -> tuple[Port[A], Port[B], Port[C], Port[D]]: ...
+def select(*ports: Any, **options: Any) -> Any:
+    """The rows of the ports for which `where` keeps; nothing else removes rows.
+
+    refill: a removed prompt gives its place in the Step back, so that the Step is full; max_attempts bounds how many
+    prompts may be tried for each place before the run stops with the reason. What comes before this node counted the
+    removed rows (a baseline), what comes after did not.
+    """
+    refuse_unknown("select", _SIGNATURE, (), options)
+    if not ports:
+        fault = Fault(
+            rule="call", where="select", problem="expected ports, found none", fix="select(rollout, where=keep)"
+        )
+        raise GraphError(fault)
+    where, name = options["where"], options.get("name", "select")
+    params = {"refill": options.get("refill", False), "max_attempts": options.get("max_attempts", 10)}
+    inputs = {"where": where} | {f"port{i}": port for i, port in enumerate(ports)}
+    schemas = tuple(port.schema if isinstance(port, Port) else Schema for port in ports)
+    node = Node(SELECT, name, inputs=inputs, params=params, schemas=schemas, origin=call_site())
+    return node.ports if len(ports) > 1 else node.port()

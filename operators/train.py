@@ -1,0 +1,115 @@
+"""Sinks: training and evaluation.
+
+Owns: the declarations. Does not own: formulas (losses.py), optimisers (optimizers.py and
+the train kernel), nor when an evaluation runs (the coordinator).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from dataflow.loss import Loss
+from dataflow.model import Model, Number
+from dataflow.node import Node, Port
+from dataflow.operator import Input, Nothing, Operator, declares
+from dataflow.schema import Completion, Reward, Schema
+
+TRAIN = Operator(
+    path="operators.train:TRAIN",
+    name="train",
+    work="train",
+    scope="batch",
+    rows=Nothing(),
+    inputs=(
+        Input(
+            name="rows",
+            schema=Completion,
+            columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"),
+        ),
+    ),
+    variadic=Input(name="loss", schema=Schema),
+    writes=("model",),
+    kernels={"torch": "operators.kernels.torch.train:TorchTrain"},
+    schedulable=("lr",),
+)
+
+EVALUATE = Operator(
+    path="operators.train:EVALUATE",
+    name="evaluate",
+    work="evaluate",
+    scope="batch",
+    rows=Nothing(),
+    inputs=(Input(name="score", schema=Reward),),
+    reads=("model",),
+    kernels={"host": "operators.kernels.host:Evaluate"},
+)
+
+Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+
+
+@declares
+def train(
+    model: Model,
+    rows: Port[Completion],
+    *,
+    loss: Loss,
+    lr: Number,
+    optimizer: Any = "adamw",
+    aggregate: Aggregate = "token_mean",
+    epochs: int = 1,
+    minibatches: int = 1,
+    clip_norm: float = 1.0,
+    start: int = 0,
+    intake: Literal["exact", "admission", "drop"] = "exact",
+    name: str | None = None,
+) -> Node:
+    """Minimise a loss over the rows of each Step: epochs * minibatches updates, one optimizer step each.
+
+    aggregate: how token terms become one number: `token_mean` over the update, `sequence_mean` of token means,
+    `sequence_sum` (mean over rows of token sums), `constant` (sum / (rows * max_tokens)). start: Steps before it
+    consume rows without training. intake: which finished rows train first when rows may lag.
+    """
+    if not isinstance(loss, Loss):
+        raise _not_a_loss(loss)
+    bound, ports = loss.bound()
+    params = {
+        "loss": bound,
+        "lr": lr,
+        "optimizer": optimizer,
+        "aggregate": aggregate,
+        "epochs": epochs,
+        "minibatches": minibatches,
+        "clip_norm": clip_norm,
+        "start": start,
+        "intake": intake,
+    }
+    default = f"train_{model.name}" if isinstance(model, Model) else "train"
+    return Node(TRAIN, name or default, states={"model": model}, inputs={"rows": rows, **ports}, params=params)
+
+
+@declares
+def evaluate(
+    model: Model,
+    score: Port[Reward],
+    *,
+    every: int,
+    keep_best: int = 0,
+    allow_train_data: bool = False,
+    name: str = "evaluate",
+) -> Node:
+    """Run the graph above `score` to the end of its (finite) source, at one version of the Model.
+
+    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best versions stay on disk.
+    Metrics are `eval/<function>` for each reward function, `eval/<name>/<function>` where the node has another name.
+    """
+    params = {"every": every, "keep_best": keep_best, "allow_train_data": allow_train_data}
+    return Node(EVALUATE, name, states={"model": model}, inputs={"score": score}, params=params)
+
+
+def _not_a_loss(found: object) -> Exception:
+    from dataflow.errors import Fault, GraphError
+    from dataflow.operator import call_site
+
+    problem = f"expected a Loss, found {type(found).__name__} {found!r:.60}"
+    fix = "loss=clipped_policy_loss(advantage), or what a @loss function returned when called with Ports"
+    return GraphError(Fault(rule="call", where="train.loss", problem=problem, fix=fix, origin=call_site()))
