@@ -205,12 +205,12 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
     """Checksum and fsync every file, write the manifest, fsync every directory, deepest first."""
     files: dict[str, _File] = {}
     folders: list[Path] = []
-    for where, _, names in os.walk(directory, topdown=False):
+    for where, inner, names in os.walk(directory, topdown=False):
         folders.append(Path(where))
-        for name in sorted(names):
-            path = Path(where) / name
-            if path.is_symlink():
+        for path in (Path(where) / name for name in [*inner, *names]):
+            if path.is_symlink():  # what it points to would be outside of the checksums
                 raise CheckpointError(f"{path}: expected a file, found a link. Fix: copy what it points to.")
+        for path in (Path(where) / name for name in names):
             files[path.relative_to(directory).as_posix()] = _sealed(path)
     if MANIFEST in files:
         raise CheckpointError(f"{directory / MANIFEST}: the name is the store's own. Fix: write another file name.")

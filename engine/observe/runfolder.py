@@ -128,6 +128,7 @@ class RunFolder:
         """Let the lock go. The folder stays. A second call does nothing."""
         if self._lock in _held:  # not in a forked child, whose copy is closed already
             _held.discard(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for a child that is being forked just now
             os.close(self._lock)
         self._lock = None
 

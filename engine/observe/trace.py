@@ -146,18 +146,18 @@ def _us(seconds: float) -> float:
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """All events of a trace file, also of one whose writer was killed. Raises DataError where it is no trace."""
     text = path.read_text(encoding="utf-8").rstrip()
-    whole = text if text.endswith("\n]") else _without_torn_line(text) + "\n]"
+    body = text.removesuffix("\n]") if text.endswith("\n]") else _without_torn_line(text)
     try:
-        return json.loads(whole) if text else []
+        return json.loads(body + "\n]") if text else []
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: expected a trace, found {text[:40]!r} ({error}). Fix: record it again.") from error
 
 
 def _without_torn_line(text: str) -> str:
     """The text up to its last whole event: a kill, or a full disk, may leave a part of a line."""
-    head, _, last = text.rpartition("\n")
+    head, newline, last = text.rstrip(",").rpartition("\n")
     try:
         json.loads(last)
     except json.JSONDecodeError:
-        return head.rstrip(",")
-    return text
+        return head.rstrip(",") if newline else text
+    return head + newline + last

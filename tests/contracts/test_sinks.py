@@ -1,0 +1,182 @@
+"""The contract of a Sink, which every sink passes: what is written can be read back, and closing is safe.
+
+Wandb is given a small recording `wandb` module, since that sink is only a view of another service's client.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dataflow.errors import RunError
+from engine.observe.runfolder import RunFolder
+from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
+
+Rows = dict[int, dict[str, float]]
+
+
+class RecordingWandb(ModuleType):
+    """What the sink uses of wandb: one run per id, and its logged rows."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.rows: dict[str, list[dict[str, float]]] = {}
+        self.inits: list[dict[str, Any]] = []
+        self.finished = 0
+
+    def init(self, **settings: Any) -> RecordingRun:
+        self.inits.append(settings)
+        return RecordingRun(self, settings["id"])
+
+
+@dataclass
+class RecordingRun:
+    wandb: RecordingWandb
+    id: str
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        assert (name, step_metric) in {("step", None), ("*", "step")}
+
+    def log(self, row: Mapping[str, float]) -> None:
+        self.wandb.rows.setdefault(self.id, []).append(dict(row))
+
+    def finish(self) -> None:
+        self.wandb.finished += 1
+
+
+def _from_json_lines(run: RunFolder) -> Rows:
+    rows = [json.loads(line, parse_constant=_refuse) for line in run.metrics.read_text().splitlines()]
+    return {row.pop("step"): row for row in rows}
+
+
+def _refuse(constant: str) -> float:
+    raise AssertionError(f"{constant} is not strict JSON")
+
+
+def _from_tensorboard(run: RunFolder) -> Rows:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    rows: Rows = {}
+    for name in events.Tags()["scalars"]:
+        for scalar in events.Scalars(name):
+            rows.setdefault(scalar.step, {})[name] = scalar.value
+    return rows
+
+
+def _from_wandb(run: RunFolder) -> Rows:
+    wandb = sys.modules["wandb"]
+    assert isinstance(wandb, RecordingWandb)
+    (rows,) = wandb.rows.values()  # one id, also after a resume
+    return {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in rows}
+
+
+SINKS: dict[str, tuple[Callable[[], Sink], Callable[[RunFolder], Rows]]] = {
+    "json_lines": (JsonLines, _from_json_lines),
+    "tensorboard": (TensorBoard, _from_tensorboard),
+    "wandb": (Wandb, _from_wandb),
+}
+
+
+@pytest.fixture(params=SINKS)
+def sink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(sys.modules, "wandb", RecordingWandb())
+    return request.param
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create("contract", tmp_path) as folder:
+        yield folder
+
+
+def _write(sink: str, run: RunFolder, steps: range, offset: float = 0.0) -> None:
+    made = SINKS[sink][0]()
+    made.open(run, {"lr": 1e-6, "reward": len})
+    for step in steps:
+        made.write(step, {"step": step, "reward/mean": step / 4 + offset, "policy/lag/max": 1})
+    made.close()
+
+
+def test_what_is_written_is_read_back(sink: str, run: RunFolder) -> None:
+    _write(sink, run, range(1, 5))
+    assert SINKS[sink][1](run) == {s: {"reward/mean": s / 4, "policy/lag/max": 1} for s in range(1, 5)}
+
+
+def test_a_reopened_sink_goes_on(sink: str, run: RunFolder) -> None:
+    _write(sink, run, range(1, 3))
+    _write(sink, run, range(3, 5))
+    assert [*SINKS[sink][1](run)] == [1, 2, 3, 4]
+
+
+def test_steps_that_come_again_after_a_resume_replace_the_old_ones(sink: str, run: RunFolder) -> None:
+    _write(sink, run, range(1, 5))
+    if sink == "json_lines":
+        lines = JsonLines()
+        lines.open(run, {})
+        lines.truncate_after(2)
+        lines.close()
+    _write(sink, run, range(3, 5), offset=10.0)
+    found = {step: row["reward/mean"] for step, row in SINKS[sink][1](run).items()}
+    assert found == {1: 0.25, 2: 0.5, 3: 10.75, 4: 11.0}
+
+
+def test_numbers_that_are_not_finite_are_no_error(sink: str, run: RunFolder) -> None:
+    made = SINKS[sink][0]()
+    made.open(run, {})
+    made.write(1, {"policy/entropy": math.nan, "optim/grad_norm": math.inf, "reward/mean": 0.5})
+    made.close()
+    row = SINKS[sink][1](run)[1]
+    assert row["reward/mean"] == 0.5
+    assert row["policy/entropy"] is None or math.isnan(row["policy/entropy"])
+
+
+def test_close_may_come_twice_and_without_a_write(sink: str, run: RunFolder) -> None:
+    made = SINKS[sink][0]()
+    made.close()
+    made.open(run, {})
+    made.close()
+    made.close()
+    assert not made.__dict__.get("_file")
+
+
+def test_a_write_before_open_is_refused(sink: str) -> None:
+    with pytest.raises(AssertionError, match="not open"):
+        SINKS[sink][0]().write(1, {"reward/mean": 1.0})
+
+
+@pytest.mark.parametrize(("made", "name"), [(Wandb, "wandb"), (TensorBoard, "tensorboard")])
+def test_a_library_that_is_missing_is_named(
+    made: Callable[[], Sink], name: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [m for m in sys.modules if m.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    with pytest.raises(RunError, match=rf'pip install "dataflow-rl\[{name}\]"'):
+        made().open(run, {})
+
+
+def test_wandb_is_told_what_to_resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = RecordingWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for _ in range(2):
+        made = Wandb("digits", mode="offline")
+        made.open(run, {"lr": 0.1})
+        made.close()
+    first, second = wandb.inits
+    assert first == second
+    assert first["project"] == "digits"
+    assert first["mode"] == "offline"
+    assert first["config"] == {"lr": 0.1}
+    assert first["resume"] == "allow"
+    assert first["name"] == "contract"
+    assert wandb.finished == 2

@@ -1,0 +1,425 @@
+"""Checkpoints: committed whole or not at all, damage found, the cut exact."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import CheckpointError
+from dataflow.schema import Rollout
+from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
+from engine.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore
+
+_OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
+
+
+def _fill(step: int) -> Callable[[Path], None]:
+    def fill(directory: Path) -> None:
+        (directory / "policy").mkdir()
+        (directory / "policy" / "model.bin").write_bytes(bytes([step]) * 4096)
+        (directory / "cut.json").write_text(f"step {step}")
+
+    return fill
+
+
+def _write(store: CheckpointStore, step: int) -> Checkpoint:
+    return store.write(step, _fill(step), {"step": step, "loss": 0.5})
+
+
+def _whole(found: Checkpoint | None) -> int:
+    """The Step of a checkpoint, whose files are those that were filled in."""
+    assert found is not None
+    assert (found.path / "policy" / "model.bin").read_bytes() == bytes([found.step]) * 4096
+    assert (found.path / "cut.json").read_text() == f"step {found.step}"
+    assert found.meta == {"step": found.step, "loss": 0.5}
+    return found.step
+
+
+def test_the_newest_are_kept_and_the_last_is_found(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    assert store.latest() is None
+    for step in (3, 6, 9, 12):
+        assert _whole(_write(store, step)) == step
+    assert store.steps() == [9, 12]
+    assert _whole(CheckpointStore(tmp_path).latest()) == 12
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_12", "step_9"]
+
+
+def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
+    made = _write(CheckpointStore(tmp_path), 3)
+    text = (made.path / MANIFEST).read_text()
+    assert "policy/model.bin" in text
+    assert "cut.json" in text
+    assert MANIFEST not in text
+
+
+def test_a_step_written_again_is_replaced_and_later_ones_go(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+    _write(store, 6)
+    store.write(3, lambda d: (d / "new.txt").write_text("again") and None, {})
+    assert store.steps() == [3]
+    assert [p.name for p in sorted((tmp_path / "step_3").iterdir())] == [MANIFEST, "new.txt"]
+    assert store.read(3).meta == {}
+
+
+def test_truncate_after_deletes_what_a_rollback_makes_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (3, 6, 9):
+        _write(store, step)
+    store.truncate_after(6)
+    assert store.steps() == [3, 6]
+    with pytest.raises(CheckpointError, match=r"step_9.*does not exist.*there are: 3, 6"):
+        store.read(9)
+
+
+def _bit_rot(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _meta_rot(path: Path) -> None:
+    path.write_text(path.read_text().replace('"loss": 0.5', '"loss": 0.6'))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "truncated": ("policy/model.bin", lambda p: os.truncate(p, 100), "has 100 bytes, its manifest says 4096"),
+    "grown": ("cut.json", lambda p: p.write_text("step 60000"), "has 10 bytes"),
+    "bit rot": ("policy/model.bin", _bit_rot, "model.bin differs from its checksum"),
+    "file missing": ("cut.json", Path.unlink, "cut.json is missing"),
+    "manifest missing": (MANIFEST, Path.unlink, "manifest.json is missing"),
+    "manifest torn": (MANIFEST, lambda p: os.truncate(p, 50), "cannot be read"),
+    "manifest empty": (MANIFEST, lambda p: os.truncate(p, 0), "cannot be read"),
+    "manifest rot": (MANIFEST, _meta_rot, "manifest.json differs from its checksum"),
+    "not utf-8": (MANIFEST, lambda p: p.write_bytes(b'{"meta": {"\xff": 1}}'), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, harm, reason = DAMAGES[damage]
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+    _write(store, 6)
+    harm(tmp_path / "step_6" / file)
+    with caplog.at_level(logging.WARNING):
+        assert _whole(store.latest()) == 3
+    assert reason in caplog.text
+    assert "step_6" in caplog.text
+
+
+def test_a_directory_renamed_to_another_step_is_not_believed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+    shutil.copytree(tmp_path / "step_3", tmp_path / "step_8")
+    assert _whole(store.latest()) == 3
+
+
+def test_only_damaged_checkpoints_stop_the_run(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+    _bit_rot(tmp_path / "step_3" / "cut.json")
+    with pytest.raises(CheckpointError, match=r"found only damaged ones .step_3: cut.json differs"):
+        store.latest()
+
+
+def test_a_newer_format_is_refused_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+    monkeypatch.setattr("engine.checkpoint.store.FORMAT", 2)
+    _write(store, 6)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="expected format 1 or less, found 2"):
+        store.latest()
+
+
+def _fork_and_die_at(operation: int, work: Callable[[], None]) -> bool:
+    """Run `work` in a forked child that gets SIGKILL just before its n-th file operation; whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        _work_until_killed(operation, work)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def _work_until_killed(operation: int, work: Callable[[], None]) -> NoReturn:
+    done = count(1)
+    fsync = os.fsync
+
+    def tick(event: str, _: object) -> None:
+        if event in _OPERATIONS and next(done) == operation:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted_fsync(file: int) -> None:
+        tick("open", None)
+        fsync(file)
+
+    os.fsync = counted_fsync
+    sys.addaudithook(tick)  # cannot be taken back, hence the child
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
+def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(tmp_path: Path, again: bool) -> None:
+    new = 6 if again else 9
+    for operation in count(1):
+        directory = tmp_path / f"killed_at_{operation}"
+        store = CheckpointStore(directory)
+        _write(store, 3)
+        _write(store, 6)
+        killed = _fork_and_die_at(operation, lambda store=store: _write(store, new) and None)
+        for step in store.steps():  # also before a new store clears up: nothing half-written has a final name
+            assert _whole(store.read(step)) == step
+        reopened = CheckpointStore(directory)
+        assert _whole(reopened.latest()) in (6, new)
+        assert all(name.name.startswith("step_") for name in directory.iterdir())
+        assert _whole(_write(reopened, 12)) == 12
+        if not killed:
+            assert operation > 15, "the kill points are not reached"
+            return
+
+
+def test_everything_is_durable_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def recorded_fsync(file: int) -> None:
+        events.append(str(Path(os.readlink(f"/proc/self/fd/{file}")).relative_to(tmp_path)))
+        fsync(file)
+
+    def recorded_rename(source: Path, target: Path) -> None:
+        events.append(f"rename {target.name}")
+        rename(source, target)
+
+    store = CheckpointStore(tmp_path)
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", recorded_rename)
+    _write(store, 3)
+    temp = ".tmp-step_3"
+    before, after = events[: events.index("rename step_3")], events[events.index("rename step_3") + 1 :]
+    wanted = {temp, f"{temp}/policy", f"{temp}/policy/model.bin", f"{temp}/cut.json", f"{temp}/{MANIFEST}"}
+    assert set(before) == wanted
+    assert before.index(f"{temp}/{MANIFEST}") < before.index(temp)
+    assert after == ["."]
+
+
+def test_a_full_disk_leaves_the_earlier_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+
+    def fill(directory: Path) -> None:
+        (directory / "half").write_bytes(b"half")
+        with open("/dev/full", "wb") as file:
+            file.write(b"x")
+
+    with pytest.raises(CheckpointError, match=r"step_6: was not written: the disk is full .* earlier checkpoints are"):
+        store.write(6, fill, {})
+    assert [p.name for p in tmp_path.iterdir()] == ["step_3"]
+    assert _whole(store.latest()) == 3
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_disk_full_at_any_fsync_or_rename_leaves_the_earlier_ones(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 3)
+    calls = count(1)
+
+    def failing(real: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object) -> None:
+            if next(calls) == at:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(os.fsync))
+        patch.setattr(os, "rename", failing(os.rename))
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            store.write(3, _fill(3), {"step": 3, "loss": 0.5})
+    assert _whole(CheckpointStore(tmp_path).latest()) == 3
+
+
+def test_an_error_of_a_kernel_is_passed_on_and_cleared_up(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+
+    def fill(directory: Path) -> None:
+        (directory / "half").write_bytes(b"half")
+        raise ValueError("the kernel's own")
+
+    with pytest.raises(ValueError, match="the kernel's own"):
+        store.write(6, fill, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_and_the_manifests_name_are_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "store")
+    with pytest.raises(CheckpointError, match="found a link"):
+        store.write(1, lambda d: (d / "link").symlink_to(tmp_path), {})
+    with pytest.raises(CheckpointError, match="found a link"):
+        store.write(1, lambda d: (d / "link").symlink_to("nowhere"), {})
+    with pytest.raises(CheckpointError, match="store's own"):
+        store.write(1, lambda d: (d / MANIFEST).write_text("{}") and None, {})
+    assert store.steps() == []
+
+
+@st.composite
+def source_cuts(draw: st.DrawFn) -> SourceCut:
+    """A cut in which every made position has one fate."""
+    watermark = draw(st.integers(0, 2**40))
+    fates = draw(st.lists(st.sampled_from(["retired", "running", "finished", "both"]), max_size=12))
+    running, finished, retired = [], [], []
+    for position, fate in enumerate(fates, start=watermark):
+        if fate == "retired":
+            retired.append(position)
+        if fate in ("running", "both"):
+            running.append((position, 0, draw(st.integers(0, 5))))
+        if fate in ("finished", "both"):
+            finished.append((position, draw(st.integers(1, 7)), 0))
+    return SourceCut(
+        next=watermark + len(fates),
+        watermark=watermark,
+        retired=tuple(retired),
+        running=tuple(running),
+        finished=tuple(finished),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**40),
+    st.integers(-(2**63), 2**63 - 1),
+    st.text(max_size=8),
+    st.dictionaries(st.text(max_size=5), source_cuts(), max_size=3),
+)
+def test_a_cut_is_read_back_exactly(step: int, seed: int, graph: str, sources: dict[str, SourceCut]) -> None:
+    cut = Cut(step=step, seed=seed, graph=graph, sources=sources)
+    again = Cut.from_json(cut.to_json())
+    assert again == cut
+    assert again.to_json() == cut.to_json()
+    backwards = Cut(step=step, seed=seed, graph=graph, sources=dict(reversed(sources.items())))
+    assert backwards.to_json() == cut.to_json()
+
+
+CONTRADICTIONS = {
+    "lost": (SourceCut(next=5, watermark=3), "2 made positions are neither retired, running nor finished"),
+    "trained twice": (SourceCut(next=4, watermark=3, retired=(3,), finished=((3, 0, 0),)), "has running or finished"),
+    "below": (SourceCut(next=3, watermark=3, running=((2, 0, 0),)), "below the watermark"),
+    "beyond": (SourceCut(next=3, watermark=3, finished=((3, 0, 0),)), "at or above next=3"),
+    "twice": (SourceCut(next=1, finished=((0, 1, 0), (0, 1, 1))), "listed twice"),
+    "order": (SourceCut(next=2, retired=(1, 0)), "do not ascend"),
+    "watermark": (SourceCut(next=2, watermark=3), "watermark 3 is not within 0..2"),
+    "negative": (SourceCut(next=1, running=((0, 0, -1),)), "negative part"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_a_cut_that_contradicts_itself_is_refused_both_ways(case: str) -> None:
+    source, problem = CONTRADICTIONS[case]
+    with pytest.raises(CheckpointError, match=f"source 'prompts': .*{problem}"):
+        Cut(step=2, seed=0, graph="g", sources={"prompts": source}).to_json()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"step": 1}', b'{"step": "1", "seed": 0, "graph": "g"}', b"\xff"])
+def test_bytes_that_are_no_cut_are_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="cut: expected"):
+        Cut.from_json(data)
+
+
+def test_a_cut_of_another_format_graph_or_seed_is_refused() -> None:
+    cut = Cut(step=2, seed=7, graph="abc")
+    with pytest.raises(CheckpointError, match="expected format 1, found 2"):
+        Cut.from_json(cut.to_json().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(CheckpointError, match="expected graph xyz, found abc"):
+        cut.must_continue(graph="xyz", seed=7)
+    with pytest.raises(CheckpointError, match=r"expected seed 8, found 7. Fix: seed=7"):
+        cut.must_continue(graph="abc", seed=8)
+    cut.must_continue(graph="abc", seed=7)
+
+
+def test_running_rows_begin_again_with_the_next_attempt() -> None:
+    assert SourceCut(next=2, running=((0, 0, 0), (1, 0, 3))).again() == ((0, 0, 1), (1, 0, 4))
+
+
+def _rollout(lengths: list[int]) -> Batch:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = np.arange(offsets[-1], dtype=np.int32)
+    columns = {
+        "completion_ids": Ragged(tokens, offsets),
+        "sampler_logprobs": Ragged(-tokens.astype(np.float32), offsets),
+        "completion": [f"text {i}" for i in range(len(lengths))],
+        "reward/exact": pa.array([None if i % 2 else 1.0 for i in range(len(lengths))], pa.float32()),
+    }
+    return Batch.make(Keys.of(range(5, 5 + len(lengths)), [1] * len(lengths), [2] * len(lengths)), columns, Rollout)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_rows_are_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, lengths: list[int]) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rollout.arrow"
+    rows = _rollout(lengths)
+    write_rows(path, rows)
+    again = read_rows(path)
+    assert again.keys.rows() == rows.keys.rows()
+    assert again.records.equals(rows.records)
+    assert again.records.schema.equals(rows.records.schema)
+
+
+def test_rows_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rollout.arrow"
+    with pytest.raises(CheckpointError, match=r"rollout\.arrow: expected rows"):
+        read_rows(path)
+    write_rows(path, _rollout([2, 3]))
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(CheckpointError, match=r"rollout\.arrow: expected rows"):
+        read_rows(path)
+
+
+def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rollout.arrow"
+    offsets = pa.array([0, 90, 2], pa.int64())  # only a full validation looks at those in the middle
+    wild = pa.LargeListArray.from_buffers(
+        pa.large_list(pa.int32()), 2, [None, offsets.buffers()[1]], children=[pa.array([1, 2], pa.int32())]
+    )
+    keyed = Batch(Keys.of([1, 2]), pa.RecordBatch.from_arrays([wild], names=["completion_ids"])).with_keys()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, keyed.schema) as writer:
+        writer.write_batch(keyed)
+    with pytest.raises(CheckpointError, match="expected rows"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("names", [["x", "y", "z"], ["key.position", "key.sample", "key.attempt"]])
+def test_a_file_without_proper_keys_is_refused(tmp_path: Path, names: list[str]) -> None:
+    path = tmp_path / "rollout.arrow"
+    records = pa.RecordBatch.from_arrays([pa.array([1], pa.int16())] * 3, names=names)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, records.schema) as writer:
+        writer.write_batch(records)
+    with pytest.raises(CheckpointError, match=r"expected rows with keys key.position"):
+        read_rows(path)

@@ -1,0 +1,528 @@
+"""Metrics, progress, trace, samples and the run folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import DataError, RunError
+from dataflow.schema import Rollout
+from engine.observe.metrics import StepMetrics, json_line
+from engine.observe.progress import Progress
+from engine.observe.runfolder import RunFolder
+from engine.observe.samples import SampleWriter, read_samples, sample_table
+from engine.observe.sinks import JsonLines
+from engine.observe.trace import Trace, read_trace
+
+# metrics
+
+
+def test_a_metric_is_its_weighted_mean_or_its_extreme() -> None:
+    metrics = StepMetrics()
+    for value, count in ((1.0, 3), (5.0, 1)):
+        metrics.add("reward/mean", value, count)
+        metrics.add("policy/lag/max", value, count)
+        metrics.add("completion/length/min", value, count)
+    assert metrics.row(7) == {"step": 7, "completion/length/min": 1.0, "policy/lag/max": 5.0, "reward/mean": 2.0}
+    assert next(iter(metrics.row(7))) == "step"
+    metrics.clear()
+    assert metrics.row(8) == {"step": 8}
+
+
+def test_a_value_that_stands_for_nothing_says_nothing() -> None:
+    metrics = StepMetrics()
+    metrics.add("reward/mean", math.nan, 0)
+    metrics.add("policy/lag/max", 9.0, 0)
+    assert metrics.row(1) == {"step": 1}
+    metrics.add("reward/mean", 0.5, 2)
+    assert metrics.row(1) == {"step": 1, "reward/mean": 0.5}
+
+
+_NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_NUMBERS, st.integers(1, 9)), min_size=1, max_size=12), st.randoms())
+def test_the_order_of_reports_does_not_matter_to_the_bit(reports: list[tuple[float, int]], rng: random.Random) -> None:
+    def row(order: list[tuple[float, int]]) -> str:
+        metrics = StepMetrics()
+        for value, count in order:
+            for name in ("a/mean", "a/max", "a/min"):
+                metrics.add(name, value, count)
+        return repr(metrics.row(1))
+
+    assert row(reports) == row(rng.sample(reports, len(reports)))
+
+
+@pytest.mark.parametrize("name", ["", "step", "Reward", "reward/", "/reward", "a//b", "a b", "reward/x y", "KL"])
+def test_a_name_that_is_none_is_refused_with_one_that_is(name: str) -> None:
+    metrics = StepMetrics()
+    with pytest.raises(DataError, match="expected slash-separated parts in lower case") as caught:
+        metrics.add(name, 1.0)
+    StepMetrics().add(str(caught.value).rsplit("Fix: '", 1)[1].removesuffix("'."), 1.0)
+    assert metrics.row(1) == {"step": 1}
+
+
+def test_names_of_the_users_own_things_are_kept() -> None:
+    metrics = StepMetrics()
+    for name in ("reward/ExactMatch/mean", "edge/rollout.score/bytes", "reward/<lambda>/mean", "eval/held_out:1"):
+        metrics.add(name, 1.0)
+    assert len(metrics.row(1)) == 5
+
+
+def test_numbers_that_are_not_finite_are_null_and_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+    noted: set[str] = set()
+    with caplog.at_level(logging.WARNING):
+        first = json_line(1, {"b": math.nan, "a": math.inf, "c": 0.25}, noted)
+        json_line(2, {"b": math.nan}, noted)
+    assert first == b'{"step":1,"a":null,"b":null,"c":0.25}\n'
+    assert [r.args[0] for r in caplog.records if isinstance(r.args, tuple)] == ["a", "b"]
+
+
+# the metrics file
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create("first", tmp_path) as folder:
+        yield folder
+
+
+def _lines(run: RunFolder, steps: range) -> JsonLines:
+    sink = JsonLines()
+    sink.open(run, {})
+    for step in steps:
+        sink.write(step, {"reward/mean": float(step)})
+    return sink
+
+
+def _steps(run: RunFolder) -> list[int]:
+    return [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
+
+
+def test_a_line_is_in_the_file_as_soon_as_it_is_written(run: RunFolder) -> None:
+    sink = _lines(run, range(1, 3))
+    assert _steps(run) == [1, 2]
+    sink.close()
+
+
+@pytest.mark.parametrize("torn", [b'{"step":3,"rew', b'{"step":3}', b"\0\0\0\0", b"\0\0\0\n", b"\n"])
+def test_a_torn_last_line_is_cut_off(run: RunFolder, torn: bytes) -> None:
+    _lines(run, range(1, 3)).close()
+    with open(run.metrics, "ab") as file:
+        file.write(torn)
+    _lines(run, range(3, 5)).close()
+    assert _steps(run) == [1, 2, 3, 4]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error_not_a_cut(run: RunFolder) -> None:
+    run.metrics.write_bytes(b'{"step":1}\nnonsense\n{"step":2}\n')
+    with pytest.raises(DataError, match=r"metrics.jsonl:2: expected a JSON object with a step"):
+        JsonLines().open(run, {})
+    assert run.metrics.read_bytes().count(b"\n") == 3
+
+
+def test_truncate_after_drops_the_later_steps(run: RunFolder) -> None:
+    sink = _lines(run, range(1, 6))
+    sink.truncate_after(3)
+    assert _steps(run) == [1, 2, 3]
+    sink.truncate_after(3)
+    sink.write(4, {"reward/mean": 1.0})
+    sink.truncate_after(0)
+    assert _steps(run) == []
+    sink.close()
+
+
+def test_a_step_is_written_once(run: RunFolder) -> None:
+    _lines(run, range(1, 3)).close()
+    sink = _lines(run, range(0))
+    with pytest.raises(RunError, match=r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"):
+        sink.write(2, {})
+    sink.close()
+
+
+def test_a_full_disk_is_named(run: RunFolder) -> None:
+    sink = JsonLines()
+    sink.open(run, {})
+    sink.close()
+    sink._file = open("/dev/full", "wb")  # noqa: SIM115 - a buffered file that cannot be closed
+    with pytest.raises(RunError, match="Step 1 was not written: No space left"):
+        sink.write(1, {})
+
+
+# progress
+
+_ROW = {
+    "step": 3,
+    "reward/mean": 0.53125,
+    "eval/held_out/mean": 0.7,
+    "policy/lag/max": 2.0,
+    "completion/length/mean": 7.25,
+    "time/step": 0.5,
+    "throughput/tokens_per_second": 12345.6,
+}
+
+
+def test_without_a_terminal_each_step_is_one_line() -> None:
+    out = io.StringIO()
+    with Progress(200, stream=out) as progress:
+        progress.update(_ROW)
+        progress.update({"step": 4, "time/step": 1.5})
+    assert out.getvalue() == (
+        "step 3/200  reward 0.531  lag 2  length 7.2  s/step 0.50  tok/s 12,346  eval/held_out/mean 0.700  eta 1m38s\n"
+        "step 4/200  s/step 1.50  eta 3m16s\n"
+    )
+
+
+def test_time_is_taken_from_the_clock_where_the_row_has_none() -> None:
+    out = io.StringIO()
+    times = iter([0.0, 40.0, 60.0])
+    with Progress(122, stream=out, clock=lambda: next(times)) as progress:
+        progress.update({"step": 1})
+        progress.update({"step": 2, "reward/mean": math.nan})
+    assert out.getvalue() == "step 1/122  eta 1h20m\nstep 2/122  reward nan  eta 1h00m\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    return _Terminal()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_terminal_is_restored_however_the_run_ends(error: type[BaseException], terminal: _Terminal) -> None:
+
+    def run() -> None:
+        with Progress(200, title="grpo [1]", stream=terminal) as progress:
+            progress.update(_ROW)
+            raise error
+
+    with pytest.raises(error):
+        run()
+    shown = terminal.getvalue()
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert "grpo [1]" in shown
+    assert "3/200" in shown
+    assert "reward 0.531" in shown
+
+
+def test_a_terminal_keeps_the_last_evaluation_in_sight(terminal: _Terminal) -> None:
+    with Progress(200, stream=terminal) as progress:
+        progress.update(_ROW)
+        progress.update({"step": 4, "time/step": 0.5})
+        assert "eval/held_out/mean 0.700" in progress.line()
+
+
+def test_updates_between_two_refreshes_draw_nothing(terminal: _Terminal) -> None:
+    with Progress(20_000, stream=terminal) as progress:
+        for step in range(1, 5001):
+            progress.update({**_ROW, "step": step})
+    assert terminal.getvalue().count("/20000") < 60
+
+
+def test_a_reader_that_left_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = os.fdopen(writer, "w")
+    with Progress(10, stream=out) as progress:
+        progress.update({"step": 1})
+        progress.update({"step": 2})
+    assert len(caplog.records) == 1
+    with pytest.raises(BrokenPipeError):
+        out.close()
+
+
+# trace
+
+
+def _by_kind(events: list[dict], kind: str) -> list[dict]:
+    return [event for event in events if event["ph"] == kind]
+
+
+def test_a_trace_holds_spans_tracks_and_counters(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "run.json", process="coordinator")
+    trace.span("loop", "step 1", 1.0, 1.5, rows=64)
+    trace.span("worker0/decode", "chunk", 1.25, 1.2500005)
+    trace.span("worker0/forward", "chunk", 1.5, 2.0)
+    trace.overlapping("requests", "row", 1.0, 3.0, key=(1, 0, 0))
+    trace.overlapping("requests", "row", 2.0, 4.0)
+    trace.counter("loop", "admitted", 2.0, 128)
+    trace.instant("loop", "publish", 2.5, version=1)
+    trace.close()
+    trace.close()
+    events = json.loads((tmp_path / "run.json").read_text())
+    assert events == read_trace(tmp_path / "run.json")
+    first, second, third = _by_kind(events, "X")
+    assert (first["ts"], first["dur"], first["args"]) == (1e6, 5e5, {"rows": 64})
+    assert second["dur"] == 0.5
+    assert second["pid"] == third["pid"] != first["pid"]
+    assert len({e["tid"] for e in (first, second, third)}) == 3
+    names = {(e["name"], e["args"]["name"]): (e["pid"], e["tid"]) for e in _by_kind(events, "M")}
+    assert names["thread_name", "decode"] == (second["pid"], second["tid"])
+    assert names["process_name", "worker0"][0] == second["pid"]
+    begins, ends = _by_kind(events, "b"), _by_kind(events, "e")
+    assert [b["id"] for b in begins] == [e["id"] for e in ends] == [1, 2]
+    assert _by_kind(events, "C")[0]["args"] == {"value": 128}
+    assert _by_kind(events, "i")[0]["args"] == {"version": 1}
+
+
+def test_a_trace_is_readable_after_a_kill_at_any_byte(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    trace = Trace(path)
+    for i in range(4):
+        trace.span("loop", f'"name",\n{i}', i, i + 1)
+    trace.close()
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        spans = _by_kind(read_trace(path), "X")
+        assert [s["ts"] for s in spans] == [i * 1e6 for i in range(len(spans))]
+    assert len(spans) == 4
+
+
+def test_a_trace_is_good_before_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    trace = Trace(path)
+    assert read_trace(path) == []
+    trace.span("loop", "step", 0, 1)
+    trace.flush()
+    assert len(json.loads(path.read_text() + "]")) == 3
+    trace.close()
+
+
+def test_threads_lose_no_spans(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "run.json")
+
+    def work(name: str) -> None:
+        for i in range(3000):
+            trace.span(f"w/{name}", "chunk", i, i + 0.5, i=i)
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trace.close()
+    events = read_trace(tmp_path / "run.json")
+    assert len(_by_kind(events, "X")) == 12_000
+    assert len(_by_kind(events, "M")) == 5
+
+
+def test_an_empty_trace_and_no_trace(tmp_path: Path) -> None:
+    Trace(tmp_path / "empty.json").close()
+    assert json.loads((tmp_path / "empty.json").read_text()) == []
+    (tmp_path / "other.json").write_text("hello\nworld")
+    with pytest.raises(DataError, match=r"other.json: expected a trace"):
+        read_trace(tmp_path / "other.json")
+
+
+# samples
+
+
+def _rows() -> Batch:
+    offsets = np.array([0, 2, 2, 5], np.int64)
+    columns = {
+        "prompt": ["1 2", "3", "4 5 6"],
+        "completion": ["2 1", "", "6 5 4"],
+        "completion_mask": Ragged(np.array([1, 1, 1, 0, 1], np.uint8), offsets),
+        "version": Ragged(np.array([3, 2, 4, 4, 5], np.int32), offsets),
+        "reward": pa.array([1.0, 0.0, 0.5], pa.float32()),
+        "reward/exact": pa.array([1.0, None, 0.5], pa.float32()),
+        "advantage": Ragged(np.array([1, 2, 4, 0, 8], np.float32), offsets),
+    }
+    return Batch.make(Keys.of([10, 11, 12], [0, 1, 0]), columns, Rollout)
+
+
+def test_a_sample_table_has_means_and_the_oldest_version() -> None:
+    table = sample_table(12, _rows())
+    assert table.to_pydict() == {
+        "step": [12, 12, 12],
+        "position": [10, 11, 12],
+        "sample": [0, 1, 0],
+        "prompt": ["1 2", "3", "4 5 6"],
+        "completion": ["2 1", "", "6 5 4"],
+        "reward": [1.0, 0.0, 0.5],
+        "reward/exact": [1.0, None, 0.5],
+        "advantage": [1.5, None, 6.0],
+        "version": [2, None, 4],
+    }
+    whole = sample_table(1, _rows().select(["prompt", "completion", "advantage"]))
+    assert whole.column("advantage").to_pylist() == [1.5, None, 4.0]
+
+
+def test_samples_are_written_when_due_and_read_back(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path / "samples", every=5)
+    written = [writer.write(step, sample_table(step, _rows())) for step in range(1, 12)]
+    assert [path.name for path in written if path] == [f"step_{s:06d}.parquet" for s in (1, 5, 10)]
+    bare = sample_table(15, _rows().select(["prompt", "completion"]))
+    writer.write(15, bare)
+    table = read_samples(tmp_path / "samples")
+    assert table.column("step").to_pylist() == [s for s in (1, 5, 10, 15) for _ in range(3)]
+    assert table.filter(pc.field("step") == 15).column("reward").null_count == 3
+    assert table.column_names[:6] == ["step", "position", "sample", "prompt", "completion", "reward"]
+    assert table.column("version").to_pylist()[:3] == [2, None, 4]
+
+
+def test_samples_of_later_steps_are_dropped_on_resume(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path)
+    for step in (1, 2, 3):
+        writer.write(step, sample_table(step, _rows()))
+    (tmp_path / ".step_000004.parquet.tmp").write_bytes(b"half")
+    SampleWriter(tmp_path).truncate_after(2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+
+
+def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="found none"):
+        read_samples(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"Step 1: expected columns .* Fix: add completion, position, sample"):
+        SampleWriter(tmp_path).write(1, pa.table({"prompt": ["a"]}))
+    (tmp_path / "step_000001.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(DataError, match=r"step_000001.parquet: expected a Parquet file"):
+        read_samples(tmp_path)
+    with pytest.raises(ValueError, match="every >= 1"):
+        SampleWriter(tmp_path, every=0)
+
+
+def test_prompts_as_messages_are_kept(tmp_path: Path) -> None:
+    messages = [[{"role": "user", "content": "hi"}]]
+    rows = Batch(Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]}))
+    path = SampleWriter(tmp_path).write(1, sample_table(1, rows))
+    assert path is not None
+    assert pq.ParquetFile(path).read().column("prompt").to_pylist() == messages
+
+
+# the run folder
+
+
+def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
+    versions = json.loads((run.path / "versions.json").read_text())
+    assert versions["packages"]["pyarrow"] == pa.__version__
+    assert versions["python"].startswith("3.")
+    assert set(versions["git"]) == {"commit", "changed"}
+    assert sys.executable in (run.path / "command.txt").read_text()
+    assert all(folder.is_dir() for folder in (run.samples, run.trace, run.checkpoints, run.log("w").parent))
+    run.write_text("plan.txt", "a plan")
+    assert (run.path / "plan.txt").read_text() == "a plan"
+    assert run.log("decode/0").name == "decode_0.log"
+    with pytest.raises(ValueError, match="not a file of a run folder"):
+        run.write_text("other.txt", "")
+
+
+def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
+    RunFolder.create("a", tmp_path).close()
+    with pytest.raises(RunError, match=r"found .*Fix: resume that run, choose another name, or pass overwrite=True"):
+        RunFolder.create("a", tmp_path)
+    (tmp_path / "a" / "metrics.jsonl").write_text("old")
+    (tmp_path / "a" / "checkpoints" / "step_3").mkdir()
+    with RunFolder.create("a", tmp_path, overwrite=True) as run:
+        assert not run.metrics.exists()
+        assert not list(run.checkpoints.iterdir())
+    (tmp_path / "empty").mkdir()
+    RunFolder.create("empty", tmp_path).close()
+
+
+@pytest.mark.parametrize("content", ["thesis.tex", "metrics.jsonl"])
+def test_overwrite_never_deletes_what_is_not_a_runs(tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / content).write_text("years of work")
+    with pytest.raises(RunError, match=f"overwrite=True deletes only what a run made, found {content}"):
+        RunFolder.create("mine", tmp_path, overwrite=True)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == [content]
+
+
+def test_a_foreign_file_in_a_run_folder_is_kept(tmp_path: Path) -> None:
+    RunFolder.create("a", tmp_path).close()
+    (tmp_path / "a" / "notes.md").write_text("mine")
+    with pytest.raises(RunError, match=r"found notes.md"):
+        RunFolder.create("a", tmp_path, overwrite=True)
+    assert (tmp_path / "a" / "versions.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/abs", ".hidden", "a b"])
+def test_a_name_that_is_no_folders_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="expected letters, digits"):
+        RunFolder.create(name, tmp_path)
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(RunError, match="expected a folder, found a file"):
+        RunFolder.create("a", tmp_path, overwrite=True)
+
+
+def test_only_a_runs_folder_can_be_opened(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RunError, match="expected the folder of an earlier run"):
+            RunFolder.open_existing(path)
+    assert not list(tmp_path.iterdir())
+    RunFolder.create("a", tmp_path).close()
+    with RunFolder.open_existing(tmp_path / "a") as run:
+        assert run.name == "a"
+
+
+def test_two_runs_never_hold_one_folder(run: RunFolder, tmp_path: Path) -> None:
+    for begin in (
+        lambda: RunFolder.open_existing(run.path),
+        lambda: RunFolder.create("first", tmp_path, overwrite=True),
+    ):
+        with pytest.raises(RunError, match=f"another run .process {os.getpid()}. is writing it"):
+            begin()
+    run.close()
+    run.close()
+    RunFolder.open_existing(run.path).close()
+
+
+_HOLDER = """
+import os, sys
+from engine.observe.runfolder import RunFolder
+run = RunFolder.open_existing(sys.argv[1])
+if sys.argv[2] == "with a child" and os.fork() == 0:  # a forked Worker that outlives the run
+    run.close()
+    print("held", flush=True)
+elif sys.argv[2] == "alone":
+    print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["alone", "with a child"])
+def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
+    RunFolder.create("a", tmp_path).close()
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path / "a"), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(RunError, match=f"process {holder.pid}"):
+                RunFolder.open_existing(tmp_path / "a")
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            holder.wait(timeout=30)
+        RunFolder.open_existing(tmp_path / "a").close()  # while the child, if there is one, still waits for its input
