@@ -1,0 +1,221 @@
+"""Rewards by the user's functions: the kernel of `reward`.
+
+Owns: which columns each function is given, the weighted sum over the functions that apply, and what a failure leads
+to: which row it was, and whether the run stops or the row is given up. Does not own: the declaration
+(operators/reward.py), the processes (scoring_process.py), the call itself (scoring_child.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Batch, Keys
+from dataflow.errors import KernelError
+from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.schema import Episode
+from dataflow.schema import Reward as RewardSchema
+from operators.kernels.scoring_child import CONVERSATIONAL, Fault, FaultKind, Outcome
+from operators.kernels.scoring_process import Children, InProcess, Scorers
+from operators.kernels.text import is_conversational
+from operators.rewards import PASSED, Wants, reward_names, wants
+
+_COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
+_ENGINES = frozenset(Episode.columns) | {"prompt"}
+"""Columns that are not the dataset's: only a function that names one of them is given it."""
+
+_FIXES: dict[FaultKind, str] = {
+    "raised": 'correct the function, or on_error="drop_group" to go on without such rows',
+    "type": "return a list with one number for each completion; None where it does not apply",
+    "length": "one value per completion; None where it does not apply",
+    "value": "one finite number per completion; None where it does not apply",
+    "timeout": 'a faster function, a longer timeout=, or on_error="drop_group" to go on without such rows',
+    "died": 'a function that does not end its process, or on_error="drop_group" to go on without such rows',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """One of the user's functions as the kernel sees it."""
+
+    name: str
+    asked: Wants
+    weight: float
+
+
+class Reward:
+    """Kernel of `reward`: each function runs in a child process of its own, all at once.
+
+    params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or `drop_group`; scope:
+    `row` or `group`, the least rows that a function is given when a failed call is repeated; inproc: call the
+    functions in this process (no time limit).
+    """
+
+    def __init__(self) -> None:
+        self._scorers: Scorers | None = None
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Start the children. Raises KernelError where a function cannot be shipped, GraphError where it cannot fit."""
+        fns = tuple(node.params["fns"])
+        weights = node.params.get("weights") or (1.0,) * len(fns)
+        self._node, self._session = node.name, session
+        self._functions = [
+            Function(name=name, asked=wants(fn), weight=weight)
+            for name, fn, weight in zip(reward_names(fns), fns, weights, strict=True)
+        ]
+        self._timeout = float(node.params.get("timeout", 30.0))
+        self._drop = node.params.get("on_error", "stop") == "drop_group"
+        self._by_group = node.params.get("scope", "row") == "group"
+        names = [f.name for f in self._functions]
+        self._scorers = InProcess(fns) if node.params.get("inproc") else Children(names, fns, self._timeout)
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch with `reward` and, nullable, `reward/<function>`; rows given up are missing and tombstoned.
+
+        Raises KernelError naming function and rows where a call fails and on_error is `stop`.
+        """
+        rows = chunk.inputs["rows"]
+        calls = {i: columns_for(f, rows) for i, f in enumerate(self._functions)} if len(rows) else {}
+        outcomes = self._call(calls)
+        values = np.full((len(rows), len(self._functions)), np.nan)
+        lost = np.zeros(len(rows), dtype=bool)
+        for i, records in calls.items():
+            fault = outcomes[i].fault
+            if fault is None:
+                self._accept(i, outcomes[i], values, slice(None))
+            else:
+                self._narrow(i, fault, records, chunk, values, lost)
+        lost |= self._none_applied(chunk, values, lost)
+        if not lost.all():
+            yield self._batch(chunk.keys.take(~lost), values[~lost])
+
+    def close(self) -> None:
+        """End the children; those still busy are killed."""
+        if self._scorers is not None:
+            self._scorers.close()
+
+    def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
+        assert self._scorers is not None, "run before open"
+        return self._scorers.score(calls)
+
+    def _narrow(
+        self, i: int, fault: Fault, records: pa.RecordBatch, chunk: Chunk, values: np.ndarray, lost: np.ndarray
+    ) -> None:
+        """After a fault: call again on the smallest units in a fresh process, to find the rows that it comes from."""
+        units = _units(chunk.keys, self._by_group)
+        if len(units) == 1:
+            self._give_up(i, fault, units[0], records, chunk, lost)
+            return
+        assert self._scorers is not None, "run before open"
+        self._scorers.replace(i)
+        again = 0
+        for unit in units:
+            outcome = self._call({i: records.slice(unit.start, unit.stop - unit.start)})[i]
+            if outcome.fault is None:
+                self._accept(i, outcome, values, unit)
+            else:
+                again += 1
+                self._give_up(i, outcome.fault, unit, records, chunk, lost)
+        if again:
+            return
+        self._session.metric(f"reward/{self._functions[i].name}/passed_when_repeated", 1.0)
+        if fault.kind in ("type", "length", "value"):
+            # It answers wrongly only for rows together: which rows share a chunk is chance, so no answer of it holds.
+            raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
+
+    def _accept(self, i: int, outcome: Outcome, values: np.ndarray, unit: slice) -> None:
+        values[unit, i] = np.array(outcome.values, dtype=np.float64)  # None becomes NaN
+        for name, value in outcome.metrics:
+            self._session.metric(f"reward/{self._functions[i].name}/{name}", value)
+
+    def _give_up(
+        self, i: int, fault: Fault, unit: slice, records: pa.RecordBatch, chunk: Chunk, lost: np.ndarray
+    ) -> None:
+        message = self._message(i, fault, unit, records, chunk)
+        if not self._drop:
+            raise KernelError(message)
+        self._tombstone(chunk.keys, np.flatnonzero(~lost[unit]) + unit.start, message)
+        lost[unit] = True
+
+    def _tombstone(self, keys: Keys, rows: Sequence[int] | np.ndarray, message: str) -> None:
+        for key in keys.take(np.asarray(rows, dtype=np.int64)).rows():
+            self._session.tombstone(key, message)
+
+    def _none_applied(self, chunk: Chunk, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
+        """bool [rows]: rows for which every function returned None; an error unless they may be given up."""
+        nothing = np.isnan(values).all(axis=1) & ~lost
+        for row in np.flatnonzero(nothing).tolist():
+            message = (
+                f"node {self._node!r}: no reward for {_shown(chunk, slice(row, row + 1))}: "
+                f"{', '.join(f.name for f in self._functions)} returned None. "
+                'Fix: a function that applies to every row, or on_error="drop_group" to go on without such rows.'
+            )
+            if not self._drop:
+                raise KernelError(message)
+            self._tombstone(chunk.keys, [row], message)
+        return nothing
+
+    def _batch(self, keys: Keys, values: np.ndarray) -> Batch:
+        weights = np.array([f.weight for f in self._functions], dtype=np.float64)
+        total = np.nansum(values * weights, axis=1)  # in double, and only then to float32
+        columns = {"reward": pa.array(total.astype(np.float32))}
+        for i, function in enumerate(self._functions):
+            column = values[:, i]
+            columns[f"reward/{function.name}"] = pa.array(column.astype(np.float32), mask=np.isnan(column))
+        return Batch.make(keys, columns, RewardSchema)
+
+    def _message(self, i: int, fault: Fault, unit: slice, records: pa.RecordBatch, chunk: Chunk) -> str:
+        first = records.column("completion")[unit.start].as_py()
+        shown = first if len(first) <= 80 else first[:80] + "..."
+        limit = f" after {self._timeout:g} s" if fault.kind == "timeout" else ""
+        return (
+            f"node {self._node!r}: reward {self._functions[i].name!r} {fault.text}{limit} ({_shown(chunk, unit)}); "
+            f"first completion: {shown!r}. Fix: {_FIXES[fault.kind]}." + (f"\n{fault.detail}" if fault.detail else "")
+        )
+
+
+def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
+    """What one function is sent: completions, and of the other columns those that its signature takes.
+
+    Raises KernelError where a column that it cannot do without is not there.
+    """
+    there = rows.names
+    for keyword in function.asked.required - {"log_metric", "log_extra"}:
+        if _COLUMN_OF.get(keyword, keyword) not in there:
+            data = ", ".join(n for n in there if n not in _ENGINES) or "no other columns"
+            raise KernelError(
+                f"reward {function.name!r}: wants {keyword!r}, data has: {data}. "
+                f"Fix: a column {keyword!r} in the data, or a default for this parameter."
+            )
+    names = [name for name in there if name == "completion" or _is_taken(name, function.asked)]
+    records = rows.records.select(names)
+    chat = "prompt" in there and is_conversational(rows.records.schema.field("prompt").type)
+    return records.replace_schema_metadata({CONVERSATIONAL: b"1"} if chat else None)
+
+
+def _is_taken(column: str, asked: Wants) -> bool:
+    keyword = "prompts" if column == "prompt" else column
+    return keyword in asked.names or (asked.everything and (keyword in PASSED or column not in _ENGINES))
+
+
+def _units(keys: Keys, by_group: bool) -> list[slice]:
+    """The smallest runs of rows that a function may be called on: rows, or the rows of one prompt."""
+    if not by_group:
+        return [slice(row, row + 1) for row in range(len(keys))]
+    edges = np.flatnonzero(np.diff(keys.position)) + 1
+    bounds = [0, *edges.tolist(), len(keys)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def _shown(chunk: Chunk, unit: slice) -> str:
+    """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and the last row."""
+    keys = chunk.keys
+    ends = [f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)]
+    step = f", step {chunk.step}" if chunk.step else ""
+    return (f"row {ends[0]}" if ends[0] == ends[1] else f"rows {ends[0]} to {ends[1]}") + step
+
+

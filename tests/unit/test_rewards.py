@@ -1,0 +1,197 @@
+"""Reward functions as declared: what they want, their names, verl's adapter, the scorers of tasks; and one call."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataflow.errors import GraphError
+from operators import tasks
+from operators.kernels.scoring_child import CONVERSATIONAL, Scorer
+from operators.rewards import RewardFn, reward_columns, reward_name, reward_names, verl_reward, wants
+
+
+def trl_reward(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
+    return [1.0 if c == a else 0.0 for c, a in zip(completions, answer, strict=True)]
+
+
+def strict(
+    prompts: list[str], completions: list[str], solution: list[str], log_metric: Any, hint: Any = None
+) -> list[float]:
+    log_metric("shown", len(prompts))
+    return [float(s in c) for c, s in zip(completions, solution, strict=True)]
+
+
+class Judge:
+    def __call__(self, completions: list[str]) -> list[float]:
+        return [0.5] * len(completions)
+
+
+def records(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_a_trl_function_is_a_reward_fn_for_the_type_checker_and_names_its_columns() -> None:
+    fn: RewardFn = trl_reward
+    assert reward_columns(fn) == ("answer", "*")
+    assert reward_columns(strict) == ("solution", "hint")
+    assert wants(strict).required == {"prompts", "completions", "solution", "log_metric"}
+
+
+def test_names_come_from_functions_partials_lambdas_and_classes_and_repeat_with_a_suffix() -> None:
+    partial = functools.partial(strict, hint=1)
+    assert reward_name(partial) == "strict"
+    assert reward_names([trl_reward, lambda completions: [], Judge(), trl_reward, trl_reward]) == (
+        "trl_reward",
+        "lambda",
+        "Judge",
+        "trl_reward_2",
+        "trl_reward_3",
+    )
+
+
+def test_functions_that_cannot_be_called_with_keywords_are_refused() -> None:
+    def positional(completions: list[str], /) -> list[float]:
+        return []
+
+    def trl_only(completions: list[str], trainer_state: Any) -> list[float]:
+        return []
+
+    with pytest.raises(GraphError, match="positional-only"):
+        wants(positional)
+    with pytest.raises(GraphError, match="trainer_state"):
+        wants(trl_only)
+
+
+def test_one_call_gets_exactly_what_the_signature_takes() -> None:
+    seen: dict[str, Any] = {}
+
+    def spy(completions: list[str], **kwargs: Any) -> list[float]:
+        seen.update(kwargs, completions=completions)
+        return [0.0, 1.0]
+
+    ids = pa.array([[1, 2], [3]], type=pa.large_list(pa.int32()))
+    batch = records(prompt=["p", "q"], completion=["a", "b"], completion_ids=ids, answer=["x", None])
+    assert Scorer(spy).score(batch).values == [0.0, 1.0]
+    assert seen == {
+        "prompts": ["p", "q"],
+        "completions": ["a", "b"],
+        "completion_ids": [[1, 2], [3]],
+        "answer": ["x", None],
+    }
+
+
+def test_conversational_prompts_make_message_list_completions() -> None:
+    def reads(completions: list[list[dict[str, str]]]) -> list[float]:
+        return [float(c[0]["role"] == "assistant") + float(c[0]["content"]) for c in completions]
+
+    batch = records(completion=["2", "3"]).replace_schema_metadata({CONVERSATIONAL: b"1"})
+    assert Scorer(reads).score(batch).values == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "returned, kind, text",
+    [
+        ([1.0], "length", "returned 1 values for 2 completions"),
+        ([1.0, float("nan")], "value", "returned nan as value 1 of 2"),
+        ([float("inf"), 0.0], "value", "returned inf as value 0"),
+        ([1e39, 0.0], "value", "returned 1e+39"),
+        (["1.0", 0.0], "value", "returned '1.0' as value 0"),
+        (1.0, "type", "returned float"),
+        ({"score": 1.0}, "type", "returned dict"),
+        (None, "type", "returned NoneType"),
+        ((x for x in (0.0, 1.0)), "type", "returned generator"),
+    ],
+)
+def test_what_is_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: str) -> None:
+    outcome = Scorer(lambda completions: returned).score(records(completion=["a", "b"]))
+    assert outcome.fault is not None
+    assert outcome.fault.kind == kind
+    assert text in outcome.fault.text
+
+
+@pytest.mark.parametrize("returned", [(True, 0), np.array([1.0, 0.0], np.float32), [np.float32(1), np.int64(0)]])
+def test_numbers_of_other_kinds_are_taken(returned: Any) -> None:
+    assert Scorer(lambda completions: returned).score(records(completion=["a", "b"])).values == [1.0, 0.0]
+
+
+def test_a_raised_error_shows_the_users_frames_only() -> None:
+    def broken(completions: list[str]) -> list[float]:
+        return [1 / 0]
+
+    fault = Scorer(broken).score(records(completion=["a"])).fault
+    assert fault is not None
+    assert fault.text == "raised ZeroDivisionError: division by zero"
+    assert "in broken" in fault.detail
+    assert "scoring_child" not in fault.detail
+
+
+def test_async_functions_are_awaited_on_one_loop() -> None:
+    async def judge(completions: list[str]) -> list[float | None]:
+        return [None, 2.0]
+
+    scorer = Scorer(judge)
+    for _ in range(2):
+        assert scorer.score(records(completion=["a", "b"])).values == [None, 2.0]
+    scorer.close()
+
+
+def verl_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+    score = float(solution_str == ground_truth)
+    return {"score": score, "acc": score, "pred": solution_str} if data_source == "math" else score
+
+
+async def verl_score_async(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(solution_str == ground_truth and extra_info["index"] == 1)
+
+
+VERL = {
+    "completion": ["4", "5"],
+    "data_source": ["math", "other"],
+    "reward_model": [{"style": "rule", "ground_truth": "4"}, {"style": "rule", "ground_truth": "4"}],
+    "extra_info": [{"split": "train", "index": 1}, {"split": "train", "index": 2}],
+}
+
+
+@pytest.mark.parametrize("compute, metrics", [(verl_score, [("acc", 1.0)]), (verl_score_async, [])])
+def test_verl_functions_run_through_the_adapter(compute: Callable[..., Any], metrics: list[Any]) -> None:
+    fn = verl_reward(compute)
+    outcome = Scorer(fn).score(records(**VERL))
+    assert (outcome.fault, outcome.values, outcome.metrics) == (None, [1.0, 0.0], metrics)
+    assert reward_name(fn) == compute.__name__
+    assert reward_columns(fn) == ("data_source", "reward_model", "extra_info")
+
+
+SPELL = "spell_backward?size=4&seed=1&min_word_len=6&max_word_len=6"
+
+
+def test_exact_match_is_not_fooled_by_partial_credit_that_rounds_to_one() -> None:
+    entry = json.dumps({"question": "q", "answer": "abcdef", "metadata": {}})
+    overrun, right = "abcdefxyz", "abcdef"
+    [score] = tasks.task_score([overrun], [entry], [SPELL])
+    assert score != 1.0
+    assert np.float32(score) == 1.0  # the trap
+    assert tasks.exact_match([overrun, right], [entry, entry], [SPELL, SPELL]) == [0.0, 1.0]
+
+
+def test_task_rewards_score_the_rows_of_their_table_and_read_messages() -> None:
+    table = tasks.task_table(tasks.PREFIX + SPELL).to_pydict()
+    assert tasks.exact_match(table["answer"], table["entry"], table["task"]) == [1.0] * 4
+    chat = [[{"role": "assistant", "content": a}] for a in table["answer"]]
+    assert tasks.task_score(chat, table["entry"], table["task"]) == [1.0] * 4
+    assert reward_columns(tasks.exact_match) == ("entry", "task")
+
+
+def test_declarations_and_scoring_import_no_torch() -> None:
+    names = ("rewards", "tasks", "data_files", "kernels.scoring", "kernels.data")
+    imports = ", ".join(f"operators.{name}" for name in names)
+    code = f"import sys, {imports}; sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
