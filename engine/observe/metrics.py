@@ -74,10 +74,15 @@ class StepMetrics:
 
 def _combine(name: str, values: list[float], counts: list[float]) -> float:
     if name.endswith("/max"):
-        return math.nan if any(map(math.isnan, values)) else float(max(values))
+        return math.nan if any(map(math.isnan, values)) else float(max(values, key=_rank))
     if name.endswith("/min"):
-        return math.nan if any(map(math.isnan, values)) else float(min(values))
+        return math.nan if any(map(math.isnan, values)) else float(min(values, key=_rank))
     return _sum([v * c for v, c in zip(values, counts, strict=True)]) / _sum(counts)
+
+
+def _rank(value: float) -> tuple[float, float]:
+    """-0.0 before 0.0, which compare as equal: which of them is the greatest must not depend on their order."""
+    return value, math.copysign(1.0, value)
 
 
 def _sum(values: list[float]) -> float:

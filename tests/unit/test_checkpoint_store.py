@@ -37,6 +37,10 @@ def _fill(step: int) -> Callable[[Path], None]:
     return fill
 
 
+def _put(path: Path) -> None:
+    path.write_text("{}")
+
+
 def _write(store: CheckpointStore, step: int) -> Checkpoint:
     return store.write(step, _fill(step), {"step": step, "loss": 0.5})
 
@@ -72,7 +76,7 @@ def test_a_step_written_again_is_replaced_and_later_ones_go(tmp_path: Path) -> N
     store = CheckpointStore(tmp_path)
     _write(store, 3)
     _write(store, 6)
-    store.write(3, lambda d: (d / "new.txt").write_text("again") and None, {})
+    store.write(3, lambda d: _put(d / "new.txt"), {})
     assert store.steps() == [3]
     assert [p.name for p in sorted((tmp_path / "step_3").iterdir())] == [MANIFEST, "new.txt"]
     assert store.read(3).meta == {}
@@ -286,7 +290,7 @@ def test_links_and_the_manifests_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found a link"):
         store.write(1, lambda d: (d / "link").symlink_to("nowhere"), {})
     with pytest.raises(CheckpointError, match="store's own"):
-        store.write(1, lambda d: (d / MANIFEST).write_text("{}") and None, {})
+        store.write(1, lambda d: _put(d / MANIFEST), {})
     assert store.steps() == []
 
 
