@@ -76,7 +76,7 @@ def _config(where: str, base: str) -> Any:
     local = Path(base).expanduser()
     if not local.is_dir() and (base.startswith((".", "/", "~")) or base.count("/") > 1):
         raise KernelError(
-            f"{where}: expected a Hugging Face model directory as its base, found nothing at {base}. Fix: {_near(local)}."
+            f"{where}: expected a model directory as its base, found nothing at {base}. Fix: {_near(local)}."
         )
     if local.is_dir():
         for needed in ("config.json", "tokenizer_config.json"):

@@ -1,0 +1,240 @@
+"""The key-value cache of generation, and the two passes that attend through it.
+
+Owns: where keys and values of live rows lie, and attention of prompts (Prefill) and of one new
+token a row (Decode). Does not own: which rows are live (decode.py), nor the call into the
+module (attention.py).
+
+A row's keys stand in three levels, each stored once for all that share it:
+
+    prefix    what all prompts of a chunk begin with    [1]
+    prompt    the rest of one prompt                    [groups]
+    own       the row's completion                      [rows]
+
+Decode scores a level's keys against all the rows that share them in one matrix product and
+takes one softmax over the three. Shapes: R rows, G groups, K key heads, r query heads a key
+head, D head dim, L keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from operators.kernels.torch.attention import attend_packed
+
+
+@dataclass(slots=True)
+class Level:
+    """Keys and values of one layer at one level: [holders, K, L, D] with room to grow in holders and L."""
+
+    keys: Tensor
+    values: Tensor
+
+    def reserve(self, holders: int, length: int) -> None:
+        """Make room, at least doubling what grows. New room is zero: 0 times garbage may be NaN."""
+        self.keys, self.values = _room(self.keys, holders, length), _room(self.values, holders, length)
+
+    def move(self, source: Tensor, target: Tensor, holders: int) -> None:
+        """Copy holders `source` over holders `target`; all of them are below `holders`."""
+        self.reserve(holders, 0)
+        for held in (self.keys, self.values):
+            held[target] = held[source]
+
+
+def _room(held: Tensor, holders: int, length: int) -> Tensor:
+    have, heads, long, dim = held.shape
+    if holders <= have and length <= long:
+        return held
+    wider = have if holders <= have else max(holders, 2 * have)
+    longer = long if length <= long else max(length, 2 * long, 8)
+    new = held.new_zeros(wider, heads, longer, dim)
+    new[:have, :, :long] = held
+    return new
+
+
+@dataclass(slots=True)
+class Cache:
+    """All layers' levels. `prefix` is how many tokens all prompts share, `prompt` the longest rest."""
+
+    prefix: int = 0
+    prefixes: dict[int, Level] = field(default_factory=dict)
+    prompts: dict[int, Level] = field(default_factory=dict)
+    own: dict[int, Level] = field(default_factory=dict)
+
+    def level(self, which: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
+        """A layer's level, made empty at its first use: [tokens, K, D] says heads, dim, dtype and device."""
+        if layer not in which:
+            which[layer] = Level(*(x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value)))
+        return which[layer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """The pass of the common prefix, one row of tokens; keeps its keys."""
+
+    cache: Cache
+    longest: int
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """As AttentionPass says."""
+        keys, values = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (key, value))
+        self.cache.prefixes[layer] = Level(keys, values)
+        return attend_packed(query[None], key[None], value[None], scaling)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """The pass of some prompts' rests, packed one behind the other; keeps their keys at groups first, first + 1, ...
+
+    place: int64 [tokens], where each token goes in [groups, width], width being the longest rest; None where all are
+    that long.
+    """
+
+    cache: Cache
+    first: int
+    groups: int
+    width: int
+    place: Tensor | None
+    mask: Tensor | None
+    """bool [width, prefix + width] where there is a prefix; the same for all groups."""
+
+    @property
+    def longest(self) -> int:
+        return self.cache.prefix + self.width
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """As AttentionPass says. Rests are padded to the right here and nowhere else."""
+        q, k, v = (self._padded(x) for x in (query, key, value))
+        level = self.cache.level(self.cache.prompts, layer, key, value)
+        level.reserve(self.first + self.groups, self.width)
+        held = slice(self.first, self.first + self.groups)
+        level.keys[held, :, : self.width] = k.transpose(1, 2)
+        level.values[held, :, : self.width] = v.transpose(1, 2)
+        out = attend_packed(q, k, v, scaling) if self.mask is None else self._after_prefix(layer, q, k, v, scaling)
+        flat = out.reshape(self.groups * self.width, *out.shape[2:])
+        return flat if self.place is None else flat[self.place]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """[tokens, heads, D] -> [groups, width, heads, D]."""
+        if self.place is None:
+            return x.reshape(self.groups, self.width, *x.shape[1:])
+        room = x.new_zeros(self.groups * self.width, *x.shape[1:])
+        room[self.place] = x
+        return room.view(self.groups, self.width, *x.shape[1:])
+
+    def _after_prefix(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+        prefix = self.cache.prefixes[layer]
+        keys = torch.cat([prefix.keys.expand(self.groups, -1, -1, -1), k.transpose(1, 2)], 2)
+        values = torch.cat([prefix.values.expand(self.groups, -1, -1, -1), v.transpose(1, 2)], 2)
+        out = scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, attn_mask=self.mask, scale=scaling, enable_gqa=q.shape[2] != k.shape[2]
+        )
+        return out.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """The pass of one new token for each of the live rows, which stand at own[0 .. rows - 1].
+
+    members: the most rows that any live group has. place: int64 [rows], where each row goes in [groups, members];
+    None where that is where it stands. last: int64 [rows], the index that the new token takes among the row's own;
+    longest_own the greatest of them plus 1. own_bias [rows, 1, 1, longest_own] and prompt_bias [groups, 1, 1, width]
+    are 0 or -inf; None where every key counts.
+    """
+
+    cache: Cache
+    rows: int
+    groups: int
+    members: int
+    width: int
+    longest_own: int
+    place: Tensor | None
+    last: Tensor
+    own_bias: Tensor | None
+    prompt_bias: Tensor | None
+
+    @property
+    def longest(self) -> int:
+        return self.cache.prefix + self.width + self.longest_own
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """As AttentionPass says."""
+        cache, heads, dim = self.cache, key.shape[1], query.shape[2]
+        own = self._written(layer, key, value)
+        q = (query * scaling).view(self.rows, heads, -1, dim)
+        prompt = cache.prompts[layer]
+        scores = [self._own_scores(own, q), self._prompt_scores(prompt, q)]
+        if cache.prefix:
+            scores.append(self._prefix_scores(cache.prefixes[layer], q))
+        weights = torch.softmax(torch.cat(scores, -1), -1, dtype=torch.float32).to(query.dtype)
+        parts = weights.split([s.shape[-1] for s in scores], -1)
+        out = self._own_values(own, parts[0]) + self._prompt_values(prompt, parts[1])
+        if cache.prefix:
+            out += self._prefix_values(cache.prefixes[layer], parts[2])
+        return out.reshape(self.rows, query.shape[1], -1)
+
+    def _written(self, layer: int, key: Tensor, value: Tensor) -> Level:
+        own = self.cache.level(self.cache.own, layer, key, value)
+        own.reserve(self.rows, self.longest_own)
+        if self.own_bias is None:
+            own.keys[: self.rows, :, self.longest_own - 1] = key
+            own.values[: self.rows, :, self.longest_own - 1] = value
+        else:
+            rows = torch.arange(self.rows, device=key.device)
+            own.keys[rows, :, self.last] = key
+            own.values[rows, :, self.last] = value
+        return own
+
+    # Own level: [R, K, r, D] with [R, K, L, D].
+
+    def _own_scores(self, own: Level, q: Tensor) -> Tensor:
+        scores = q @ own.keys[: self.rows, :, : self.longest_own].transpose(2, 3)
+        return scores if self.own_bias is None else scores + self.own_bias
+
+    def _own_values(self, own: Level, weights: Tensor) -> Tensor:
+        return weights @ own.values[: self.rows, :, : self.longest_own]
+
+    # Prompt level: the rows of a group side by side, [G, K, members * r, D] with [G, K, L, D].
+
+    def _prompt_scores(self, prompt: Level, q: Tensor) -> Tensor:
+        scores = self._by_group(q) @ prompt.keys[: self.groups, :, : self.width].transpose(2, 3)
+        if self.prompt_bias is not None:
+            scores = scores + self.prompt_bias
+        return self._by_row(scores)
+
+    def _prompt_values(self, prompt: Level, weights: Tensor) -> Tensor:
+        return self._by_row(self._by_group(weights) @ prompt.values[: self.groups, :, : self.width])
+
+    def _by_group(self, x: Tensor) -> Tensor:
+        """[R, K, r, X] -> [G, K, members * r, X]."""
+        _, heads, shared, last = x.shape
+        if self.place is not None:
+            room = x.new_zeros(self.groups * self.members, heads, shared, last)
+            room[self.place] = x
+            x = room
+        x = x.view(self.groups, self.members, heads, shared, last).transpose(1, 2)
+        return x.reshape(self.groups, heads, self.members * shared, last)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """The inverse of _by_group."""
+        groups, heads, _, last = x.shape
+        x = x.view(groups, heads, self.members, -1, last).transpose(1, 2)
+        x = x.reshape(groups * self.members, heads, -1, last)
+        return x if self.place is None else x[self.place]
+
+    # Prefix level: all rows side by side, [K, R * r, D] with [K, L, D].
+
+    def _prefix_scores(self, prefix: Level, q: Tensor) -> Tensor:
+        return self._spread(self._gathered(q) @ prefix.keys[0].transpose(1, 2))
+
+    def _prefix_values(self, prefix: Level, weights: Tensor) -> Tensor:
+        return self._spread(self._gathered(weights) @ prefix.values[0])
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1).reshape(x.shape[1], -1, x.shape[3])
+
+    def _spread(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], self.rows, -1, x.shape[2]).transpose(0, 1)

@@ -1,0 +1,292 @@
+"""The decode loop: rows admitted into slots, one token a row and step, finished rows dropped at once.
+
+Owns: which rows are live and where they stand in the cache, and when a row ends. Does not own:
+attention and its cache (cache.py), the choice of a token (sampling.py), columns (generate.py).
+
+Rows wait in their order. A slot is refilled when an eighth of all slots is free (a prefill of one
+prompt costs nearly as much as one of several). No forward ever holds a row that has ended: the
+last live rows move into the slots that fall free. A row's tokens depend on its prompt, its random
+stream and the weights; on its company only through the rounding of batched products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dataflow.batch import Ragged
+from dataflow.randomness import uniform
+from operators.kernels.torch.attention import forward, hidden
+from operators.kernels.torch.cache import Cache, Common, Decode, Prefill
+from operators.kernels.torch.sampling import Sampling, sample
+
+LEAST_PREFIX = 8
+"""Tokens that all prompts must share before they are kept apart: a level costs some small products a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to write: n rows for each prompt, row i for prompt i // n.
+
+    seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped: given the tails of
+    some rows as int32 ids, says which of them hold a stop string (None where there are none); window: how many of the
+    last tokens it wants. slots: rows decoded at once. budget: most tokens of one prefill.
+    """
+
+    prompts: Ragged
+    n: int
+    seeds: np.ndarray
+    max_tokens: int
+    how: Sampling
+    ends: np.ndarray
+    slots: int
+    budget: int
+    stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
+    window: int = 0
+
+
+@dataclass(slots=True)
+class Written:
+    """What was written so far: tokens int32 and logprobs float32 [rows, room], length int32 and stop bool [rows]."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    length: np.ndarray
+    stop: np.ndarray
+
+    @staticmethod
+    def empty(rows: int) -> Written:
+        """Nothing, for so many rows."""
+        return Written(
+            np.zeros((rows, 0), np.int32),
+            np.zeros((rows, 0), np.float32),
+            np.zeros(rows, np.int32),
+            np.zeros(rows, bool),
+        )
+
+    def append(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """One more token for each of some rows."""
+        where = self.length[rows]
+        room = self.tokens.shape[1]
+        if where.max() >= room:
+            more = ((0, 0), (0, max(16, room)))
+            self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
+        self.tokens[rows, where] = tokens
+        self.logprobs[rows, where] = logprobs
+        self.length[rows] = where + 1
+
+
+@dataclass(slots=True)
+class Counts:
+    """rows: summed over all decode forwards. slots: those that there were for them."""
+
+    rows: int = 0
+    slots: int = 0
+
+
+class Decoder:
+    """Runs one Task on one module; `finished` drives it, `written` holds the result."""
+
+    def __init__(self, module: PreTrainedModel, task: Task) -> None:
+        rows = len(task.prompts) * task.n
+        self.module, self.task, self.device = module, task, module.device
+        self.written = Written.empty(rows)
+        self.counts = Counts()
+        self._slots = min(task.slots, rows)
+        self._lengths = task.prompts.lengths
+        self._cache = Cache(prefix=common_prefix(task.prompts))
+        self._waiting = 0  # the first row that was not admitted yet
+        self._row = np.zeros(0, np.int64)  # [live]: the row in each slot
+        self._prompt = np.zeros(0, np.int64)  # [groups]: the prompt that stands in each group of the cache
+        self._group = np.zeros(len(task.prompts), np.int64)  # [prompts]: the inverse, where it stands there at all
+        self._next: Tensor | None = None  # logits behind the last prompt that was prefilled, its rows may still wait
+        self._layout: tuple[int, Tensor | None] | None = None  # members and place, while the live rows stay the same
+
+    def finished(self) -> Iterator[np.ndarray]:
+        """Write all rows; yields, after each step in which rows ended, which ones."""
+        rows = len(self.written.length)
+        while self._waiting < rows or len(self._row):
+            free = self._slots - len(self._row)
+            admit = self._waiting < rows and free >= min(max(1, self._slots // 8), rows - self._waiting)
+            done = self._admit(min(free, rows - self._waiting)) if admit else self._step()
+            if len(done):
+                yield done
+
+    @torch.inference_mode()
+    def _admit(self, count: int) -> np.ndarray:
+        """Prefill the prompts of the next rows, write each row's first token; returns the rows that ended with it."""
+        first, n = self._waiting, self.task.n
+        rows = np.arange(first, first + count)
+        begun = -(-first // n)  # prompts before this one are in the cache already
+        fresh = np.arange(begun, rows[-1] // n + 1)
+        logits = [] if self._next is None or first % n == 0 else [self._next]
+        logits += [self._prefill(part) for part in _budgeted(fresh, self._lengths[fresh], self.task.budget)]
+        known = torch.cat(logits)
+        self._next, self._waiting = known[-1:], first + count
+        before = np.zeros(len(self._row), bool)
+        self._row, self._layout = np.concatenate([self._row, rows]), None
+        ended = self._write(rows, known[self._to(rows // n - first // n)])
+        return self._drop(np.concatenate([before, ended]))
+
+    def _prefill(self, prompts: np.ndarray) -> Tensor:
+        """Logits behind each of some prompts [prompts, vocabulary]; their keys go to the end of the groups."""
+        cache, ids, prefix = self._cache, self.task.prompts, self._cache.prefix
+        if prefix and not cache.prefixes:
+            shared = torch.from_numpy(ids[0][:prefix].astype(np.int64)).to(self.device)
+            common = Common(cache=cache, longest=prefix)
+            hidden(self.module, shared, torch.arange(prefix, device=self.device), common)
+        lengths = self._lengths[prompts] - prefix
+        segment = np.repeat(np.arange(len(prompts)), lengths)
+        ends = np.cumsum(lengths)
+        within = np.arange(ends[-1]) - (ends - lengths)[segment]
+        tokens = ids.values[(ids.offsets[prompts] + prefix)[segment] + within]
+        width = int(lengths.max())
+        even = (lengths == width).all()
+        one = Prefill(
+            cache=cache,
+            first=len(self._prompt),
+            groups=len(prompts),
+            width=width,
+            place=None if even else self._to(segment * width + within),
+            mask=_after(prefix, width, self.device) if prefix else None,
+        )
+        self._group[prompts] = len(self._prompt) + np.arange(len(prompts))
+        self._prompt = np.concatenate([self._prompt, prompts])
+        return forward(self.module, self._to(tokens), self._to(prefix + within), one, keep=self._to(ends - 1))
+
+    @torch.inference_mode()
+    def _step(self) -> np.ndarray:
+        """One more token for each live row; returns the rows that ended with it."""
+        rows = self._row
+        last = self.written.length[rows].astype(np.int64) - 1
+        ids = self.written.tokens[rows, last]
+        positions = self._lengths[rows // self.task.n] + last
+        logits = forward(self.module, self._to(ids), self._to(positions), self._pass(last))
+        self.counts.rows += len(rows)
+        self.counts.slots += self._slots
+        return self._drop(self._write(rows, logits))
+
+    def _pass(self, last: np.ndarray) -> Decode:
+        if self._layout is None:
+            self._layout = self._arranged()
+        members, place = self._layout
+        widths = self._lengths[self._prompt] - self._cache.prefix
+        index, longest = self._to(last), int(last.max()) + 1
+        return Decode(
+            cache=self._cache,
+            rows=len(last),
+            groups=len(self._prompt),
+            members=members,
+            width=int(widths.max()),
+            longest_own=longest,
+            place=place,
+            last=index,
+            own_bias=None if (last == last[0]).all() else _bias(index + 1, longest, self.module.dtype),
+            prompt_bias=None
+            if (widths == widths[0]).all()
+            else _bias(self._to(widths), int(widths.max()), self.module.dtype),
+        )
+
+    def _arranged(self) -> tuple[int, Tensor | None]:
+        """How many rows a group has at most, and where each row goes in [groups, members]."""
+        group = self._group[self._row // self.task.n]
+        order = np.argsort(group, kind="stable")
+        counts = np.bincount(group, minlength=len(self._prompt))
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        members = int(counts.max())
+        place = group * members + rank
+        full = len(place) == members * len(counts)
+        return members, None if full and (place == np.arange(len(place))).all() else self._to(place)
+
+    def _write(self, rows: np.ndarray, logits: Tensor) -> np.ndarray:
+        """Sample and record one token a row; returns bool [rows], whether the row ended with it."""
+        task, written = self.task, self.written
+        draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
+        tokens, logprobs = (x.cpu().numpy() for x in sample(logits, draws, task.how))
+        written.append(rows, tokens, logprobs)
+        stop = np.isin(tokens, task.ends)
+        if task.stopped is not None:
+            lengths = written.length[rows]
+            tails = [written.tokens[r, max(0, e - task.window) : e] for r, e in zip(rows, lengths, strict=True)]
+            stop |= task.stopped(tails)
+        written.stop[rows] = stop
+        return stop | (written.length[rows] >= task.max_tokens)
+
+    def _drop(self, ended: np.ndarray) -> np.ndarray:
+        """Take the ended rows out of their slots; returns which they were."""
+        done = self._row[ended]
+        if not len(done):
+            return done
+        kept, source, target = _moves(~ended)
+        self._move(self._cache.own, source, target)
+        self._row[target] = self._row[source]
+        self._row, self._layout = self._row[:kept], None
+        self._drop_groups()
+        return done
+
+    def _drop_groups(self) -> None:
+        """Take prompts without live or waiting rows out of the cache, once a quarter of them is."""
+        used = np.bincount(self._group[self._row // self.task.n], minlength=len(self._prompt)) > 0
+        if self._waiting % self.task.n:
+            used[self._group[self._waiting // self.task.n]] = True
+        if 4 * used.sum() > 3 * len(used):
+            return
+        kept, source, target = _moves(used)
+        self._move(self._cache.prompts, source, target)
+        self._prompt[target] = self._prompt[source]
+        self._prompt = self._prompt[:kept]
+        self._group[self._prompt] = np.arange(kept)
+
+    def _move(self, levels: dict, source: np.ndarray, target: np.ndarray) -> None:
+        if len(source):
+            here, there = self._to(source), self._to(target)
+            for level in levels.values():
+                level.move(here, there, int(source[-1]) + 1)
+
+    def _to(self, index: np.ndarray) -> Tensor:
+        return torch.from_numpy(index.astype(np.int64, copy=False)).to(self.device)
+
+
+def common_prefix(prompts: Ragged) -> int:
+    """How many tokens all prompts begin with, each keeping one of its own; 0 where that is too few to matter."""
+    least = int(prompts.lengths.min()) - 1
+    if len(prompts) < 2 or least < LEAST_PREFIX:
+        return 0
+    heads = prompts.values[prompts.offsets[:-1, None] + np.arange(least)]
+    differs = (heads != heads[0]).any(0)
+    length = int(differs.argmax()) if differs.any() else least
+    return length if length >= LEAST_PREFIX else 0
+
+
+def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Prompts in order, cut so that each part, padded to its longest, stays in the budget; at least one a part."""
+    cuts, begin, longest = [], 0, 0
+    for index, length in enumerate(lengths.tolist()):
+        longest = max(longest, length)
+        if index > begin and longest * (index - begin + 1) > budget:
+            cuts.append(index)
+            begin, longest = index, length
+    return [part for part in np.split(prompts, cuts) if len(part)]
+
+
+def _moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """How many are alive, and which to move where so that they stand first: those behind fill the holes before."""
+    kept = int(alive.sum())
+    return kept, kept + np.flatnonzero(alive[kept:]), np.flatnonzero(~alive[:kept])
+
+
+def _after(prefix: int, width: int, device: torch.device) -> Tensor:
+    """bool [width, prefix + width]: all of the prefix, and causally the rest."""
+    return torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril(prefix)
+
+
+def _bias(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
+    """[holders, 1, 1, longest]: 0 for the first `lengths` keys of each, -inf behind them."""
+    behind = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
+    return torch.zeros(behind.shape, dtype=dtype, device=lengths.device).masked_fill_(behind, -torch.inf)[:, None, None]

@@ -1,0 +1,174 @@
+"""The torch kernel of `generate`: prompts in, rollouts out.
+
+Owns: the node's parameters, the tokenizer, the columns of Rollout, the version on record, and
+in which batches rows leave. Does not own: the decode loop (decode.py), nor the weights' way
+here (load is handed pieces).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from dataflow.batch import Batch, Keys, Ragged, list_array
+from dataflow.errors import DataError, KernelError
+from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.schema import Rollout
+from operators.kernels.text import load_tokenizer, prompts_of, to_ragged
+from operators.kernels.torch.decode import Decoder, Task
+from operators.kernels.torch.models import load_model, load_pieces
+from operators.kernels.torch.sampling import Sampling
+
+
+class TorchGenerate:
+    """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and prefixes.
+
+    Columns: those of Rollout that `node.returns` names (all where it names none). sampler_logprobs are those of the
+    whole distribution at the sampling temperature, before top-k and top-p (sampling.py). completion_ids end with the
+    eos where one was sampled, and with the token that completed a stop string; finish is `stop` for both, `length`
+    where max_tokens came first. The mask is 1 everywhere.
+
+    Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger one in batches of
+    at least a quarter of the slots, as they finish. Batching changes no row.
+
+    Metrics: generate/tokens, written tokens a row; generate/slot_waste, the share of rows in decode forwards that
+    wrote nothing (0: ended rows leave at once); generate/slot_idle, the share of slots without a row.
+    """
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Load tokenizer and module. Raises KernelError or DataError for a base without one of them."""
+        self._node, self._layout, self._session = node, layout, session
+        model, given = node.models["policy"], node.params
+        self._how = Sampling(
+            temperature=float(given.get("temperature", 1.0)),
+            top_p=float(given.get("top_p", 1.0)),
+            top_k=int(given.get("top_k", 0)),
+        )
+        self._n, self._max_tokens = int(given.get("n", 1)), int(given["max_tokens"])
+        if self._n < 1 or self._max_tokens < 1:
+            raise KernelError(f"{node.name}: expected n and max_tokens >= 1, found {self._n} and {self._max_tokens}.")
+        self._max_prompt: int | None = given.get("max_prompt_tokens")
+        stop = given.get("stop", ())
+        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self._version = 0
+        self._module: Any = session.module(model, lambda: load_model(model))
+        self._tokenizer: Any = load_tokenizer(model.base)
+
+    def load(self, pieces: Iterable[Piece], version: int) -> None:
+        """Take these weights in place; no pieces at all where the module is shared and already has them."""
+        load_pieces(self._module, pieces)
+        self._version = version
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.
+
+        Raises DataError for a prompt longer than max_prompt_tokens, KernelError where weights are loaded between two
+        batches of one chunk (its rows hold keys and values of the old ones).
+        """
+        if torch.get_num_threads() != self._layout.threads:
+            torch.set_num_threads(self._layout.threads)
+        keys = chunk.keys.expand(self._n)
+        if not len(keys):
+            return
+        prompts, version = self._encoded(chunk), self._version
+        decoder = Decoder(self._module, self._task(prompts, keys))
+        for rows in _whole_groups(decoder.finished(), self._n, len(keys), self._least(len(keys))):
+            yield self._batch(decoder, prompts, keys, rows, version)
+            if self._version != version:
+                raise KernelError(
+                    f"{self._node.name}: version {self._version} came between two batches of a chunk begun at "
+                    f"version {version}. Fix: load between chunks."
+                )
+        self._count(decoder)
+
+    def close(self) -> None:
+        """Let module and tokenizer go."""
+        self._module, self._tokenizer = None, None
+
+    def _encoded(self, chunk: Chunk) -> Ragged:
+        column = chunk.inputs["prompt"].array("prompt")
+        prompts = self._tokenizer.encode_prompts(prompts_of(column))
+        if self._max_prompt is not None and (prompts.lengths > self._max_prompt).any():
+            long = np.flatnonzero(prompts.lengths > self._max_prompt)
+            key, found = chunk.keys.take(long[:1]).rows()[0], int(prompts.lengths[long[0]])
+            raise DataError(
+                f"{self._node.name}: row {key}: expected at most {self._max_prompt} prompt tokens, found {found} "
+                f"({len(long)} of {len(prompts)} prompts are longer). Fix: max_prompt_tokens={found}, or filter the data."
+            )
+        return prompts
+
+    def _task(self, prompts: Ragged, keys: Keys) -> Task:
+        longest = max((len(s) for s in self._stop), default=0)
+        return Task(
+            prompts=prompts,
+            n=self._n,
+            seeds=self._session.row_seeds(keys),
+            max_tokens=self._max_tokens,
+            how=self._how,
+            ends=np.array(sorted(self._tokenizer.eos_ids), np.int64),
+            slots=self._layout.slots,
+            budget=self._layout.tokens,
+            stopped=self._holds_stop if self._stop else None,
+            # A character takes at most 4 byte-level tokens, and the last one may have begun in the token before.
+            window=4 * longest + 4,
+        )
+
+    def _holds_stop(self, tails: list[np.ndarray]) -> np.ndarray:
+        texts = self._tokenizer.decode(to_ragged([tail.tolist() for tail in tails]))
+        return np.array([any(s in text for s in self._stop) for text in texts], bool)
+
+    def _least(self, rows: int) -> int:
+        return rows if rows <= self._layout.slots else max(1, self._layout.slots // 4)
+
+    def _batch(self, decoder: Decoder, prompts: Ragged, keys: Keys, rows: np.ndarray, version: int) -> Batch:
+        """The wanted columns of some finished rows."""
+        written = decoder.written
+        lengths = written.length[rows]
+        inside = np.arange(int(lengths.max())) < lengths[:, None]
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        ids = Ragged(written.tokens[rows, : inside.shape[1]][inside], offsets)
+        make = {
+            "prompt_ids": lambda: list_array(prompts.values, prompts.offsets, pa.int32()).take(
+                pa.array(rows // self._n)
+            ),
+            "completion_ids": lambda: ids,
+            "completion_mask": lambda: ids.like(np.ones(len(ids.values), np.uint8)),
+            "completion": lambda: pa.array(self._tokenizer.decode(ids), pa.utf8()),
+            "sampler_logprobs": lambda: ids.like(written.logprobs[rows, : inside.shape[1]][inside]),
+            "version": lambda: ids.like(np.full(len(ids.values), version, np.int32)),
+            "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
+        }
+        wanted = self._node.returns or tuple(make)
+        return Batch.make(keys.take(rows), {name: make[name]() for name in make if name in wanted}, Rollout)
+
+    def _count(self, decoder: Decoder) -> None:
+        counts, lengths = decoder.counts, decoder.written.length
+        self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
+        if counts.rows:
+            # Each row's first token comes from its prompt's prefill; every later one from a decode forward.
+            wasted = counts.rows - int((lengths - 1).sum())
+            self._session.metric("generate/slot_waste", wasted / counts.rows, counts.rows)
+            self._session.metric("generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots)
+
+
+def _whole_groups(finished: Iterator[np.ndarray], n: int, rows: int, least: int) -> Iterator[np.ndarray]:
+    """Finished rows, sorted, as whole groups and at least so many at once; what is left comes at the end."""
+    left = np.full(rows // n, n)
+    ready: list[np.ndarray] = []
+    for done in finished:
+        groups = done // n
+        np.subtract.at(left, groups, 1)
+        ready.append(np.unique(groups[left[groups] == 0]))
+        if sum(map(len, ready)) * n >= least:
+            yield _rows_of(np.concatenate(ready), n)
+            ready = []
+    if any(map(len, ready)):
+        yield _rows_of(np.concatenate(ready), n)
+
+
+def _rows_of(groups: np.ndarray, n: int) -> np.ndarray:
+    return (np.sort(groups)[:, None] * n + np.arange(n)).ravel()
