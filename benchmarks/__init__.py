@@ -1,0 +1,1 @@
+"""Measurements, with the command for each published number. Owns no part of the engine; nothing imports it."""

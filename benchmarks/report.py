@@ -1,0 +1,105 @@
+"""How a benchmark says what it found: a table, a JSON file and the machine it ran on.
+
+Owns: the one form of results of all benchmarks. Does not own: measuring.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One number. `goal` is the bound it is held to, None where there is none; `least` whether it is a lower bound."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None = None
+    least: bool = True
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the goal is met; None without one."""
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.least else self.value <= self.goal
+
+    def as_json(self) -> dict[str, object]:
+        """`{name, value, unit, goal, holds}`."""
+        return {"name": self.name, "value": self.value, "unit": self.unit, "goal": self.goal, "holds": self.holds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the numbers depend on besides the code."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    python: str
+    torch: str
+    load: float
+    """Runnable processes over the last minute, others' included: above the cores, times are not to be quoted."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.processor}, {self.cores} cores, {self.memory_gib:.0f} GiB; Python {self.python}, "
+            f"torch {self.torch}; load {self.load:.1f}"
+        )
+
+
+def machine() -> Machine:
+    """The machine as it is now (Linux)."""
+    return Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        python=platform.python_version(),
+        torch=importlib.metadata.version("torch"),
+        load=os.getloadavg()[0],
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def show(title: str, results: Sequence[Result], where: Machine) -> None:
+    """Print the results as a table, and under it the machine."""
+    table = Table("what", "value", "unit", "goal", "holds", title=title)
+    for result in results:
+        held = {None: "", True: "yes", False: "NO"}[result.holds]
+        table.add_row(result.name, _number(result.value), result.unit, _goal(result), held)
+    console = Console()
+    console.print(table)
+    console.print(str(where), highlight=False)
+
+
+def write_json(path: Path, results: Sequence[Result], where: Machine) -> None:
+    """Write `[{name, value, unit, goal, holds}, ...]`, and the machine beside it as `<name>.machine.json`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
+    path.with_suffix(".machine.json").write_text(json.dumps(asdict(where), indent=2) + "\n")
+
+
+def _goal(result: Result) -> str:
+    if result.goal is None:
+        return ""
+    return f"{'>=' if result.least else '<='} {_number(result.goal)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
