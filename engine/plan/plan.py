@@ -1,0 +1,183 @@
+"""The Plan: what runs where, with what, and what that should cost.
+
+Owns: the data types only; they are immutable, printable (explain.py) and serialisable
+(to_json). Does not own: any decision (passes/), nor anything that runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dataflow.kernel import Layout
+from dataflow.regions import Region
+
+FORMAT = 1
+
+Relation = Literal["source", "same", "expand", "subset", "sink"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Columns that one input takes from one producer. `ratio`: rows of the input for each row of the producer."""
+
+    producer: str
+    columns: tuple[str, ...]
+    ratio: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedInput:
+    """One input. `gate` is the node whose rows decide which rows exist; the bytes come from the fetches' producers.
+
+    They differ behind a select, which moves no rows. `ratio`: rows of the node for each row of the gate (`parent`
+    inputs have more than one).
+    """
+
+    name: str
+    gate: str
+    fetches: tuple[Fetch, ...] = ()
+    ratio: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUse:
+    """How a node has a Model. share: name of the node whose module it uses (alias), empty where it has its own.
+
+    trained: whether the Model's versions reach it by a weight edge.
+    """
+
+    param: str
+    model: str
+    access: Literal["read", "write"]
+    trained: bool = False
+    share: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Predicted cost of a node at its greatest: bytes by part, and seconds a Step (None where nothing is known)."""
+
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedNode:
+    """One node, decided.
+
+    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt. chunking: `cohort` (the rows
+    of prompts admitted together, so that what shares a batch is decided before it starts) or `ready` (whatever has
+    come, as far as the scope allows).
+    """
+
+    name: str
+    operator: str
+    work: str
+    scope: str
+    region: Region
+    relation: Relation
+    source: str = ""
+    rows: int = 1
+    inner: int = 1
+    inputs: tuple[PlannedInput, ...] = ()
+    models: tuple[ModelUse, ...] = ()
+    kernel: str = ""
+    layout: Layout = field(default_factory=Layout)
+    workers: tuple[str, ...] = ("main",)
+    chunking: Literal["cohort", "ready"] = "cohort"
+    returns: tuple[str, ...] = ()
+    max_lag: int = 0
+    refill: bool = False
+    max_attempts: int = 10
+    every: int = 0
+    estimate: Estimate = field(default_factory=Estimate)
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The nodes whose rows it waits for."""
+        return tuple(dict.fromkeys(i.gate for i in self.inputs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSource:
+    """How a source is admitted. batch: prompts in a Step. cohort: prompts admitted together (0: all that may be)."""
+
+    name: str
+    batch: int
+    max_lag: int = 0
+    intake: Literal["exact", "admission", "drop"] = "exact"
+    cohort: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEdge:
+    """One data edge: which columns go from whom to whom, how many bytes in a Step, by which route."""
+
+    producer: str
+    consumer: str
+    columns: tuple[str, ...]
+    bytes: int
+    route: str
+    saved: int = 0
+    """Bytes of declared columns that stay where they are because nobody downstream reads them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """One Model: who writes it, who reads it and how its versions get there."""
+
+    name: str
+    base: str
+    writer: str = ""
+    readers: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Readers that share the writer's module."""
+    follows: str = ""
+    rate: float = 1.0
+    every: int = 1
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything decided. `nodes` in the order in which they can run; train nodes in the order of the sinks."""
+
+    graph: str
+    digest: str
+    seed: int
+    nodes: tuple[PlannedNode, ...]
+    sources: tuple[PlannedSource, ...]
+    models: tuple[PlannedModel, ...] = ()
+    edges: tuple[PlannedEdge, ...] = ()
+    recorded: tuple[PlannedInput, ...] = ()
+    """Columns that samples and row metrics are made of, taken when a Step has been trained."""
+    notes: tuple[str, ...] = ()
+    """What the passes pruned, derived or chose, in words."""
+
+    def node(self, name: str) -> PlannedNode:
+        """The planned node of that name; KeyError where there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Every worker that some node has."""
+        return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
+
+    def to_json(self) -> str:
+        """The plan as JSON, with its format version."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)
