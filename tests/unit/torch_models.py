@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from dataflow.batch import Batch, Keys
@@ -29,12 +29,17 @@ TEMPLATE = (
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: printable ASCII and newline, then <pad> and <eos>; 98 ids, with a chat template."""
-    vocabulary = {c: i for i, c in enumerate(CHARACTERS)} | {"<pad>": PAD, "<eos>": EOS}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    """One token a character: printable ASCII and newline, then <pad> and <eos>; 98 ids, with a chat template.
+
+    It is byte-level BPE without merges because AutoTokenizer, beside a Qwen2 config, makes a Qwen2Tokenizer whatever
+    tokenizer.json says: that one then means the same. A word-level one would silently lose its spaces there.
+    """
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocabulary = {letters.pre_tokenize_str(c)[0][0]: i for i, c in enumerate(CHARACTERS)}
+    inner = Tokenizer(models.BPE(vocabulary | {"<pad>": PAD, "<eos>": EOS}, []))
+    inner.pre_tokenizer = letters
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>")
     made.chat_template = TEMPLATE
     return made
 
