@@ -68,7 +68,9 @@ def _from_tensorboard(run: RunFolder) -> Rows:
     rows: Rows = {}
     for name in events.Tags()["scalars"]:
         for scalar in events.Scalars(name):
-            rows.setdefault(scalar.step, {})[name] = scalar.value
+            row = rows.setdefault(scalar.step, {})
+            assert name not in row, "the Step is shown twice"
+            row[name] = scalar.value
     return rows
 
 
