@@ -20,7 +20,7 @@ from dataflow.errors import DataError, nearest
 from operators import tasks
 
 Shape = Literal["trl", "verl", "messages", "text"]
-"""trl: `prompt` and dataset columns; verl: the same with `data_source` and `reward_model`; messages, text: no prompt."""
+"""trl: `prompt` and dataset columns; verl: the same with `data_source` and `reward_model`; others: no prompt."""
 
 SUFFIXES = (".parquet", ".jsonl")
 _ENDINGS = " or ".join(SUFFIXES)
@@ -43,6 +43,20 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     files = _files(data, split)
     schema = _parquet_schema(files) if _is_parquet(files) else _table(_lines(files[:1], _PEEKED_LINES)).schema
     return {field.name: _plain(field.type) for field in schema}
+
+
+def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """The columns of a source of prompts. Raises DataError as columns_of does, and where there is no prompt."""
+    columns = columns_of(data, split)
+    prompt_shape(data, columns)
+    return columns
+
+
+def demonstration_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """The columns of a source of demonstrations. Raises DataError as columns_of does, and where there are none."""
+    columns = columns_of(data, split)
+    demonstration_shape(data, columns)
+    return columns
 
 
 def read_table(data: str, split: str | None = None) -> pa.Table:

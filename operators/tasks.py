@@ -49,7 +49,8 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
     `seed` defaults to 0. Splits are by content, since rows of different seeds overlap (item i uses seed + i): `test`
     is a tenth of the questions by a hash of their case-folded text, `train` the others.
 
-    Raises DataError for an unknown task, setting or split, and where the library is not installed.
+    Raises DataError for an unknown task, setting or split, for the few tasks whose scorer reads what JSON cannot hold,
+    and where the library is not installed.
     """
     spec = data.removeprefix(PREFIX)
     if split not in (None, "train", "test"):
@@ -58,6 +59,7 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
     made = _dataset(spec)
     entries = [made[index] for index in range(len(made))]
     chosen = [e for e in entries if split is None or _held_out(e["question"]) == (split == "test")]
+    _require_json(spec, entries[:1])
     rows = [(e["question"] + task.suffix, e["answer"], json.dumps(e), spec) for e in chosen]
     return pa.table({name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(_COLUMNS.items())})
 
@@ -80,6 +82,14 @@ def task_score(completions: Sequence[Any], entry: Sequence[str], task: Sequence[
 def text_of(completion: Any) -> str:
     """A completion's text: itself, or the content of its last message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def _require_json(spec: str, entries: Sequence[dict[str, Any]]) -> None:
+    """Scorers of some tasks compare tuples, which JSON makes lists: their right answers would score as wrong."""
+    score = _dataset(spec).score_answer
+    for entry in entries:
+        if score(entry["answer"], entry) != score(entry["answer"], json.loads(json.dumps(entry))):
+            raise DataError(f"{PREFIX}{spec}: the task's entries change when they travel as JSON. Fix: another task.")
 
 
 def _held_out(question: str) -> bool:

@@ -33,7 +33,6 @@ CONVERSATIONAL = b"conversational"
 
 _LARGEST = 3.4028234663852886e38  # of float32, the type that rewards travel as
 _HEADER = struct.Struct("<Q")
-_KEYWORDS = {"prompt": "prompts", "completion": "completions"}
 
 FaultKind = Literal["raised", "type", "length", "value", "timeout", "died"]
 
@@ -118,9 +117,9 @@ def _ignore_extra(column: str, values: Sequence[Any]) -> None:
 def as_keywords(records: pa.RecordBatch) -> dict[str, Any]:
     """The columns as TRL hands them to a function: plain Python lists by keyword."""
     found: dict[str, Any] = {}
-    for name in records.schema.names:
-        keyword: str = _KEYWORDS.get(name, name)
-        found[keyword] = _as_list(name, records.column(name))
+    for name, column in zip(records.column_names, records.columns, strict=True):
+        keyword = {"prompt": "prompts", "completion": "completions"}.get(name)
+        found[keyword or name] = _as_list(name, column)
     if CONVERSATIONAL in (records.schema.metadata or {}):
         found["completions"] = [[{"role": "assistant", "content": text}] for text in found["completions"]]
     return found

@@ -1,0 +1,356 @@
+"""The reward kernel with real child processes: what functions see and print, every way to fail, and no orphans."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import KernelError
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.schema import Completion
+from operators.kernels.scoring import Reward
+from operators.kernels.scoring_process import Children, _stream
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Recorder:
+    """A Session that keeps what it is told."""
+
+    seed, rank, world = 0, 0, 1
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[str, float]] = []
+        self.tombstones: dict[tuple[int, int, int], str] = {}
+
+    def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        self.metrics.append((name, value))
+
+    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+        assert key not in self.tombstones
+        self.tombstones[key] = error
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        return np.zeros(len(keys), np.uint64)
+
+    def module(self, model: Any, make: Callable[[], Any]) -> Any:
+        return make()
+
+
+@contextmanager
+def kernel(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[Reward, Recorder]]:
+    made, session = Reward(), Recorder()
+    try:
+        made.open(KernelNode(name="score", operator="reward", params={"fns": fns, **params}), Layout(), session)
+        yield made, session
+    finally:
+        made.close()
+
+
+def chunk(completions: list[str], keys: Keys | None = None, **columns: Any) -> Chunk:
+    rows = len(completions)
+    keys = keys if keys is not None else Keys.of(range(10, 10 + rows))
+    ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))
+    columns = {"prompt": [f"p{i}" for i in range(rows)], "completion": completions, "completion_ids": ids, **columns}
+    return Chunk(id=1, step=3, keys=keys, inputs={"rows": Batch.make(keys, columns, Completion)})
+
+
+def rewards(made: Reward, work: Chunk, name: str = "reward") -> list[float]:
+    [batch] = made.run(work)
+    return batch.array(name).to_pylist()
+
+
+def same(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
+    return [1.0 if c == a else 0.0 for c, a in zip(completions, answer, strict=True)]
+
+
+def picky(completions: list[str]) -> list[float | None]:
+    """Each completion says what becomes of its row."""
+    special: dict[str, Any] = {"none": None, "nan": float("nan"), "text": "0.5"}
+    if "raise" in completions:
+        raise ValueError("boom")
+    if "hang" in completions:
+        signal.pause()
+    if "die" in completions:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "leave" in completions:
+        sys.exit(3)
+    return [special.get(c, 1.0) for c in completions if c != "short"]
+
+
+def test_a_trl_function_in_a_child_gives_reward_and_its_own_column() -> None:
+    with kernel(same) as (made, _):
+        [batch] = made.run(chunk(["a", "b"], answer=["a", "a"]))
+        assert batch.names == ["reward", "reward/same"]
+        assert batch.flat("reward").tolist() == [1.0, 0.0]
+        assert batch.array("reward").type == "float"
+        assert batch.keys.rows() == [(10, 0, 0), (11, 0, 0)]
+
+
+def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "my_rewards.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            from collections import Counter
+
+            def _score(text: str) -> float:
+                return float(Counter(text)["a"])
+
+            def count_a(prompts, completions: list[list[dict]], solution, log_metric, **kwargs) -> list[float]:
+                assert prompts[0][0]["role"] == "user"
+                log_metric("longest", max(len(c[0]["content"]) for c in completions))
+                return [_score(c[0]["content"]) + len(s) for c, s in zip(completions, solution)]
+            """
+        )
+    )
+    spec = importlib.util.spec_from_file_location("my_rewards", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["my_rewards"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    prompt = pa.array([[{"role": "user", "content": "q"}]] * 2)
+    try:
+        with kernel(module.count_a) as (made, session):
+            assert rewards(made, chunk(["aab", "b"], solution=["", "xy"], prompt=prompt)) == [2.0, 2.0]
+            assert session.metrics == [("reward/count_a/longest", 3.0)]
+    finally:
+        del sys.modules["my_rewards"]
+
+
+def test_weights_lambdas_closures_and_none_add_up_over_the_functions_that_apply() -> None:
+    offset = 10.0
+    with kernel(picky, lambda completions: [offset] * len(completions), picky, weights=(2.0, 0.5, 1.0)) as (made, _):
+        [batch] = made.run(chunk(["x", "none"]))
+        assert batch.flat("reward").tolist() == [8.0, 5.0]
+        assert batch.array("reward/picky").to_pylist() == [1.0, None]
+        assert batch.array("reward/picky_2").to_pylist() == [1.0, None]
+        assert batch.array("reward/lambda").to_pylist() == [10.0, 10.0]
+
+
+def test_functions_run_at_the_same_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        os.mkfifo(tmp_path / name)
+
+    def meets(mine: str, other: str) -> Callable[..., list[float]]:
+        def meet(completions: list[str]) -> list[float]:
+            with open(tmp_path / min(mine, other), "w" if mine < other else "r"):  # opens once the other side does
+                return [1.0] * len(completions)
+
+        return meet
+
+    with kernel(meets("a", "b"), meets("b", "a"), timeout=20) as (made, _):
+        assert rewards(made, chunk(["x"])) == [2.0]
+
+
+def test_async_functions_are_awaited() -> None:
+    async def judge(completions: list[str], **kwargs: Any) -> list[float]:
+        import asyncio
+
+        return await asyncio.gather(*(self_score(c) for c in completions))
+
+    async def self_score(text: str) -> float:
+        return float(len(text))
+
+    with kernel(judge) as (made, _):
+        assert rewards(made, chunk(["x", "xyz"])) == [1.0, 3.0]
+
+
+def test_the_child_imports_no_torch_and_its_prints_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    def look(completions: list[str]) -> list[float]:
+        print("seen:", *completions)
+        return [float("torch" in sys.modules)] * len(completions)
+
+    with kernel(look) as (made, _):
+        assert rewards(made, chunk(["x"])) == [0.0]
+        assert "seen: x" in capfd.readouterr().out
+
+
+def test_a_missing_column_is_named_with_those_there_are() -> None:
+    with kernel(same) as (made, _), pytest.raises(KernelError, match="wants 'answer', data has: solution"):
+        list(made.run(chunk(["x"], solution=["y"])))
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ("raise", "reward 'picky' raised ValueError: boom"),
+        ("short", "reward 'picky' returned 0 values for 1 completions"),
+        ("nan", "reward 'picky' returned nan as value 0"),
+        ("text", "reward 'picky' returned '0.5' as value 0"),
+        ("hang", "reward 'picky' timed out after 0.5 s"),
+        ("die", "reward 'picky' lost its process, which was killed by SIGKILL"),
+        ("leave", "reward 'picky' lost its process, which ended with exit code 3"),
+    ],
+)
+def test_every_failure_names_its_row_and_gives_up_only_that_row(bad: str, message: str) -> None:
+    work = chunk(["fine", bad, "good"])
+    with kernel(picky, timeout=0.5, on_error="drop_group") as (made, session):
+        [batch] = made.run(work)
+        assert batch.keys.position.tolist() == [10, 12]
+        assert list(session.tombstones) == [(11, 0, 0)]
+        said = session.tombstones[11, 0, 0]
+        assert said.startswith(f"node 'score': {message}")
+        assert f"(row 11/0, step 3); first completion: {bad!r}. Fix: " in said
+        assert ("in picky" in said) == (bad == "raise")
+        assert rewards(made, chunk(["fine"])) == [1.0]  # a replaced child serves on
+
+
+def test_by_default_the_first_failing_row_stops_the_run() -> None:
+    with kernel(picky) as (made, session):
+        with pytest.raises(KernelError, match=r"raised ValueError: boom \(row 11/0"):
+            list(made.run(chunk(["fine", "raise", "raise"])))
+        assert not session.tombstones
+
+
+def test_a_group_function_is_repeated_by_whole_groups() -> None:
+    def ranked(completions: list[str]) -> list[float]:
+        assert len(completions) % 2 == 0, "half a group"
+        assert "bad" not in completions, "bad text"
+        return [float(i) for i in range(len(completions))]
+
+    keys = Keys.of([1, 2, 3]).expand(2)
+    work = chunk(["a", "b", "c", "bad", "e", "f"], keys)
+    with kernel(ranked, scope="group", on_error="drop_group") as (made, session):
+        [batch] = made.run(work)
+        assert batch.keys.rows() == [(1, 0, 0), (1, 1, 0), (3, 0, 0), (3, 1, 0)]
+        assert list(session.tombstones) == [(2, 0, 0), (2, 1, 0)]
+        assert "rows 2/0 to 2/1, step 3" in session.tombstones[2, 0, 0]
+
+
+def test_a_function_that_is_wrong_only_for_rows_together_stops_the_run_whatever_the_policy() -> None:
+    def distinct(completions: list[str]) -> list[float]:
+        return [1.0 for _ in set(completions)]
+
+    with (
+        kernel(distinct, on_error="drop_group") as (made, _),
+        pytest.raises(KernelError, match=r"returned 1 values for 2 completions \(rows 10/0 to 11/0, step 3\)"),
+    ):
+        list(made.run(chunk(["x", "x"])))
+
+
+def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(tmp_path: Path) -> None:
+    def once(completions: list[str]) -> list[float]:
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            raise ConnectionError("try again")
+        return [1.0] * len(completions)
+
+    with kernel(once) as (made, session):
+        assert rewards(made, chunk(["x", "y"])) == [1.0, 1.0]
+        assert session.metrics == [("reward/once/passed_when_repeated", 1.0)]
+
+
+def test_rows_to_which_nothing_applies() -> None:
+    with kernel(picky) as (made, _), pytest.raises(KernelError, match="no reward for row 11/0, step 3: picky returned"):
+        list(made.run(chunk(["x", "none"])))
+    with kernel(picky, on_error="drop_group") as (made, session):
+        assert rewards(made, chunk(["x", "none"])) == [1.0]
+        assert list(session.tombstones) == [(11, 0, 0)]
+        assert list(made.run(chunk(["none"]))) == []
+
+
+def test_inproc_calls_here_and_fails_the_same_way() -> None:
+    where: list[int] = []
+
+    def here(completions: list[str]) -> list[float]:
+        where.append(os.getpid())
+        return [1 / len(c) for c in completions]
+
+    with kernel(here, inproc=True) as (made, _):
+        assert rewards(made, chunk(["xx"])) == [0.5]
+        assert where == [os.getpid()]
+        with pytest.raises(KernelError, match=r"(?s)raised ZeroDivisionError.*row 11/0.*in here"):
+            list(made.run(chunk(["x", ""])))
+
+
+def test_what_cannot_be_shipped_or_loaded_is_said_at_open() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def locked(completions: list[str]) -> list[float]:
+        with lock:
+            return []
+
+    class Fragile:
+        def __call__(self, completions: list[str]) -> list[float]:
+            return []
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            raise RuntimeError("no licence here")
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"a": 1}
+
+    with pytest.raises(KernelError, match="reward 'locked': cannot be sent"), kernel(locked):
+        pass
+    with pytest.raises(KernelError, match=r"reward 'Fragile'.*no licence here"), kernel(Fragile()):
+        pass
+
+
+def ended(pid: int, seconds: float) -> bool:
+    """Whether a process that is not ours to wait for ends in time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(wait([handle], seconds))
+    finally:
+        os.close(handle)
+
+
+def test_no_child_outlives_close_not_even_a_busy_one() -> None:
+    children = Children(["picky", "same"], [picky, same], timeout=30.0)
+    pids = children.pids()
+    assert len(pids) == 2
+    busy = children._children[0]
+    work = chunk(["hang"]).inputs["rows"].select(["completion"]).records
+    assert busy.ask(_stream(work), time.monotonic() + 10) is None
+    children.close()
+    assert all(ended(pid, 5) for pid in pids)
+
+
+PARENT = """
+import signal
+from operators.kernels.scoring_process import Children
+import pyarrow as pa
+
+def hang(completions):
+    signal.pause()
+
+def idle(completions):
+    return [1.0] * len(completions)
+
+children = Children(["hang", "idle"], [hang, idle], timeout=60.0)
+print(*children.pids(), flush=True)
+children.score({0: pa.RecordBatch.from_pydict({"completion": ["x"]})})
+"""
+
+
+def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        pids = [int(p) for p in parent.stdout.readline().split()]
+        assert len(pids) == 2
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert all(ended(pid, 10) for pid in pids)

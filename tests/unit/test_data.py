@@ -1,0 +1,350 @@
+"""Sources: files of both shapes, what is refused, the order of positions, and demonstrations as tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import DataError
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from operators.data_files import columns_of, read_table
+from operators.kernels.data import Demonstrations, Order, Prompts, open_demonstrations, open_rows
+from operators.kernels.text import load_tokenizer, prompts_of, to_ragged, vocabulary_hash
+
+LETTERS = [chr(code) for code in range(32, 127)]
+CHATML = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class Session:
+    seed, rank, world = 7, 0, 1
+
+
+def jsonl(path: Path, *rows: Any) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def opened(kernel: Any, data: str, returns: tuple[str, ...] = (), models: Any = None, **params: Any) -> Any:
+    node = KernelNode(
+        name="prompts", operator="prompts", params={"data": data, **params}, returns=returns, models=models or {}
+    )
+    kernel.open(node, Layout(), Session())
+    return kernel
+
+
+def made(kernel: Any, positions: list[int]) -> Batch:
+    [batch] = kernel.run(Chunk(id=0, step=1, keys=Keys.of(positions), inputs={}))
+    return batch
+
+
+# Files
+
+
+def test_jsonl_in_trl_shape_keeps_its_columns_and_texts_that_look_like_dates(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "a.jsonl", {"prompt": "p", "answer": "2024-01-01"}, "", {"prompt": "q", "level": 2})
+    rows = open_rows(data)
+    assert rows.shape == "trl"
+    assert rows.table.to_pydict() == {"prompt": ["p", "q"], "answer": ["2024-01-01", None], "level": [None, 2]}
+    assert columns_of(data) == {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
+
+
+def test_message_prompts_lose_the_fields_that_only_other_messages_have(tmp_path: Path) -> None:
+    first = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    second = [{"role": "tool", "content": "t", "name": "f"}]
+    rows = open_rows(jsonl(tmp_path / "a.jsonl", {"prompt": first}, {"prompt": second}))
+    assert prompts_of(rows.take(np.array([1, 0])).column("prompt")) == [second, first]
+
+
+def verl_table(splits: list[str]) -> pa.Table:
+    rows = [
+        {
+            "data_source": "math",
+            "prompt": [{"role": "user", "content": f"q{i}"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(i)},
+            "extra_info": {"split": split, "index": i},
+        }
+        for i, split in enumerate(splits)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def test_verl_parquet_is_read_as_it_is_and_split_by_extra_info(tmp_path: Path) -> None:
+    table = verl_table(["train", "test", "train"])
+    pq.write_table(table, tmp_path / "v.parquet")
+    data = str(tmp_path / "v.parquet")
+    assert columns_of(data) == {field.name: field.type for field in table.schema}
+    assert open_rows(data).shape == "verl"
+    assert [r["index"] for r in open_rows(data, "train").table.column("extra_info").to_pylist()] == [0, 2]
+    with pytest.raises(DataError, match=r"no row of split 'val'; there are: test, train"):
+        open_rows(data, "val")
+
+
+def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_path: Path) -> None:
+    for name, prompt in (("train-0", "a"), ("train-1", "b"), ("test", "c")):
+        pq.write_table(pa.table({"prompt": [prompt]}), tmp_path / f"{name}.parquet")
+    assert read_table(str(tmp_path), "train").column("prompt").to_pylist() == ["a", "b"]
+    with pytest.raises(DataError, match=r"holds the splits test, train.*split='test'"):
+        read_table(str(tmp_path))
+    (tmp_path / "test.parquet").unlink()
+    assert len(read_table(str(tmp_path))) == 2
+    jsonl(tmp_path / "more.jsonl", {"prompt": "x"})
+    with pytest.raises(DataError, match="found both"):
+        read_table(str(tmp_path))
+
+
+def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": pa.array(["a", "b"]).dictionary_encode()}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "n": [1]}), tmp_path / "1.parquet")
+    assert columns_of(str(tmp_path)) == {"prompt": pa.utf8(), "n": pa.int64()}
+    assert open_rows(str(tmp_path)).table.to_pydict() == {"prompt": ["a", "b", "c"], "n": [None, None, 1]}
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([{"prompt": "a"}, '{"prompt": '], r"a\.jsonl:2: expected one JSON object a line, found '\{\"prompt\":'"),
+        ([{"prompt": "a"}, "[1]"], r"a\.jsonl:2: expected one JSON object a line, found list"),
+        ([{"prompt": "a", "n": 1}, {"prompt": "b", "n": "x"}], r"a\.jsonl:2: column 'n': expected a value like '1'"),
+        ([{"question": "a", "answer": "b"}], r"found columns: question, answer\. Fix: rename 'question' to 'prompt'"),
+        ([{"prompt": 3}], "found prompt: int64"),
+        ([{"prompt": [{"text": "u"}]}], "found prompt: list<"),
+        ([{"prompt": "a"}, {"prompt": None}], "row 1: expected a prompt, found null"),
+        ([], "found an empty file"),
+        ([""], "found an empty file"),
+    ],
+)
+def test_bad_files_are_refused_with_place_found_and_fix(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_rows(jsonl(tmp_path / "a.jsonl", *rows))
+
+
+def test_missing_files_name_the_nearest_there_is(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", {"prompt": "a"})
+    with pytest.raises(DataError, match=r"trian\.jsonl: no such file\. Fix: .*train\.jsonl\."):
+        columns_of(str(tmp_path / "trian.jsonl"))
+    with pytest.raises(DataError, match="nor is there a folder"):
+        columns_of(str(tmp_path / "no" / "a.jsonl"))
+    with pytest.raises(DataError, match=r"expected a file ending in \.parquet or \.jsonl, found '\.csv'"):
+        columns_of(jsonl(tmp_path / "a.csv", "prompt"))
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="expected a Parquet file"):
+        columns_of(str(tmp_path / "bad.parquet"))
+
+
+TASK = "reasoning_gym:spell_backward?size=60&seed=3&min_word_len=3&max_word_len=6&suffix=%0A"
+
+
+def test_tasks_are_a_source_whose_splits_share_no_question() -> None:
+    assert set(columns_of(TASK)) == {"prompt", "answer", "entry", "task"}
+    whole = open_rows(TASK).table.to_pydict()
+    assert [prompt.split()[-1][::-1] for prompt in whole["prompt"]] == whole["answer"]
+    assert all(prompt.endswith("\n") for prompt in whole["prompt"])
+    train, test = (set(open_rows(TASK, split).table.column("prompt").to_pylist()) for split in ("train", "test"))
+    assert not train & test
+    assert train | test == set(whole["prompt"])
+    assert test
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ("reasoning_gym:spel_backward", "Fix: reasoning_gym:spell_backward"),
+        ("reasoning_gym:spell_backward?sise=3", r"unknown setting 'sise'.*Fix: size="),
+        ("reasoning_gym:spell_backward?min_word_len=9&max_word_len=3", "refuses these settings"),
+        ("reasoning_gym:arc_agi?size=1", "entries change when they travel as JSON"),
+    ],
+)
+def test_unknown_tasks_and_settings_are_refused(data: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_rows(data)
+
+
+# Positions
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 40), seed=st.integers(0, 3), epoch=st.integers(0, 6))
+def test_each_epoch_is_a_permutation_that_any_process_makes_again(rows: int, seed: int, epoch: int) -> None:
+    positions = np.arange(rows) + epoch * rows
+    found = Order(rows, seed, "prompts", True).at(positions)
+    assert sorted(found.tolist()) == list(range(rows))
+    other = Order(rows, seed, "prompts", True)
+    assert [int(other.at(np.array([p]))[0]) for p in positions[::-1]] == found[::-1].tolist()
+    assert Order(rows, seed, "prompts", False).at(positions).tolist() == list(range(rows))
+
+
+def test_orders_differ_by_epoch_seed_and_node() -> None:
+    first, second = np.arange(100), np.arange(100) + 100
+    orders = [(0, "a", first), (0, "a", second), (1, "a", first), (0, "b", first)]
+    found = {tuple(Order(100, seed, name, True).at(p).tolist()) for seed, name, p in orders}
+    assert len(found) == 4
+
+
+def test_prompts_make_the_rows_asked_for_with_the_columns_read(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "a.jsonl", *({"prompt": f"p{i}", "answer": i, "unread": 0} for i in range(5)))
+    kernel = opened(Prompts(), data, ("answer",), shuffle=False)
+    batch = made(kernel, [1, 3, 8])
+    assert (kernel.rows, kernel.position()) == (5, 9)
+    assert batch.names == ["prompt", "answer"]
+    assert batch.array("prompt").to_pylist() == ["p1", "p3", "p3"]
+    assert batch.flat("answer").tolist() == [1, 3, 3]
+    kernel.seek(2)
+    assert kernel.position() == 2
+    again = Chunk(id=1, step=1, keys=Keys.of([3], attempt=[4]), inputs={})
+    assert next(kernel.run(again)).array("prompt").to_pylist() == ["p3"]
+    with pytest.raises(DataError, match="no column 'solution', data has: prompt, answer, unread"):
+        opened(Prompts(), data, ("solution",))
+
+
+def test_message_prompts_travel_as_messages(tmp_path: Path) -> None:
+    pq.write_table(verl_table(["train"] * 3), tmp_path / "v.parquet")
+    batch = made(opened(Prompts(), str(tmp_path / "v.parquet"), ("reward_model",)), [0, 1, 2])
+    truths = [r["ground_truth"] for r in batch.array("reward_model").to_pylist()]
+    assert [p[0]["content"] for p in batch.array("prompt").to_pylist()] == [f"q{t}" for t in truths]
+
+
+# Tokens
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a tokenizer of one token a character, bos, eos and a chat template; 98 and 99 end answers."""
+    return save_tokenizer(tmp_path_factory.mktemp("base"), template=CHATML, generation={"eos_token_id": [98, 99]})
+
+
+def save_tokenizer(folder: Path, template: str | None = None, generation: dict[str, Any] | None = None) -> str:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = {letter: i for i, letter in enumerate([*LETTERS, "\n", "<pad>", "<bos>", "<eos>", "<end>"])}
+    inner = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", names["<bos>"]), ("<eos>", names["<eos>"])]
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>", pad_token="<pad>", chat_template=template
+    )
+    made.save_pretrained(folder)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return str(folder)
+
+
+def ids(text: str) -> list[int]:
+    return [LETTERS.index(c) if c != "\n" else 95 for c in text]
+
+
+BOS, EOS = 97, 98
+
+
+def test_prompts_are_encoded_with_bos_and_without_a_trailing_eos(base: str) -> None:
+    found = load_tokenizer(base).encode_prompts(["ab", "xyz"])
+    assert [found[i].tolist() for i in range(2)] == [[BOS, *ids("ab")], [BOS, *ids("xyz")]]
+    assert (found.values.dtype, found.offsets.tolist()) == (np.int32, [0, 3, 7])
+    assert load_tokenizer(base).encode_prompts(["abcd"], max_prompt_tokens=2)[0].tolist() == ids("cd")
+
+
+def test_message_prompts_go_through_the_chat_template(base: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(base)
+    found = tokenizer.encode_prompts([[{"role": "user", "content": "hi"}]])
+    assert found[0].tolist() == [*ids("<user>hi"), EOS, *ids("\n<assistant>")]
+    with pytest.raises(DataError, match="no tokens"):
+        load_tokenizer(save_tokenizer(tmp_path, template="{{ '' }}")).encode_prompts([[]])
+
+
+def test_a_tokenizer_without_template_or_directory_is_said_plainly(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="need a chat template"):
+        load_tokenizer(save_tokenizer(tmp_path)).encode_prompts([[{"role": "user", "content": "hi"}]])
+    with pytest.raises(DataError, match="expected a directory with a tokenizer"):
+        load_tokenizer(str(tmp_path / "nothing"))
+
+
+def test_decode_leaves_special_tokens_out_and_keeps_rows(base: str) -> None:
+    tokenizer = load_tokenizer(base)
+    rows = to_ragged([[BOS, *ids("a b ."), EOS], [], ids("\n")])
+    assert tokenizer.decode(rows) == ["a b .", "", "\n"]
+    part = Ragged(rows.values, rows.offsets[1:])
+    assert tokenizer.decode(part) == ["", "\n"]
+
+
+def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(base: str, tmp_path: Path) -> None:
+    assert load_tokenizer(base).eos_ids == {98, 99}
+    assert load_tokenizer(save_tokenizer(tmp_path)).eos_ids == {EOS}
+    assert vocabulary_hash(base) == vocabulary_hash(str(tmp_path))
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<pad>"', '"<gap>"'))
+    assert vocabulary_hash(base) != vocabulary_hash(str(tmp_path))
+
+
+def demonstrations(base: str, data: str, **params: Any) -> Batch:
+    kernel = opened(Demonstrations(), data, models={"tokenizer": Model("policy", base)}, shuffle=False, **params)
+    return made(kernel, list(range(kernel.rows)))
+
+
+def row(batch: Batch, index: int) -> tuple[list[int], list[int], list[int], str]:
+    lists = (batch.ragged(n)[index].tolist() for n in ("prompt_ids", "completion_ids", "completion_mask"))
+    prompt, completion, mask = lists
+    return prompt, completion, mask, batch.array("completion")[index].as_py()
+
+
+def test_text_demonstrations_end_with_eos_and_train_on_all_of_the_answer(base: str, tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": "ab", "completion": "c"}, {"prompt": "x", "completion": ""})
+    batch = demonstrations(base, data)
+    assert row(batch, 0) == ([BOS, *ids("ab")], [*ids("c"), EOS], [1, 1], "c")
+    assert row(batch, 1) == ([BOS, *ids("x")], [EOS], [1], "")
+    assert batch.array("completion_mask").type.value_type == pa.uint8()
+
+
+def test_plain_texts_have_their_first_token_as_prompt(base: str, tmp_path: Path) -> None:
+    batch = demonstrations(base, jsonl(tmp_path / "d.jsonl", {"text": "abc"}))
+    assert row(batch, 0) == ([BOS], [*ids("abc"), EOS], [1, 1, 1, 1], "abc")
+
+
+def test_conversations_are_cut_where_the_assistant_speaks(base: str, tmp_path: Path) -> None:
+    user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    prompt = [*ids("<user>q"), EOS, *ids("\n<assistant>")]
+    pair = demonstrations(base, jsonl(tmp_path / "p.jsonl", {"prompt": [user], "completion": [answer]}))
+    assert row(pair, 0) == (prompt, [*ids("a"), EOS], [1, 1], "a")
+    data = jsonl(tmp_path / "m.jsonl", {"messages": [user, answer, user, answer]})
+    between = [*ids("\n<user>q"), EOS, *ids("\n<assistant>")]
+    tokens = [*ids("a"), EOS, *between, *ids("a"), EOS]
+    mask = [1, 1, *[0] * len(between), 1, 1]
+    assert row(demonstrations(base, data), 0)[:3] == (prompt, tokens, mask)
+    assert row(demonstrations(base, data, assistant_only=False), 0)[2] == [1] * len(tokens)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    rewriting = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    base = save_tokenizer(tmp_path / "t", template=rewriting)
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(DataError, match="renders earlier turns differently"):
+        demonstrations(base, jsonl(tmp_path / "d.jsonl", {"messages": turns}))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"prompt": "a"}, "expected columns 'prompt' and 'completion', or 'messages', or 'text', found: prompt"),
+        ({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}, "both as text or both as messages"),
+        ({"prompt": "a", "completion": None}, "expected a completion, found null"),
+    ],
+)
+def test_bad_demonstrations_are_refused(tmp_path: Path, line: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_demonstrations(jsonl(tmp_path / "d.jsonl", line))
