@@ -1,0 +1,63 @@
+"""Arrow to torch and back.
+
+Owns: the one place that decides about read-only memory. Does not own: padding (there is
+none), packing (torch/packing.py), nor devices (the kernel that calls says which).
+
+Columns arrive as views of memory that another process may own, and torch knows no read-only
+tensor. So: `view` shares the memory and is for reading only, and only until the kernel call
+returns; `gather` copies the wanted values, once, and what it returns may be written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import DataError
+from dataflow.schema import Schema
+
+
+def view(values: np.ndarray) -> Tensor:
+    """Numbers as a CPU tensor on the same memory: not to be written to, nor kept beyond the kernel call."""
+    # By way of Arrow: from_numpy warns of memory that it finds read-only, and is right to in general.
+    return torch.from_dlpack(pa.array(values)) if len(values) else torch.from_numpy(values.copy())
+
+
+def gather(values: np.ndarray, index: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """`values[index]` as a tensor of its own on the device; dtype as in the column where not given."""
+    return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
+
+
+def index(values: np.ndarray, device: torch.device) -> Tensor:
+    """An index array made by the caller, int64, as a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device, non_blocking=True)
+
+
+def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> np.ndarray:
+    """The flat values of a token column. Raises DataError where its rows are not those of `offsets`."""
+    column = batch.ragged(name)
+    if not np.array_equal(column.offsets, offsets):
+        row = int(np.argmax(column.lengths != np.diff(offsets))) if len(column) == len(offsets) - 1 else 0
+        found = int(column.lengths[row]) if len(column) > row else 0
+        raise DataError(
+            f"{where}.{name}: row {batch.keys.take(np.array([row])).rows()[0]} has {found} values, expected one for "
+            f"each of its {int(np.diff(offsets)[row])} completion tokens. Fix: a column made from these rows."
+        )
+    return column.values
+
+
+def numbers(tensor: Tensor) -> np.ndarray:
+    """A tensor as float32 NumPy on the host, on its own memory where it is there already."""
+    return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
+
+
+def batch_of(keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]) -> Batch:
+    """A batch of float columns: [rows], or with offsets [tokens] as a list column on these offsets."""
+    made = {name: numbers(tensor) for name, tensor in columns.items()}
+    shaped = made if offsets is None else {name: Ragged(values, offsets) for name, values in made.items()}
+    return Batch.make(keys, shaped, schema)

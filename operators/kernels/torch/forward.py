@@ -1,0 +1,110 @@
+"""Kernels of the forward operators: log-probs, values and scores of finished rows.
+
+Owns: rows in, numbers out, in key order. Does not own: what a model says at a token (heads.py),
+weights (models.py), nor which version they are (the engine loads it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dataflow.batch import Batch, Ragged
+from dataflow.errors import DataError
+from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.schema import Logprobs, Reward, Schema, Values
+from operators.kernels.tensors import batch_of, gather
+from operators.kernels.torch.heads import predictions, scores, values
+from operators.kernels.torch.models import load_model, load_pieces
+from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
+
+
+class _Forward:
+    """What the three have in common: loading, packing, and putting results back in the order of the rows."""
+
+    schema: ClassVar[type[Schema]]
+    column: ClassVar[str]
+    per_token: ClassVar[bool] = True
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        model = node.models["model"]
+        self._tokens = layout.tokens
+        self._temperature = float(node.params.get("temperature") or 1.0)
+        self._module: nn.Module = session.module(model, lambda: load_model(model))
+        self._device = next(self._module.parameters()).device
+        self.version = 0
+
+    def load(self, pieces: Iterable[Piece], version: int) -> None:
+        """Take these weights; none at all means that the module is shared and has them."""
+        load_pieces(self._module, pieces)
+        self.version = version
+
+    def close(self) -> None:
+        del self._module
+
+    @torch.inference_mode()
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch for the whole chunk: rows are not finished one by one here."""
+        rows = chunk.inputs["rows"]
+        prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
+        found = torch.zeros(int(completions.offsets[-1]) if self.per_token else len(rows))
+        groups = prompt_groups(rows.keys.position, prompts)
+        every = np.arange(len(rows))
+        for part in micro_batches(prompts, completions, every, groups, tokens=self._tokens, atomic=False):
+            packed = pack(prompts, completions, part, whole=not self.per_token)
+            if len(packed.tokens) or not self.per_token:
+                where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
+                found[where] = self._compute(packed, completions).cpu()
+        _require_finite(found, rows, completions, self.column)
+        yield batch_of(rows.keys, {self.column: found}, completions.offsets if self.per_token else None, self.schema)
+
+    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
+        raise TypeError(f"{type(self).__name__} computes nothing; use one of its subclasses")
+
+
+class TorchLogprobs(_Forward):
+    """logprobs: of each completion token. params: temperature (None or 0.0 is 1.0)."""
+
+    schema = Logprobs
+    column = "logprobs"
+
+    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
+        written = gather(completions.values, packed.tokens, self._device, torch.int64)
+        return predictions(self._module, packed, written, temperature=self._temperature).logprobs
+
+
+class TorchValues(_Forward):
+    """values: the scalar head before each completion token."""
+
+    schema = Values
+    column = "values"
+
+    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
+        return values(self._module, packed, self._device)
+
+
+class TorchScores(_Forward):
+    """scores: the scalar head at the last token of each row."""
+
+    schema = Reward
+    column = "reward"
+    per_token = False
+
+    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
+        return scores(self._module, packed, self._device)
+
+
+def _require_finite(found: Tensor, rows: Batch, completions: Ragged, column: str) -> None:
+    """Values are checked once, where they are made."""
+    bad = torch.nonzero(~torch.isfinite(found)).flatten()
+    if len(bad):
+        at = int(bad[0])
+        row = at if len(found) == len(rows) and column == "reward" else int(completions.segments()[at])
+        raise DataError(
+            f"{column}: row {rows.keys.rows()[row]} has {float(found[at])}, expected a finite number. "
+            "Fix: look for a Model that diverged, or for a token that it gives no probability."
+        )

@@ -1,0 +1,35 @@
+"""Minibatches: which rows make each update of a Step.
+
+Owns: the split into epochs and minibatches of whole groups, drawn from (seed, node, step,
+epoch) alone. Does not own: micro-batches (packing.py), which never change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from dataflow.randomness import stream_seed
+
+
+def minibatches(
+    position: np.ndarray, *, epochs: int, count: int, seed: int, node: str, step: int
+) -> Iterator[np.ndarray]:
+    """The rows (ascending indices) of each update: `epochs` times `count` of them.
+
+    Groups, rows of one key.position, stay whole; the updates of an epoch have equal numbers of groups, to within one,
+    and each epoch has each row once. One minibatch takes the rows as they are.
+    """
+    groups, group = np.unique(position, return_inverse=True)
+    for epoch in range(epochs):
+        if count == 1:
+            yield np.arange(len(position))
+            continue
+        draw = np.random.Generator(np.random.Philox(int(stream_seed(seed, f"{node}/minibatches/{step}/{epoch}"))))
+        place = np.empty(len(groups), dtype=np.int64)
+        place[draw.permutation(len(groups))] = np.arange(len(groups))
+        bounds = np.linspace(0, len(groups), count + 1).round().astype(np.int64)
+        for low, high in pairwise(bounds):
+            yield np.flatnonzero((place[group] >= low) & (place[group] < high))

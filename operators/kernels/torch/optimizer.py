@@ -1,0 +1,104 @@
+"""The optimizer: one update of a module's weights from their gradients.
+
+Owns: AdamW over a module, with float32 copies of narrower weights, the norm of gradients, and
+its state on disk. Does not own: its parameters as the user gives them (operators/optimizers.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from dataflow.errors import CheckpointError, KernelError
+from operators.optimizers import AdamW
+
+
+def chosen(optimizer: Any, node: str) -> AdamW:
+    """The AdamW that `train(optimizer=)` names. Raises KernelError for anything else."""
+    if optimizer == "adamw":
+        return AdamW()
+    if not isinstance(optimizer, AdamW):
+        raise KernelError(
+            f"{node}: expected optimizer 'adamw' or operators.optimizers.AdamW(...), found {optimizer!r:.60}. "
+            "Fix: optimizer=AdamW(betas=(0.9, 0.99))."
+        )
+    return optimizer
+
+
+class Optimizer:
+    """AdamW whose weights are the module's own, or float32 copies of those that are not float32.
+
+    At a learning rate of 1e-6 most updates are below what bfloat16 can show next to a weight; they add up in the copy.
+    """
+
+    def __init__(self, module: nn.Module, settings: AdamW, clip_norm: float | None) -> None:
+        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        self._weights = [p for p in module.parameters() if p.requires_grad]
+        self._masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self._weights]
+        self._copied = [(p, m) for p, m in zip(self._weights, self._masters, strict=True) if m is not p]
+        self._clip = clip_norm
+        self._adam = torch.optim.AdamW(
+            self._masters,
+            lr=0.0,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def collect(self) -> None:
+        """After each backward: add the gradients of narrow weights to those of their copies."""
+        for weight, master in self._copied:
+            if weight.grad is not None:
+                wide = weight.grad.float()
+                master.grad = wide if master.grad is None else master.grad.add_(wide)
+                weight.grad = None
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients together."""
+        return get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True)
+
+    def step(self, lr: float, norm: Tensor) -> None:
+        """Clip to clip_norm (None or 0: not at all), update, and let the gradients go."""
+        if self._clip:
+            clip_grads_with_norm_(self._masters, self._clip, norm, foreach=True)
+        for group in self._adam.param_groups:
+            group["lr"] = lr
+        self._adam.step()
+        with torch.no_grad():
+            for weight, master in self._copied:
+                weight.copy_(master)
+        self.clear()
+
+    def clear(self) -> None:
+        """Let the gradients go."""
+        for parameter in (*self._weights, *self._masters):
+            parameter.grad = None
+
+    def save(self, path: Path, step: int) -> None:
+        """Write everything that the next update depends on, weights that are the module's own left out."""
+        copies = [m.detach() for _, m in self._copied]
+        torch.save({"names": self._names, "adam": self._adam.state_dict(), "copies": copies, "step": step}, path)
+
+    def restore(self, path: Path) -> int:
+        """Read what `save` wrote, after the module's weights were; returns the step.
+
+        Raises CheckpointError where it is of another module.
+        """
+        if not path.is_file():
+            raise CheckpointError(f"expected the optimizer's state at {path}, found nothing. Fix: another checkpoint.")
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+        if saved["names"] != self._names:
+            raise CheckpointError(
+                f"{path}: expected the state of {len(self._names)} weights, found that of another model. "
+                "Fix: the checkpoint of this Model."
+            )
+        self._adam.load_state_dict(saved["adam"])
+        with torch.no_grad():
+            for (_, master), copy in zip(self._copied, saved["copies"], strict=True):
+                master.copy_(copy)
+        return int(saved["step"])

@@ -1,0 +1,109 @@
+"""Reduction: unreduced terms to one number, the same however the update is cut into micro-batches.
+
+Owns: the denominators, counted once over a whole update before its first backward, and the
+sums of metrics. Does not own: any formula, nor the backward pass.
+
+Only rows with at least one trained token count: a row without any says nothing. A mask that a
+loss makes for itself changes its terms, never the denominator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataflow.errors import KernelError
+from dataflow.loss import LossScope, Now, Terms
+
+AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum", "constant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weights:
+    """What each token, row or group of an update counts, by its index in the Step; 0 for rows without a trained token.
+
+    token float64 [rows]: what each trained token of that row counts in a token-scope term. row float64 [rows]. group:
+    what each group counts; groups int64 [rows] the group of each row. tokens: trained tokens of the update.
+    """
+
+    token: np.ndarray
+    row: np.ndarray
+    group: float
+    live: np.ndarray
+    tokens: int
+
+
+def count_weights(
+    trained: np.ndarray, groups: np.ndarray, chosen: np.ndarray, *, aggregate: str, max_tokens: int | None
+) -> Weights:
+    """Count the denominators of one update.
+
+    trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]; chosen: the update's rows.
+    """
+    live = np.zeros(len(trained), dtype=bool)
+    live[chosen] = trained[chosen] > 0
+    rows, total = int(live.sum()), int(trained[live].sum())
+    ones = live / max(1, rows)
+    by_token = {
+        "token_mean": live / max(1, total),
+        "sequence_mean": ones / np.maximum(1, trained),
+        "sequence_sum": ones,
+        "constant": ones / (max_tokens or 1),
+    }[aggregate]
+    live_groups = len(np.unique(groups[live]))
+    return Weights(token=by_token, row=ones, group=1.0 / max(1, live_groups), live=live, tokens=total)
+
+
+def reduced(terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
+    """The part of a term's number that one micro-batch gives; `rows` are the Step's indices of its rows.
+
+    Raises KernelError where the loss has not the length of its scope.
+    """
+    wanted = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
+    if tuple(terms.loss.shape) != (wanted,):
+        raise KernelError(
+            f"loss {name}: expected Terms.loss of shape [{wanted}], one number a {scope}, found "
+            f"{list(terms.loss.shape)}. Fix: return unreduced terms, or declare another scope."
+        )
+    weight = _weight(scope, now, weights, rows)
+    # Filled, not multiplied away: what stands at a token that does not count may be infinite.
+    return (terms.loss.float().masked_fill(weight == 0, 0.0) * weight).sum()
+
+
+def _weight(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
+    of_row = weights.token if scope == "token" else weights.row
+    by_row = torch.from_numpy(of_row[rows].astype(np.float32)).to(now.mask.device)
+    if scope == "token":
+        return now.mask * by_row[now.row]
+    if scope == "sequence":
+        return by_row
+    return (now.group_sum(by_row) > 0).float() * weights.group
+
+
+@dataclass(slots=True)
+class Sums:
+    """Metrics as (sum, count), kept on the device until the Step ends: reading one sooner would wait for it."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, Tensor | float] = field(default_factory=dict)
+
+    def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
+        """Add to a metric; gradients are cut."""
+        value = total.detach() if isinstance(total, Tensor) else torch.tensor(float(total))
+        number = count.detach() if isinstance(count, Tensor) else float(count)
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.counts[name] = self.counts[name] + number if name in self.counts else number
+
+    def add_all(self, metrics: Mapping[str, tuple[Tensor, Tensor | float]]) -> None:
+        """Add those of a formula."""
+        for name, (total, count) in metrics.items():
+            self.add(name, total, count)
+
+    def means(self) -> dict[str, float]:
+        """sum / count of each; what was never counted is left out."""
+        found = {name: (float(self.sums[name]), float(self.counts[name])) for name in self.sums}
+        return {name: total / count for name, (total, count) in found.items() if count}

@@ -1,0 +1,282 @@
+"""Losses: the formulas, and the functions with which a graph names them.
+
+Owns: each formula, in tensor methods, with its source. Does not own: reduction to a number
+(the train kernel), nor torch itself, which only type checking sees here: graph files import
+this module.
+
+A formula gets `Now`, what the model that is trained says of the tokens, and the columns of its
+ports, and returns terms that nobody has averaged. Tokens whose mask is 0 are other people's:
+whatever stands there, neither loss nor gradient comes of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from dataflow.errors import Fault, GraphError
+from dataflow.loss import Loss, Now, Tensors, Terms, loss_function, make_loss
+from dataflow.model import Number
+from dataflow.node import Port
+from dataflow.operator import call_site, declares
+from dataflow.schema import Advantage, Logprobs, Preference, Returns, Reward, Values
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Clip = Number | tuple[Number, Number]
+"""How far a ratio may go from 1: one number, or one below and one above (DAPO's clip-higher)."""
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def clipped_policy(
+    now: Now,
+    advantage: Tensors[Advantage],
+    old: Tensors[Logprobs] | None = None,
+    reference: Tensors[Logprobs] | None = None,
+    *,
+    clip: float | tuple[float, float] = 0.2,
+    beta: float = 0.0,
+    kl: str = "k3",
+    dual_clip: float | None = None,
+) -> Terms:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)) + beta * KL(now | reference), r = exp(now - old) (arXiv:1707.06347).
+
+    The KL term is GRPO's (arXiv:2402.03300, equation 4); two clip ranges are DAPO's (arXiv:2503.14476). dual_clip c > 1
+    bounds the loss of a negative advantage by -A c (arXiv:1912.09729, equation 5). old=None: as recorded at sampling.
+    """
+    before = _recorded(now, "clipped_policy_loss") if old is None else old["logprobs"]
+    loss, clipped = _clipped(now, before, advantage["advantage"], clip)
+    if dual_clip is not None:
+        gain = advantage["advantage"]
+        loss = loss.minimum(-gain * dual_clip).where(gain < 0, loss)
+    metrics: dict[str, tuple[Tensor, Tensor | float]] = {"policy/clip_fraction": _mean(now, clipped)}
+    if reference is not None:
+        divergence = _divergence(now, reference["logprobs"], kl)
+        loss = loss + beta * divergence
+        metrics["policy/kl_reference"] = _mean(now, divergence)
+    return Terms(loss, metrics)
+
+
+def policy_gradient(now: Now, advantage: Tensors[Advantage]) -> Terms:
+    """-A log pi(token): REINFORCE (Williams 1992, doi 10.1007/BF00992696)."""
+    return Terms(-advantage["advantage"] * _logprobs(now, "policy_gradient_loss"))
+
+
+def decoupled_policy(
+    now: Now,
+    advantage: Tensors[Advantage],
+    proximal: Tensors[Logprobs],
+    *,
+    clip: float | tuple[float, float] = 0.2,
+    cap: float | None = 5.0,
+    over_cap: str = "drop",
+) -> Terms:
+    """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - sampler) (AReaL, arXiv:2505.24298).
+
+    w is a constant. A token with w above `cap` counts nothing (over_cap="drop"), or as `cap` ("truncate"); the
+    denominator keeps it either way.
+    """
+    near = proximal["logprobs"]
+    weight = _difference(now, near, _recorded(now, "decoupled_policy_loss")).exp().detach()
+    loss, clipped = _clipped(now, near, advantage["advantage"], clip)
+    metrics = {"policy/clip_fraction": _mean(now, clipped), "policy/behaviour_weight": _mean(now, weight)}
+    if cap is not None:
+        over = weight > cap
+        metrics["policy/cap_fraction"] = _mean(now, over.to(weight.dtype))
+        weight = weight.masked_fill(over, 0.0) if over_cap == "drop" else weight.clamp(max=cap)
+    return Terms(weight * loss, metrics)
+
+
+def entropy(now: Now) -> Terms:
+    """-H(next token), of the whole distribution: added with a small weight it keeps a policy exploring."""
+    if now.entropy is None:
+        raise _absent("entropy_loss", "the entropy of the next token", "a Model with head='lm'")
+    return Terms(-now.entropy, {"policy/entropy": _mean(now, now.entropy.detach())})
+
+
+def supervised(now: Now) -> Terms:
+    """-log pi(token): cross-entropy on the rows' own tokens."""
+    return Terms(-_logprobs(now, "supervised_loss"))
+
+
+def value(
+    now: Now, returns: Tensors[Returns], old: Tensors[Values] | None = None, *, clip: float | None = None
+) -> Terms:
+    """(v - R)^2 / 2; with clip the larger of that and the same of v held within `clip` of old (OpenAI baselines)."""
+    if now.values is None:
+        raise _absent("value_loss", "values", 'Model(..., head="scalar")')
+    goal = returns["returns"]
+    error = (now.values - goal).square()
+    metrics = {"value/squared_error": _mean(now, error.detach())}
+    if old is not None and clip is not None:
+        held = old["values"] + (now.values - old["values"]).clamp(-clip, clip)
+        other = (held - goal).square()
+        metrics["value/clip_fraction"] = _mean(now, (other > error).to(error.dtype))
+        error = error.maximum(other)
+    return Terms(0.5 * error, metrics)
+
+
+def dpo(now: Now, pairs: Tensors[Preference], reference: Tensors[Logprobs], *, beta: float = 0.1) -> Terms:
+    """-log sigmoid(beta * (margin of the chosen row - of the rejected one)), a group of two rows (arXiv:2305.18290).
+
+    A row's margin is log pi(row) - log pi_reference(row), summed over its tokens.
+    """
+    margin = now.row_sum(_difference(now, _logprobs(now, "dpo_loss"), reference["logprobs"]))
+    logit = beta * now.group_sum(margin * pairs["sign"])
+    # log(1 + exp(-x)) without overflow: both forms of it where their exponent is negative.
+    loss = (-logit).clamp(min=0) + (-logit.abs()).exp().log1p()
+    right = (logit.detach() > 0).to(loss.dtype)
+    return Terms(loss, {"dpo/accuracy": (right.sum(), now.groups), "dpo/margin": (logit.detach().sum(), now.groups)})
+
+
+def trajectory_balance(now: Now, score: Tensors[Reward], reference: Tensors[Logprobs], *, beta: float) -> Terms:
+    """Mean over a group of (log Z + log pi - log pi_ref - r / beta)^2 (TBA, arXiv:2503.18929).
+
+    Z is estimated from the group: log Z = mean(log pi_ref - log pi + r / beta), held constant. Right for rows of any
+    sampler with full support.
+    """
+    gap = now.row_sum(_difference(now, _logprobs(now, "trajectory_balance_loss"), reference["logprobs"]))
+    gap = gap - score["reward"] / beta
+    size = now.group_sum(gap.detach().new_ones(now.rows))
+    partition = -(now.group_sum(gap.detach()) / size)
+    loss = now.group_sum((partition[now.row_group] + gap).square()) / size
+    return Terms(loss, {"policy/log_partition": (partition.sum(), now.groups)})
+
+
+CLIPPED_POLICY = loss_function(clipped_policy, name="clipped_policy_loss", recorded=True, zero={"reference": "beta"})
+POLICY_GRADIENT = loss_function(policy_gradient, name="policy_gradient_loss")
+DECOUPLED_POLICY = loss_function(decoupled_policy, name="decoupled_policy_loss", recorded=True)
+ENTROPY = loss_function(entropy, name="entropy_loss", entropy=True)
+SUPERVISED = loss_function(supervised, name="supervised_loss")
+VALUE = loss_function(value, name="value_loss", head="scalar")
+DPO = loss_function(dpo, name="dpo_loss", scope="group")
+TRAJECTORY_BALANCE = loss_function(trajectory_balance, name="trajectory_balance_loss", scope="group")
+
+
+@declares
+def clipped_policy_loss(
+    advantage: Port[Advantage],
+    *,
+    old: Port[Logprobs] | None = None,
+    reference: Port[Logprobs] | None = None,
+    clip: Clip = 0.2,
+    beta: Number = 0.0,
+    kl: Estimator = "k3",
+    dual_clip: float | None = None,
+) -> Loss:
+    """PPO's clipped objective, as GRPO and DAPO use it; the formula is `clipped_policy`'s.
+
+    old: None is the sampler's recorded log-probs; logprobs(policy, rollout, name="old") recomputes them. clip: 0.2, or
+    (0.2, 0.28) below and above. beta: weight of the divergence from `reference`. kl: its estimator
+    (joschu.net/blog/kl-approx.html): k1 d, k2 d^2 / 2, k3 exp(-d) - 1 + d, with d = now - reference.
+    """
+    if reference is None and beta != 0.0:
+        fix = 'reference=logprobs(Model("reference", base), rollout), or beta=0.0'
+        raise _refused("clipped_policy_loss", f"beta={beta} needs reference=, none given", fix)
+    _require_estimator("clipped_policy_loss", kl)
+    params = {"clip": clip, "beta": beta, "kl": kl, "dual_clip": dual_clip}
+    return make_loss(CLIPPED_POLICY, {"advantage": advantage, "old": old, "reference": reference}, params)
+
+
+@declares
+def policy_gradient_loss(advantage: Port[Advantage]) -> Loss:
+    """REINFORCE: -A log pi; for rows of the very policy that is trained."""
+    return make_loss(POLICY_GRADIENT, {"advantage": advantage}, {})
+
+
+@declares
+def decoupled_policy_loss(
+    advantage: Port[Advantage],
+    *,
+    proximal: Port[Logprobs],
+    clip: Clip = 0.2,
+    cap: Number | None = 5.0,
+    over_cap: Literal["drop", "truncate"] = "drop",
+) -> Loss:
+    """AReaL's objective for stale rows: clipped around `proximal`, the policy as the Step found it."""
+    params = {"clip": clip, "cap": cap, "over_cap": over_cap}
+    return make_loss(DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params)
+
+
+@declares
+def entropy_loss() -> Loss:
+    """The negative entropy: `a + 0.01 * entropy_loss()` rewards a policy for keeping several answers open."""
+    return make_loss(ENTROPY, {}, {})
+
+
+@declares
+def supervised_loss() -> Loss:
+    """Cross-entropy on the tokens of the rows, where their mask is 1."""
+    return make_loss(SUPERVISED, {}, {})
+
+
+@declares
+def value_loss(returns: Port[Returns], *, old: Port[Values] | None = None, clip: Number | None = None) -> Loss:
+    """Squared error of a critic (a Model with head="scalar"); clip holds it near `old`, its values before the Step."""
+    if clip is not None and old is None:
+        raise _refused("value_loss", f"clip={clip} needs old=, none given", "old=values(critic, rollout), or clip=None")
+    return make_loss(VALUE, {"returns": returns, "old": old}, {"clip": clip})
+
+
+@declares
+def dpo_loss(pairs: Port[Preference], *, reference: Port[Logprobs], beta: Number = 0.1) -> Loss:
+    """Direct preference optimisation; each group is one pair, which pair() and select() make."""
+    return make_loss(DPO, {"pairs": pairs, "reference": reference}, {"beta": beta})
+
+
+@declares
+def trajectory_balance_loss(score: Port[Reward], *, reference: Port[Logprobs], beta: Number) -> Loss:
+    """Trajectory balance with a group's estimate of the partition function; takes rows of any age."""
+    return make_loss(TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta})
+
+
+def _clipped(now: Now, old: Tensor, gain: Tensor, clip: float | tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """The clipped objective by token, and 1.0 where the clip holds it."""
+    low, high = clip if isinstance(clip, tuple) else (clip, clip)
+    ratio = _difference(now, _logprobs(now, "a policy loss"), old).exp()
+    free, held = -gain * ratio, -gain * ratio.clamp(1.0 - low, 1.0 + high)
+    return free.maximum(held), (held.detach() > free.detach()).to(free.dtype)
+
+
+def _divergence(now: Now, reference: Tensor, kl: str) -> Tensor:
+    d = _difference(now, _logprobs(now, "a policy loss"), reference)
+    if kl == "k1":
+        return d
+    return 0.5 * d.square() if kl == "k2" else (-d).exp() - 1.0 + d
+
+
+def _difference(now: Now, a: Tensor, b: Tensor) -> Tensor:
+    """a - b where the mask is 1 and 0 elsewhere, so that no infinity of a foreign token spreads."""
+    return (a - b).masked_fill(now.mask == 0, 0.0)
+
+
+def _mean(now: Now, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
+    """A metric's (sum, count) over the trained tokens."""
+    return (tokens.detach().masked_fill(now.mask == 0, 0.0).sum(), now.mask.sum())
+
+
+def _logprobs(now: Now, name: str) -> Tensor:
+    if now.logprobs is None:
+        raise _absent(name, "log-probs", 'Model(..., head="lm")')
+    return now.logprobs
+
+
+def _recorded(now: Now, name: str) -> Tensor:
+    if now.sampler_logprobs is None:
+        fix = 'rows that are a Rollout, or old=logprobs(policy, rows, name="old")'
+        raise _absent(name, "the sampler's log-probs", fix)
+    return now.sampler_logprobs
+
+
+def _absent(name: str, what: str, fix: str) -> GraphError:
+    return GraphError(Fault(rule="loss", where=name, problem=f"expected {what}, found none", fix=fix))
+
+
+def _refused(name: str, problem: str, fix: str) -> GraphError:
+    return GraphError(Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site()))
+
+
+def _require_estimator(name: str, kl: str) -> None:
+    if kl not in ("k1", "k2", "k3"):
+        raise _refused(name, f"expected kl to be one of k1, k2, k3, found {kl!r}", 'kl="k3"')

@@ -1,0 +1,129 @@
+"""Packing: every prefix once, who sees whom, and micro-batches under their budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_rows import ragged
+
+from dataflow.errors import DataError
+from operators.kernels.torch.packing import first_fit_decreasing, micro_batches, pack, prompt_groups
+from operators.kernels.torch.shared_attention import TreePass
+
+Row = tuple[list[int], list[int]]
+TOKEN = st.integers(0, 2)
+ROWS: st.SearchStrategy[list[Row]] = st.lists(
+    st.tuples(st.lists(TOKEN, min_size=1, max_size=4), st.lists(TOKEN, max_size=4)), min_size=1, max_size=7
+)
+
+
+def fed_of(row: Row, whole: bool) -> list[int]:
+    prompt, answer = row
+    return prompt + (answer if whole else answer[:-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, whole=st.booleans())
+def test_every_prefix_is_fed_once_and_every_row_finds_its_own_path(rows: list[Row], whole: bool) -> None:
+    packed = pack(ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)), whole=whole)
+    fed = [fed_of(row, whole) for row in rows]
+    prefixes = {tuple(row[: k + 1]) for row in fed for k in range(len(row))}
+    assert len(packed.ids) == len(prefixes)
+    for i, row in enumerate(fed):
+        path = packed.path[i, : len(row)]
+        assert packed.ids[path].tolist() == row
+        assert packed.positions[path].tolist() == list(range(len(row)))
+        seen = [j for j in range(len(packed.ids)) if j <= path[-1] < packed.end[j]]
+        assert seen == path.tolist()
+        assert packed.last[i] == path[-1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=ROWS)
+def test_each_completion_token_is_predicted_from_the_token_before_it(rows: list[Row]) -> None:
+    packed = pack(ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)))
+    place = 0
+    for i, (prompt, answer) in enumerate(rows):
+        for t in range(len(answer)):
+            assert packed.row[place] == i
+            assert packed.source[place] == packed.path[i, len(prompt) + t - 1]
+            place += 1
+    assert packed.tokens.tolist() == list(range(place))
+
+
+def test_the_owner_of_a_token_has_it_on_its_path() -> None:
+    prompts, answers = ragged([[1, 2], [1, 2], [1, 3]]), ragged([[4, 5, 6], [4, 7, 8], [4, 4]])
+    packed = pack(prompts, answers, np.arange(3))
+    for token in range(len(packed.ids)):
+        assert packed.path[packed.owner[token], packed.positions[token]] == token
+
+
+def test_a_subset_of_the_rows_points_into_the_columns_of_all() -> None:
+    prompts, answers = ragged([[1], [2], [3]]), ragged([[4, 5], [6], [7, 8, 9]])
+    packed = pack(prompts, answers, np.array([0, 2]))
+    assert packed.tokens.tolist() == [0, 1, 3, 4, 5]
+    assert packed.row.tolist() == [0, 0, 1, 1, 1]
+    assert sorted(packed.ids.tolist()) == [1, 3, 4, 7, 8]
+
+
+def test_a_row_without_a_prompt_is_refused() -> None:
+    with pytest.raises(DataError, match="row 1: expected a prompt"):
+        pack(ragged([[1], []]), ragged([[2], [3]]), np.arange(2))
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=ROWS, block=st.integers(1, 9), seed=st.integers(0, 9))
+def test_attention_in_blocks_is_attention_under_the_tree_mask(rows: list[Row], block: int, seed: int) -> None:
+    packed = pack(ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)), whole=True)
+    count = len(packed.ids)
+    make = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(count, heads, 8, generator=make).requires_grad_() for heads in (4, 2, 2))
+    found = TreePass(packed, block=min(block, count)).attend(0, query, key, value, 0.3)
+    mask = torch.tensor([[j <= i < packed.end[j] for j in range(count)] for i in range(count)])
+    scores = torch.einsum("ihd,jhd->hij", query, key.repeat_interleave(2, 1)) * 0.3
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    wanted = torch.einsum("hij,jhd->ihd", weights, value.repeat_interleave(2, 1))
+    assert torch.allclose(found, wanted, atol=1e-5)
+    upstream = torch.randn(wanted.shape, generator=make)
+    for a, b in zip(
+        torch.autograd.grad(found, (query, key, value), upstream),
+        torch.autograd.grad(wanted, (query, key, value), upstream),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(1, 30), max_size=40), capacity=st.integers(5, 40))
+def test_bins_hold_everything_once_within_capacity(sizes: list[int], capacity: int) -> None:
+    bins = first_fit_decreasing(sizes, capacity)
+    assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
+    for b in bins:
+        assert sum(sizes[i] for i in b) <= capacity or len(b) == 1
+
+
+def test_bins_are_close_to_the_lower_bound_on_long_tails() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(3000), 0.9, 512), 1, 20000).astype(int).tolist()
+    bins = first_fit_decreasing(lengths, 32768)
+    assert len(bins) <= 1.1 * np.ceil(sum(lengths) / 32768)
+
+
+def test_micro_batches_split_a_group_only_where_it_exceeds_the_budget() -> None:
+    prompts = ragged([[1, 2, 3]] * 4 + [[4, 5, 6]] * 2)
+    answers = ragged([[7] * 6] * 4 + [[8] * 3] * 2)
+    groups = prompt_groups(np.array([0] * 4 + [1] * 2), prompts)
+    parts = micro_batches(prompts, answers, np.arange(6), groups, tokens=14, atomic=False)
+    assert sorted(i for p in parts for i in p.tolist()) == list(range(6))
+    assert [4, 5] in [p.tolist() for p in parts]
+    for part in parts:
+        assert len(pack(prompts, answers, part).ids) <= 14
+    whole = micro_batches(prompts, answers, np.arange(6), groups, tokens=14, atomic=True)
+    assert sorted(p.tolist() for p in whole) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_prompt_groups_need_position_and_prompt_to_agree() -> None:
+    prompts = ragged([[1], [1], [2], [1]])
+    assert prompt_groups(np.array([5, 5, 5, 6]), prompts).tolist() == [0, 0, 1, 2]
