@@ -1,0 +1,135 @@
+"""The benchmarks' own arithmetic: pairing, goals, the clock's numbers, the settings' files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import against_trl, report, rewards, settings, trl_side
+from benchmarks.sides import Measured, measured
+
+MEASURED = Measured(
+    samples_per_second=100.0,
+    tokens_per_second=500.0,
+    step_ms=10.0,
+    generation_ms=4.0,
+    rollout_ms=5.0,
+    train_ms=5.0,
+    prompt_tokens=5.0,
+    completion_tokens=5.0,
+    slot_waste=0.5,
+    reward=0.1,
+    reward_last=0.2,
+    steps=3,
+)
+RUN = settings.Run(
+    model_dir="model",
+    data="data.parquet",
+    prompts_per_step=2,
+    num_generations=2,
+    max_new_tokens=8,
+    steps=2,
+    warmup_steps=1,
+    lr=1e-3,
+    threads=1,
+    seed=7,
+    reward="exact_match",
+)
+
+
+class FixedSide:
+    """A side of known speed that notes when it was called, and with which seed."""
+
+    def __init__(self, name: str, speeds: list[float], calls: list[tuple[str, int]]) -> None:
+        self.name = name
+        self._speeds = speeds
+        self._calls = calls
+
+    def run(self, run: settings.Run) -> Measured:
+        self._calls.append((self.name, run.seed))
+        return replace(MEASURED, samples_per_second=self._speeds[run.seed - RUN.seed])
+
+
+def test_pairs_alternate_and_share_a_seed() -> None:
+    calls: list[tuple[str, int]] = []
+    sides = (FixedSide("ours", [1.0, 1.0], calls), FixedSide("trl", [1.0, 1.0], calls))
+    against_trl.run_paired(sides, RUN, pairs=2)
+    assert calls == [("ours", 7), ("trl", 7), ("trl", 8), ("ours", 8)]
+
+
+def test_the_ratio_is_the_median_over_pairs_not_of_medians() -> None:
+    sides = (FixedSide("ours", [20.0, 90.0, 200.0], []), FixedSide("trl", [10.0, 30.0, 200.0], []))
+    found = against_trl.results("short", sides, against_trl.run_paired(sides, RUN, pairs=3))
+    by_name = {result.name: result for result in found}
+    assert by_name["short/ours_to_trl/ratio"].value == 2.0
+    assert by_name["short/ours_to_trl/ratio"].holds is True
+    assert by_name["short/ours_to_trl/ratio_least"].value == 1.0
+    assert by_name["short/trl/samples_per_second"].value == 30.0
+
+
+def test_long_tail_is_held_to_its_slot_waste() -> None:
+    sides = (FixedSide("ours", [30.0], []), FixedSide("trl", [10.0], []))
+    found = {r.name: r for r in against_trl.results("long_tail", sides, against_trl.run_paired(sides, RUN, pairs=1))}
+    assert found["long_tail/ours_to_trl/ratio"].holds is True
+    assert found["long_tail/ours_to_trl/waste"].holds is False
+
+
+@pytest.mark.parametrize(("value", "least", "holds"), [(2.0, True, True), (1.0, True, False), (1.0, False, True)])
+def test_a_goal_holds_on_its_side(value: float, least: bool, holds: bool) -> None:
+    assert report.Result(name="a", value=value, unit="x", goal=1.5, least=least).holds is holds
+
+
+def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "found.json"
+    report.write_json(path, [report.Result(name="a", value=1.0, unit="ms")], report.machine())
+    assert json.loads(path.read_text()) == [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
+    assert json.loads((tmp_path / "deep" / "found.machine.json").read_text())["cores"] >= 1
+
+
+def test_the_clock_leaves_the_warm_up_out() -> None:
+    clock = trl_side.Clock(
+        ends=[0.0, 100.0, 101.0, 103.0],
+        generation=[50.0, 0.2, 0.4],
+        rollout=[60.0, 0.5, 0.5],
+        lengths=[[9, 9, 9, 9], [1, 2, 3, 4], [2, 2, 2, 4]],
+        prompts=[[5] * 4] * 3,
+        rewards=[9.0, 0.25, 0.75],
+    )
+    found = measured(trl_side.measured({"warmup_steps": 1, "prompts_per_step": 2, "num_generations": 2}, clock))
+    assert found.samples_per_second == pytest.approx(8 / 3)
+    assert found.slot_waste == pytest.approx(1 - 20 / 32)
+    assert found.train_ms == pytest.approx(1000.0)
+    assert found.generation_ms == pytest.approx(300.0)
+    assert (found.reward, found.reward_last, found.steps) == (0.5, 0.75, 2)
+
+
+def test_rewards_are_of_the_rows_they_are_given() -> None:
+    assert rewards.exact_match(["ab", "ba"], answer=["ab", "ab"], prompts=[]) == [1.0, 0.0]
+    assert rewards.agreement(["ab", "abc", ""], answer=["aa", "a", "a"]) == [0.5, pytest.approx(1 / 3), 0.0]
+    assert rewards.even_share(["24", "13", ""]) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("tokens", [settings.DIGIT_TOKENS, settings.TEXT_TOKENS])
+def test_a_saved_tokenizer_still_has_one_token_a_character(tokens: tuple[str, ...], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    settings.character_tokenizer(tokens).save_pretrained(tmp_path)
+    settings._config(tokens).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = "".join(token for token in tokens if len(token) == 1)
+    ids = loaded(text)["input_ids"]
+    assert ids == list(range(len(text)))
+    assert loaded.decode(ids) == text
+    assert (loaded.eos_token_id, loaded.pad_token_id) == settings.ending_and_padding(tokens)
+
+
+def test_digit_pairs_are_reversed() -> None:
+    import random
+
+    stream = settings.digit_pairs(random.Random(3))
+    rows = [next(stream) for _ in range(50)]
+    assert all(prompt == answer[::-1] + "=" for prompt, answer in rows)
+    assert {len(answer) for _, answer in rows} == {3, 4, 5, 6}
