@@ -1,0 +1,89 @@
+"""The language: states, ports, graphs, user operators and losses, and the check.
+
+Owns: which names are public. Does not own: any of them. The vocabulary of operators is the
+package `operators`; algorithms are in `graphs`.
+"""
+
+from __future__ import annotations
+
+from dataflow.batch import Ragged
+from dataflow.check import CheckedGraph, check
+from dataflow.errors import (
+    CheckpointError,
+    DataError,
+    DataflowError,
+    Fault,
+    GraphError,
+    KernelError,
+    PlanError,
+    RunError,
+)
+from dataflow.graph import Graph
+from dataflow.loss import Loss, Now, Tensors, Terms, loss
+from dataflow.model import Buffer, Model, Number, Schedule, Table, cosine, linear, warmup
+from dataflow.node import Node, Port
+from dataflow.schema import (
+    Advantage,
+    Completion,
+    Episode,
+    Keep,
+    Logprobs,
+    Preference,
+    Prompt,
+    Returns,
+    Reward,
+    Rollout,
+    Schema,
+    TokenReward,
+    Transition,
+    Values,
+    column,
+)
+from dataflow.user import Columns, operator
+
+__all__ = [
+    "Advantage",
+    "Buffer",
+    "CheckedGraph",
+    "CheckpointError",
+    "Columns",
+    "Completion",
+    "DataError",
+    "DataflowError",
+    "Episode",
+    "Fault",
+    "Graph",
+    "GraphError",
+    "Keep",
+    "KernelError",
+    "Logprobs",
+    "Loss",
+    "Model",
+    "Node",
+    "Now",
+    "Number",
+    "PlanError",
+    "Port",
+    "Preference",
+    "Prompt",
+    "Ragged",
+    "Returns",
+    "Reward",
+    "Rollout",
+    "RunError",
+    "Schedule",
+    "Schema",
+    "Table",
+    "Tensors",
+    "Terms",
+    "TokenReward",
+    "Transition",
+    "Values",
+    "check",
+    "column",
+    "cosine",
+    "linear",
+    "loss",
+    "operator",
+    "warmup",
+]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, overload
 
 from dataflow.errors import Fault, GraphError, Origin
+from dataflow.limits import Limit
 from dataflow.model import Number
 from dataflow.node import Port, importable
 from dataflow.operator import Input, call_site, refuse_unknown
@@ -100,6 +101,8 @@ class LossFunction:
     ports: tuple[Input, ...]
     parameters: tuple[str, ...]
     zero: tuple[tuple[str, str], ...] = ()
+    limits: tuple[tuple[str, Limit], ...] = ()
+    """Parameter -> the values it takes; the check refuses others."""
     recorded: bool = True
     """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a Rollout."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
@@ -177,6 +180,7 @@ def loss_function(
     entropy: bool = False,
     recorded: bool = False,
     zero: Mapping[str, str] | None = None,
+    limits: Mapping[str, Limit] | None = None,
 ) -> LossFunction:
     """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...] are ports.
 
@@ -196,6 +200,7 @@ def loss_function(
         ports=ports,
         parameters=tuple(p.name for p in values if p.kind is p.KEYWORD_ONLY),
         zero=tuple((zero or {}).items()),
+        limits=tuple((limits or {}).items()),
         recorded=recorded,
         fn=fn,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from dataflow.errors import Fault, GraphError, Origin, nearest
+from dataflow.limits import Limit
 from dataflow.names import PEER_NAMES
 from dataflow.schema import Schema
 
@@ -74,7 +76,8 @@ class Input:
     rows: `rows` (the same rows as the first input) or `parent` (an ancestor's rows, looked up by key).
     columns: those that are read; None means all that the schema declares.
     ancestors: columns read from whatever the rows descend from (dataset columns, the prompt); `ancestors_from` names a
-    parameter that lists further ones, `*` for all of them.
+    parameter that lists further ones, `*` for all of them, and `required_from` one that lists those of them without
+    which the node cannot work.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Input:
     columns: tuple[str, ...] | None = None
     ancestors: tuple[str, ...] = ()
     ancestors_from: str = ""
+    required_from: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,12 @@ class Operator:
     """Of an operator that says which rows stay: any rows, whole groups only, or two rows of each group."""
     schedulable: tuple[str, ...] = ()
     """Parameters that take a schedule of the Step."""
+    limits: Mapping[str, Limit] = field(default_factory=lambda: MappingProxyType({}))
+    """Parameter -> the values it takes; the check refuses others."""
+    data_columns: str = ""
+    """Of a source that reads its parameter `data`: module:function of (data, split) that answers the file's columns."""
+    normalises: Literal["", "group", "batch"] = ""
+    """Of an operator on advantages: over which rows it makes them comparable."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     """A user operator's own function."""
 
@@ -121,11 +131,13 @@ class Operator:
         return self.variadic
 
 
+_OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parent.parent / 'operators'}{os.sep}")
+
+
 def call_site() -> Origin:
     """The nearest frame outside of the language itself and its declarations: the user's line."""
-    ours = (str(Path(__file__).parent), str(Path(__file__).parent.parent / "operators"))
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
 

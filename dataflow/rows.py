@@ -7,7 +7,7 @@ rules that compare them (rules/rows.py), nor the coordinator's tables of arrived
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dataflow.graph import Graph
@@ -28,25 +28,21 @@ class Domain:
     parent: Domain | None = None
     factor: int = 1
     keeps: Literal["rows", "groups", "pairs"] = "rows"
+    source: Node = field(init=False)
+    """The node that made the first rows of this line."""
+    group_size: int = field(init=False)
+    """Rows of one prompt, as long as no selection took some away (then: at most)."""
+    ragged: Node | None = field(init=False)
+    """The selection that may have taken rows out of a group, or None where groups are whole."""
 
-    @property
-    def source(self) -> Node:
-        """The node that made the first rows of this line."""
-        return self.node if self.parent is None else self.parent.source
-
-    @property
-    def group_size(self) -> int:
-        """Rows of one prompt, as long as no selection took some away (then: at most)."""
-        if self.kind == "subset" and self.keeps == "pairs":
-            return 2
-        return self.factor * (self.parent.group_size if self.parent else 1)
-
-    @property
-    def ragged(self) -> Node | None:
-        """The selection that may have taken rows out of a group, or None where groups are whole."""
-        if self.kind == "subset" and self.keeps == "rows":
-            return self.node
-        return self.parent.ragged if self.parent else None
+    def __post_init__(self) -> None:
+        # Derived once from the parent's, so that a line of any length is neither recursive nor quadratic.
+        pairs, loose = (self.kind == "subset" and self.keeps == k for k in ("pairs", "rows"))
+        above = self.parent
+        size = 2 if pairs else self.factor * (above.group_size if above else 1)
+        object.__setattr__(self, "source", above.source if above else self.node)
+        object.__setattr__(self, "group_size", size)
+        object.__setattr__(self, "ragged", self.node if loose else above.ragged if above and not pairs else None)
 
     def ancestors(self) -> Iterator[Domain]:
         """This domain, then its parent, and so on to the source."""
@@ -61,12 +57,15 @@ class Domain:
 
     def describe(self) -> str:
         """`prompts x16, kept by 'select' (line 9)`, the form used in messages."""
+        return "".join(reversed([d._step() for d in self.ancestors()]))
+
+    def _step(self) -> str:
         if self.parent is None:
             return self.node.name
         if self.kind == "expand":
-            return f"{self.parent.describe()} x{self.factor}"
+            return f" x{self.factor}"
         line = f" (line {self.node.origin.line})" if self.node.origin else ""
-        return f"{self.parent.describe()}, kept by {self.node.name!r}{line}"
+        return f", kept by {self.node.name!r}{line}"
 
 
 class Domains:

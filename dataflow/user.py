@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import Fault, GraphError
+from dataflow.limits import Limit
 from dataflow.node import Node, Port, importable
 from dataflow.operator import Input, Operator, Same, Scope, call_site, refuse_unknown
 from dataflow.schema import Schema
@@ -159,11 +160,13 @@ def column_operator(
     parent: Sequence[str] = (),
     variadic: Input | None = None,
     keeps: Any = None,
+    limits: Mapping[str, Limit] | None = None,
+    normalises: Any = "",
 ) -> Operator:
     """Declare one of the vocabulary's own operators from its function on columns.
 
     columns: for each input, the columns that the function really reads (all that its schema declares where it is not
-    named). parent: inputs on an ancestor's rows. keeps: as in Operator.
+    named). parent: inputs on an ancestor's rows. keeps, limits, normalises: as in Operator.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs = []
@@ -185,6 +188,8 @@ def column_operator(
         outputs=(_schema(fn, "the return value", typed.return_annotation),),
         kernels={"host": HOST_KERNEL},
         keeps=keeps,
+        limits=limits or {},
+        normalises=normalises,
         function=fn,
     )
 

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from dataflow.batch import Ragged
+from dataflow.limits import choice, flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, declares
 from dataflow.schema import Advantage, Completion, Logprobs, Returns, Reward, Rollout, TokenReward, Values
@@ -181,6 +182,8 @@ def _add(*scores: Columns[Reward], weights: Sequence[float] | None) -> Columns[R
 
 
 _MASK = ("completion_mask",)
+_DIALECT = choice(*GROUP_DIALECTS)
+_DISCOUNT = number(0.0, 1.0, like=1.0)
 
 GROUP_ADVANTAGE = column_operator(
     _group_advantage,
@@ -188,6 +191,13 @@ GROUP_ADVANTAGE = column_operator(
     name="group_advantage",
     scope="group",
     columns={"rollout": _MASK, "score": ("reward",)},
+    limits={
+        "baseline": choice("mean", "leave_one_out", "none"),
+        "scale": choice("std", "none"),
+        "ragged": flag(),
+        "dialect": _DIALECT,
+    },
+    normalises="group",
 )
 BASELINE_ADVANTAGE = column_operator(
     _baseline_advantage,
@@ -196,22 +206,42 @@ BASELINE_ADVANTAGE = column_operator(
     columns={"rollout": _MASK, "score": ("reward",), "baseline": ("reward",)},
     parent=("baseline",),
 )
-GAE = column_operator(_gae, "operators.advantage:GAE", name="gae", columns={"rollout": _MASK})
-RETURNS = column_operator(_returns, "operators.advantage:RETURNS", name="returns", columns={"rollout": _MASK})
+GAE = column_operator(
+    _gae,
+    "operators.advantage:GAE",
+    name="gae",
+    columns={"rollout": _MASK},
+    limits={"gamma": _DISCOUNT, "lam": number(0.0, 1.0, like=0.95)},
+)
+RETURNS = column_operator(
+    _returns,
+    "operators.advantage:RETURNS",
+    name="returns",
+    columns={"rollout": _MASK},
+    limits={"gamma": _DISCOUNT},
+)
 WHITEN = column_operator(
-    _whiten, "operators.advantage:WHITEN", name="whiten", scope="batch", columns={"rollout": _MASK}
+    _whiten,
+    "operators.advantage:WHITEN",
+    name="whiten",
+    scope="batch",
+    columns={"rollout": _MASK},
+    limits={"shift": flag(), "dialect": _DIALECT},
+    normalises="batch",
 )
 KL_IN_REWARD = column_operator(
     _kl_in_reward,
     "operators.advantage:KL_IN_REWARD",
     name="kl_in_reward",
     columns={"rollout": ("completion_mask", "sampler_logprobs")},
+    limits={"beta": number(0.0, like=0.05), "kind": choice("k1", "k2", "k3")},
 )
 OVERLONG_PENALTY = column_operator(
     _overlong_penalty,
     "operators.advantage:OVERLONG_PENALTY",
     name="overlong_penalty",
     columns={"rollout": ("completion_ids",)},
+    limits={"max_tokens": whole(1, like=512), "buffer": whole(1, like=64), "factor": number(0.0, like=1.0)},
 )
 ADD = column_operator(_add, "operators.advantage:ADD", name="add", variadic=Input(name="score", schema=Reward))
 

@@ -6,6 +6,7 @@ Owns: the declarations. Does not own: file formats (data_files.py), reading and 
 
 from __future__ import annotations
 
+from dataflow.limits import flag, text, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Fresh, Operator, declares
 from dataflow.schema import Completion, Prompt
@@ -17,6 +18,13 @@ PROMPTS = Operator(
     rows=Fresh(),
     outputs=(Prompt,),
     kernels={"host": "operators.kernels.data:Prompts"},
+    limits={
+        "data": text(like="train.parquet"),
+        "batch": whole(1, like=64, optional=True),
+        "shuffle": flag(),
+        "split": text(like="train", optional=True),
+    },
+    data_columns="operators.data_files:prompt_columns",
 )
 
 DEMONSTRATIONS = Operator(
@@ -26,6 +34,13 @@ DEMONSTRATIONS = Operator(
     rows=Fresh(),
     outputs=(Completion,),
     kernels={"host": "operators.kernels.data:Demonstrations"},
+    limits={
+        "data": text(like="train.parquet"),
+        "batch": whole(1, like=128),
+        "assistant_only": flag(),
+        "shuffle": flag(),
+    },
+    data_columns="operators.data_files:demonstration_columns",
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from dataflow.limits import Limit, choice, number, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same, declares
@@ -15,7 +16,7 @@ from dataflow.schema import Completion, Logprobs, Reward, Values
 _TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
 
 
-def _forward(name: str, output: type, kernel: str) -> Operator:
+def _forward(name: str, output: type, kernel: str, **limits: Limit) -> Operator:
     return Operator(
         path=f"operators.forward:{name.upper()}",
         name=name,
@@ -25,12 +26,13 @@ def _forward(name: str, output: type, kernel: str) -> Operator:
         outputs=(output,),
         reads=("model",),
         kernels={"torch": f"operators.kernels.torch.forward:{kernel}"},
+        limits={"max_lag": whole(0, like=0), **limits},
     )
 
 
-LOGPROBS = _forward("logprobs", Logprobs, "TorchLogprobs")
+LOGPROBS = _forward("logprobs", Logprobs, "TorchLogprobs", temperature=number(0.0, above=True, like=1.0, optional=True))
 VALUES = _forward("values", Values, "TorchValues")
-SCORES = _forward("scores", Reward, "TorchScores")
+SCORES = _forward("scores", Reward, "TorchScores", reads=choice("tokens"))
 
 
 @declares

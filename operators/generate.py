@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from dataflow.limits import choice, number, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
@@ -22,6 +23,16 @@ GENERATE = Operator(
     outputs=(Rollout,),
     reads=("policy",),
     kernels={"torch": "operators.kernels.torch.generate:TorchGenerate"},
+    limits={
+        "n": whole(1, like=8),
+        "max_tokens": whole(1, like=512),
+        "max_prompt_tokens": whole(1, like=512, optional=True),
+        "temperature": number(0.0, like=1.0),
+        "top_p": number(0.0, 1.0, above=True, like=1.0),
+        "top_k": whole(0, like=0),
+        "max_lag": whole(0, like=0),
+        "on_update": choice("interrupt", "drain"),
+    },
 )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from dataflow.errors import Fault, GraphError
+from dataflow.limits import choice, number
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function, make_loss
 from dataflow.model import Number
 from dataflow.node import Port
@@ -144,14 +145,43 @@ def trajectory_balance(now: Now, score: Tensors[Reward], reference: Tensors[Logp
     return Terms(loss, {"policy/log_partition": (partition.sum(), now.groups)})
 
 
-CLIPPED_POLICY = loss_function(clipped_policy, name="clipped_policy_loss", recorded=True, zero={"reference": "beta"})
+_CLIP = number(0.0, above=True, pair=True, like=0.2)
+
+CLIPPED_POLICY = loss_function(
+    clipped_policy,
+    name="clipped_policy_loss",
+    recorded=True,
+    zero={"reference": "beta"},
+    limits={
+        "clip": _CLIP,
+        "beta": number(0.0, like=0.04),
+        "kl": choice("k1", "k2", "k3"),
+        "dual_clip": number(1.0, above=True, optional=True, like=3.0),
+    },
+)
 POLICY_GRADIENT = loss_function(policy_gradient, name="policy_gradient_loss")
-DECOUPLED_POLICY = loss_function(decoupled_policy, name="decoupled_policy_loss", recorded=True)
+DECOUPLED_POLICY = loss_function(
+    decoupled_policy,
+    name="decoupled_policy_loss",
+    recorded=True,
+    limits={
+        "clip": _CLIP,
+        "cap": number(0.0, above=True, optional=True, like=5.0),
+        "over_cap": choice("drop", "truncate"),
+    },
+)
 ENTROPY = loss_function(entropy, name="entropy_loss", entropy=True)
 SUPERVISED = loss_function(supervised, name="supervised_loss")
-VALUE = loss_function(value, name="value_loss", head="scalar")
-DPO = loss_function(dpo, name="dpo_loss", scope="group")
-TRAJECTORY_BALANCE = loss_function(trajectory_balance, name="trajectory_balance_loss", scope="group")
+VALUE = loss_function(
+    value, name="value_loss", head="scalar", limits={"clip": number(0.0, above=True, optional=True, like=0.2)}
+)
+DPO = loss_function(dpo, name="dpo_loss", scope="group", limits={"beta": number(0.0, above=True, like=0.1)})
+TRAJECTORY_BALANCE = loss_function(
+    trajectory_balance,
+    name="trajectory_balance_loss",
+    scope="group",
+    limits={"beta": number(0.0, above=True, like=0.01)},
+)
 
 
 @declares

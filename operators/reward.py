@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dataflow.errors import Fault, GraphError
+from dataflow.limits import choice, number
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same, call_site, declares
 from dataflow.schema import Completion, Reward
-from operators.rewards import RewardFn, reward_columns
+from operators.rewards import RewardFn, reward_columns, wants
 
 REWARD = Operator(
     path="operators.reward:REWARD",
@@ -27,10 +28,12 @@ REWARD = Operator(
             columns=("completion", "completion_ids"),
             ancestors=("prompt",),
             ancestors_from="columns",
+            required_from="required",
         ),
     ),
     outputs=(Reward,),
     kernels={"host": "operators.kernels.scoring:Reward"},
+    limits={"timeout": number(0.0, above=True, like=30.0), "on_error": choice("stop", "drop_group")},
 )
 
 GROUP_REWARD = Operator(
@@ -42,6 +45,7 @@ GROUP_REWARD = Operator(
     inputs=REWARD.inputs,
     outputs=REWARD.outputs,
     kernels=REWARD.kernels,
+    limits=REWARD.limits,
 )
 
 
@@ -66,12 +70,14 @@ def reward(
     fns = tuple(fn) if isinstance(fn, Sequence) else (fn,)
     _require(fns, weights)
     wanted = dict.fromkeys(column for f in fns for column in reward_columns(f))
+    required = {name for f in fns for name in wants(f).required}
     params = {
         "fns": fns,
         "weights": None if weights is None else tuple(float(w) for w in weights),
         "timeout": timeout,
         "on_error": on_error,
         "columns": tuple(wanted),
+        "required": tuple(name for name in wanted if name in required),
     }
     operator = GROUP_REWARD if scope == "group" else REWARD
     return Node(operator, name, inputs={"rows": rows}, params=params).port()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from dataflow.errors import Fault, GraphError
+from dataflow.limits import flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Subset, call_site, declares, refuse_unknown
 from dataflow.schema import Keep, Reward, Schema
@@ -50,9 +51,16 @@ MIXED_GROUPS = column_operator(
     scope="group",
     columns={"score": ("reward",)},
     keeps="groups",
+    limits={"tolerance": number(0.0, like=0.0)},
 )
 BEST_OF = column_operator(
-    _best_of, "operators.select:BEST_OF", name="best_of", scope="group", columns={"score": ("reward",)}, keeps="rows"
+    _best_of,
+    "operators.select:BEST_OF",
+    name="best_of",
+    scope="group",
+    columns={"score": ("reward",)},
+    keeps="rows",
+    limits={"k": whole(1, like=1), "above": number(like=0.0, optional=True)},
 )
 SELECT = Operator(
     path="operators.select:SELECT",
@@ -62,6 +70,7 @@ SELECT = Operator(
     inputs=(Input(name="where", schema=Keep, columns=("keep",)),),
     variadic=Input(name="port", schema=Schema, columns=()),
     kernels={"host": "operators.kernels.host:Select"},
+    limits={"refill": flag(), "max_attempts": whole(1, like=10)},
 )
 
 

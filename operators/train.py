@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from dataflow.limits import choice, flag, number, whole
 from dataflow.loss import Loss
 from dataflow.model import Model, Number
 from dataflow.node import Node, Port
@@ -31,6 +32,15 @@ TRAIN = Operator(
     writes=("model",),
     kernels={"torch": "operators.kernels.torch.train:TorchTrain"},
     schedulable=("lr",),
+    limits={
+        "lr": number(0.0, above=True, like=1e-6),
+        "aggregate": choice("token_mean", "sequence_mean", "sequence_sum", "constant"),
+        "epochs": whole(1, like=1),
+        "minibatches": whole(1, like=1),
+        "clip_norm": number(0.0, above=True, like=1.0),
+        "start": whole(0, like=0),
+        "intake": choice("exact", "admission", "drop"),
+    },
 )
 
 EVALUATE = Operator(
@@ -42,6 +52,7 @@ EVALUATE = Operator(
     inputs=(Input(name="score", schema=Reward),),
     reads=("model",),
     kernels={"host": "operators.kernels.host:Evaluate"},
+    limits={"every": whole(1, like=50), "keep_best": whole(0, like=0), "allow_train_data": flag()},
 )
 
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]

@@ -1,0 +1,164 @@
+"""The check: from a Graph to a CheckedGraph, or to every fault at once.
+
+Owns: asking all rules, and what a checked graph is known to be (sizes, lags, columns). Does
+not own: any rule (rules/), any decision about devices (the planner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dataflow.errors import Fault, GraphError
+from dataflow.graph import Graph
+from dataflow.node import Node, Port
+from dataflow.regions import Regions
+from dataflow.rows import Domain, Domains
+from dataflow.rules import RULES
+from dataflow.rules.context import ColumnReader, Context, context_of, counted
+from dataflow.rules.unused import warnings
+from dataflow.rules.versions import lags, staleness
+
+Columns = Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSize:
+    """What one train node sees of a Step: `rows` in groups of `group`, in `updates` of `rows_an_update`.
+
+    full: the Step always has that many; False where a selection without refill may leave fewer.
+    """
+
+    train: str
+    group: int
+    rows: int
+    updates: int
+    rows_an_update: int
+    full: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSize:
+    """What a Step takes of a source. prompts: None where it is finite and runs to its end (evaluation)."""
+
+    source: str
+    prompts: int | None
+    trains: tuple[TrainSize, ...]
+
+    def describe(self) -> str:
+        """`64 prompts x 8 = 512 completions a Step, 4 updates of 128`."""
+        if self.prompts is None:
+            return "to the end, for evaluation"
+        return "; ".join(self._line(t) for t in self.trains) or f"{counted(self.prompts, 'prompt')} a Step"
+
+    def _line(self, size: TrainSize) -> str:
+        prompts, rows = counted(self.prompts or 0, "prompt"), counted(size.rows, "completion")
+        grouped = f"{prompts} x {size.group} = {rows}" if size.group > 1 else counted(size.rows, "row")
+        limit = "" if size.full else "at most "
+        return f"{limit}{grouped} a Step, {counted(size.updates, 'update')} of {size.rows_an_update:,} ({size.train})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckedGraph:
+    """A Graph for which every rule held; all that the planner accepts. Made by `check` only.
+
+    lag: node that reads a trained Model -> versions that it may lag. bound: train node -> the greatest lag of any row
+    that it trains. sizes: by source. columns: (node, output) -> name -> type of one row's value, dataset columns that
+    the rows descend from included. dialects: node -> the peer whose convention it follows.
+    """
+
+    graph: Graph
+    domains: Domains
+    regions: Regions
+    lag: Mapping[str, int]
+    bound: Mapping[str, int]
+    sizes: Mapping[str, SourceSize]
+    columns: Mapping[tuple[str, int], Columns]
+    dialects: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    def describe(self) -> str:
+        """A few lines for a person: sizes, staleness, where streaming ends, dialects, warnings."""
+        return "\n".join(_described(self))
+
+
+def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
+    """Prove what design calls a checked graph. Reads only headers of data files, no weights, no torch.
+
+    columns_of: answers the columns of a source's data in the place of the reader that its operator names.
+
+    Raises GraphError with every fault, ordered by source line.
+    """
+    context = context_of(graph, columns_of)
+    faults = [fault for rule in RULES for fault in rule(context)]
+    if faults:
+        raise GraphError(sorted(dict.fromkeys(faults), key=_line))
+    return CheckedGraph(
+        graph=graph,
+        domains=context.domains,
+        regions=context.regions,
+        lag=lags(context),
+        bound=staleness(context),
+        sizes={s.name: _size(context, s) for s in context.sources},
+        columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
+        dialects={n.name: n.params["dialect"] for n in graph.nodes if "dialect" in n.params},
+        warnings=tuple(warnings(context)),
+    )
+
+
+def _line(fault: Fault) -> tuple[bool, str, int]:
+    origin = fault.origin
+    return (origin is None, origin.file if origin else "", origin.line if origin else 0)
+
+
+def _columns(context: Context, port: Port) -> Columns:
+    own = {column.name: column.arrow.type for column in port.schema.columns.values()}
+    data = context.bound_data(port)
+    if port.node.operator.work == "source":  # a prompt may be text or messages: the file says which
+        own |= {name: kind for name, kind in data.items() if name in own and not port.schema.columns[name].axis}
+    return own | {name: kind for name, kind in data.items() if name not in own}
+
+
+def _size(context: Context, source: Node) -> SourceSize:
+    prompts = source.params.get("batch")
+    trains = [n for n in context.fed[id(source)] if n.operator.work == "train"]
+    sizes = tuple(_train_size(context, n, prompts) for n in trains) if prompts is not None else ()
+    return SourceSize(source=source.name, prompts=prompts, trains=sizes)
+
+
+def _train_size(context: Context, node: Node, prompts: int) -> TrainSize:
+    domain = context.domains.of_node(node)
+    assert domain is not None
+    rows, parts = prompts * domain.group_size, node.params["minibatches"]
+    return TrainSize(
+        train=node.name,
+        group=domain.group_size,
+        rows=rows,
+        updates=node.params["epochs"] * parts,
+        rows_an_update=rows // parts,
+        full=_full(domain),
+    )
+
+
+def _full(domain: Domain) -> bool:
+    selections = [d for d in domain.ancestors() if d.kind == "subset"]
+    return all(d.node.params.get("refill") and d.keeps != "rows" for d in selections)
+
+
+def _described(checked: CheckedGraph) -> Iterator[str]:
+    graph = checked.graph
+    yield f"{graph.name}: {counted(len(graph.nodes), 'node')}, every rule holds"
+    for name, size in checked.sizes.items():
+        yield f"  {name}: {size.describe()}"
+    for name, bound in checked.bound.items():
+        worst = "on policy" if not bound else f"rows at most {counted(bound, 'version')} old"
+        yield f"  {name}: {worst}"
+    for name, why in checked.regions.why.items():
+        if graph.node(name).operator.work != "train" and ("batch scope" in why or "at lag 0" in why):
+            yield f"  {name}: after the cut, {why}"
+    for name, dialect in checked.dialects.items():
+        yield f"  {name}: as {dialect} does it"
+    for warning in checked.warnings:
+        yield f"  warning: {warning}"

@@ -1,0 +1,105 @@
+"""Limits: which values a parameter takes.
+
+Owns: the kinds of limits, and how one is said in a message. Does not own: which operator
+has which (its declaration), nor the rule that applies them (rules/parameters.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dataflow.errors import nearest
+from dataflow.model import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The values that a parameter takes. `above`: low itself is left out. optional: None too. pair: two as well."""
+
+    kind: Literal["whole", "number", "flag", "text", "choice"]
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    pair: bool = False
+    like: Any = None
+    """A usual value, named in the fix."""
+
+    def accepts(self, value: Any) -> bool:
+        """Whether the parameter takes this value. A Schedule is judged by the values that it goes through."""
+        if isinstance(value, Schedule):
+            ends = self._fits(value.start) and (self._fits(value.stop) or value.stop == self.low)
+            return ends and value.steps >= 0 and value.warmup >= 0
+        if self.pair and isinstance(value, tuple):
+            single = replace(self, pair=False)
+            return len(value) == 2 and all(map(single.accepts, value))
+        return (value is None and self.optional) or self._fits(value)
+
+    def expected(self) -> str:
+        """`a whole number >= 1`, as in "expected a whole number >= 1"."""
+        if self.kind == "choice":
+            return " or ".join(map(repr, self.choices))
+        word = {"whole": "a whole number", "number": "a number", "flag": "True or False", "text": "text"}[self.kind]
+        bounds = self._bounds()
+        also = " or a pair of them" if self.pair else ""
+        return f"{word}{f' {bounds}' if bounds else ''}{also}{' or None' if self.optional else ''}"
+
+    def suggestion(self, value: Any) -> Any:
+        """The nearest value that is taken."""
+        if self.kind == "choice":
+            return nearest(str(value), self.choices) or self.choices[0]
+        return self.like
+
+    def _fits(self, value: Any) -> bool:
+        if self.kind == "choice":
+            return isinstance(value, str) and value in self.choices
+        if self.kind in ("flag", "text"):
+            return isinstance(value, bool if self.kind == "flag" else str)
+        kinds = int if self.kind == "whole" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            return False
+        high_enough = self.low is None or (value > self.low if self.above else value >= self.low)
+        return high_enough and (self.high is None or value <= self.high)
+
+    def _bounds(self) -> str:
+        if self.low is None:
+            return ""
+        if self.high is None:
+            return f"{'>' if self.above else '>='} {self.low:g}"
+        return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+
+
+def whole(low: int, *, like: int, optional: bool = False) -> Limit:
+    """A whole number from `low` on."""
+    return Limit(kind="whole", low=low, like=like, optional=optional)
+
+
+def number(
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    like: float,
+    above: bool = False,
+    optional: bool = False,
+    pair: bool = False,
+) -> Limit:
+    """A finite number from `low` (without it, if above) to `high`."""
+    return Limit(kind="number", low=low, high=high, above=above, like=like, optional=optional, pair=pair)
+
+
+def flag() -> Limit:
+    """True or False."""
+    return Limit(kind="flag", like=True)
+
+
+def text(*, like: str, optional: bool = False) -> Limit:
+    """Any text."""
+    return Limit(kind="text", like=like, optional=optional)
+
+
+def choice(*names: str) -> Limit:
+    """One of these words."""
+    return Limit(kind="choice", choices=names)

@@ -1,0 +1,43 @@
+"""The rules of the check, one a file, in the order in which they look at a graph.
+
+Owns: the list. Each rule is a function from a Context to faults, and none relies on another's
+having found nothing: all are asked, and the user sees every fault at once, by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from dataflow.errors import Fault
+from dataflow.rules import (
+    clocks,
+    columns,
+    groups,
+    held_out,
+    lineage,
+    liveness,
+    names,
+    normalised,
+    parameters,
+    state,
+    versions,
+    vocabulary,
+)
+from dataflow.rules.context import Context
+
+Rule = Callable[[Context], Iterator[Fault]]
+
+RULES: tuple[Rule, ...] = (
+    names.check,  # first: on one line, an ambiguous name is the likeliest cause of what follows
+    parameters.check,  # numbers before what is derived from them: group sizes, lags, batches
+    columns.check,  # a wrong wire before the rows that it carries
+    lineage.check,  # the same rows before their groups
+    groups.check,  # the rows of a prompt
+    normalised.check,  # the last of the rules on data edges
+    state.check,  # who writes and reads, before how old it may be
+    versions.check,  # lags, before the loops that they keep alive
+    liveness.check,  # loops through States
+    clocks.check,  # what moves each node
+    held_out.check,  # training and evaluation apart, once it is known what feeds which
+    vocabulary.check,  # last: it reads files
+)

@@ -1,0 +1,91 @@
+"""Columns: every wire carries what its reader declares.
+
+Owns: schemas of wires, dataset columns that functions ask for, the recorded log-probs that a
+loss falls back to. Does not own: which rows a wire carries (lineage.py), values (parameters.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataflow.errors import Fault, nearest
+from dataflow.loss import Loss, LossTerm
+from dataflow.node import Node
+from dataflow.rules.context import Context, Wire, data_name, place
+from dataflow.schema import Schema
+
+_MAKERS = {
+    "Prompt": "prompts(data, batch=64)",
+    "Completion": "generate(policy, prompt, max_tokens=512)",
+    "Rollout": "generate(policy, prompt, max_tokens=512)",
+    "Reward": "reward(fn, rollout)",
+    "TokenReward": "kl_in_reward(rollout, score, reference, beta=0.05)",
+    "Logprobs": "logprobs(model, rollout)",
+    "Values": "values(critic, rollout)",
+    "Advantage": "group_advantage(rollout, score)",
+    "Returns": "gae(rollout, score, values)",
+    "Keep": "mixed_groups(score)",
+}
+"""How a port of each schema usually comes about; text for messages only."""
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """Wrong schemas, unknown dataset columns, missing recorded log-probs."""
+    yield from context.data_faults
+    for node in context.graph.nodes:
+        for wire in context.wires[id(node)]:
+            yield from _schema(wire)
+            yield from _dataset(context, wire)
+        yield from _recorded(node)
+
+
+def _schema(wire: Wire) -> Iterator[Fault]:
+    found, expected = wire.port.schema, wire.input.schema
+    if issubclass(found, expected):
+        return
+    problem = f"expected {expected.describe()}, found {_described(found, wire.port.label)}"
+    fix = _MAKERS.get(expected.__name__, f"the output of an operator that makes {expected.__name__}")
+    yield Fault(rule="columns", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+
+
+def _described(schema: type[Schema], label: str) -> str:
+    """`Reward from 'score' (reward: float per row)`."""
+    name, _, columns = schema.describe().partition(" (")
+    return f"{name} from {label!r}" + (f" ({columns}" if columns else "")
+
+
+def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
+    wanted = [c for c in wire.input.ancestors if c != "prompt"]
+    if wire.input.required_from:
+        wanted += wire.node.params.get(wire.input.required_from, ())
+    domain = context.domains.of(wire.port)
+    if not wanted or domain is None or id(domain.source) not in context.data:
+        return
+    data = context.data[id(domain.source)]
+    for name in dict.fromkeys(wanted):
+        if name in data or name in wire.port.schema.columns:
+            continue
+        near = nearest(name, data)
+        fix = f"{near!r}, which the data has" if near else f"a column {name!r} in the data, or a function without it"
+        problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(data)}"
+        yield Fault(rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin)
+
+
+def _recorded(node: Node) -> Iterator[Fault]:
+    loss, rows = node.params.get("loss"), node.inputs.get("rows")
+    if not isinstance(loss, Loss) or rows is None or "sampler_logprobs" in rows.schema.columns:
+        return
+    for term in loss.terms:
+        if term.function.recorded and f"{term.label}.old" not in node.inputs:
+            yield _no_record(term, node)
+
+
+def _no_record(term: LossTerm, node: Node) -> Fault:
+    rows = node.inputs["rows"]
+    name = term.function.name
+    problem = f"without old= it needs the sampler's log-probs, and {rows.label!r} is {rows.schema.__name__}, no Rollout"
+    if any(i.name == "old" for i in term.function.ports):
+        fix = 'old=logprobs(policy, rows, name="old")'
+    else:
+        fix = "rows that generate made"
+    return Fault(rule="columns", where=name, problem=problem, fix=fix, origin=term.origin or node.origin)

@@ -1,0 +1,84 @@
+"""Groups: whole before their baseline, of the right size, never split between updates.
+
+Owns: group-scope operators and losses, and minibatches. Does not own: which rows stay
+(select is right whatever it keeps), how a kernel finds a row's group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataflow.errors import Fault, Origin
+from dataflow.loss import Loss
+from dataflow.node import Node
+from dataflow.rows import Domain
+from dataflow.rules.context import Context, line_of, place
+from dataflow.schema import Advantage
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """Groups of one row, ragged groups, minibatches that do not divide the batch."""
+    for node in context.graph.nodes:
+        domain = _domain(context, node)
+        if domain is None:
+            continue
+        for where, what, origin in _needs_groups(node):
+            yield from _one_row(_decoder(node), domain, where, what, origin)
+            yield from _ragged(node, domain, where, origin)
+        yield from _minibatches(node, domain)
+
+
+def _domain(context: Context, node: Node) -> Domain | None:
+    first = next(iter(node.inputs.values()), None)
+    return context.domains.of(first) if first is not None else None
+
+
+def _needs_groups(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
+    """The place, what is needed, and the line, of all that sees a group at once."""
+    if node.operator.scope == "group":
+        baseline = any(issubclass(s, Advantage) for s in node.schemas)
+        yield place(node), "a group baseline" if baseline else "group scope", node.origin
+    loss = node.params.get("loss")
+    for term in loss.terms if isinstance(loss, Loss) else ():
+        if term.function.scope == "group":
+            yield term.function.name, "a loss over groups", term.origin or node.origin
+
+
+def _one_row(made: Node | None, domain: Domain, where: str, what: str, origin: Origin | None) -> Iterator[Fault]:
+    if domain.group_size >= 2:
+        return
+    if made is not None and not isinstance(made.params.get("n"), int):
+        return  # parameters.py says so
+    by = f" ({made.operator.name} n=1, {line_of(made, origin)})" if made else ""
+    fix = "n=8, or returns() / gae()" if what == "a group baseline" else "n=8"
+    problem = f"groups have 1 row{by}; {what} needs n >= 2"
+    yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
+
+
+def _decoder(node: Node) -> Node | None:
+    """The generation behind a node's first input, which could have made several rows of each."""
+    at = node
+    while at.inputs and at.operator.work != "decode":
+        at = next(iter(at.inputs.values())).node
+    return at if at.operator.work == "decode" else None
+
+
+def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> Iterator[Fault]:
+    if domain.ragged is None or node.params.get("ragged"):
+        return
+    problem = f"groups may have lost rows: {domain.ragged.name!r} ({line_of(domain.ragged, origin)}) keeps single rows"
+    fix = f"ragged=True, or put it before {domain.ragged.name!r}"
+    if "ragged" not in node.params:
+        fix = f"put it before {domain.ragged.name!r}, or keep whole groups there (mixed_groups)"
+    yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
+
+
+def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
+    parts, batch = node.params.get("minibatches"), domain.source.params.get("batch")
+    if not isinstance(parts, int) or not isinstance(batch, int) or parts < 1 or batch % parts == 0:
+        return
+    if any(d.kind == "subset" and not d.node.params.get("refill") for d in domain.ancestors()):
+        return  # how many groups a Step has is not known here; the kernel makes parts that differ by one
+    problem = f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay whole"
+    near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
+    yield Fault(rule="groups", where=place(node), problem=problem, fix=f"minibatches={near}", origin=node.origin)

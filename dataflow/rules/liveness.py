@@ -1,0 +1,71 @@
+"""Liveness: every cycle of data and weights holds a token, so that the run can begin and go on.
+
+Owns: the graph of tokens (a marked graph: data edges hold 0, a weight edge holds 1 + lag) and
+the search for a cycle without any. Does not own: running out of data or of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dataflow.errors import Fault
+from dataflow.model import Model
+from dataflow.rules.context import Context
+
+if TYPE_CHECKING:
+    from networkx import MultiDiGraph
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """The first cycle without a token, printed."""
+    import networkx
+
+    tokens = token_graph(context)
+    empty = networkx.MultiDiGraph((u, v) for u, v, held in tokens.edges(data="tokens") if held <= 0)
+    try:
+        cycle = [u for u, _, _ in networkx.find_cycle(empty)]
+    except networkx.NetworkXNoCycle:
+        return
+    first = min(range(len(cycle)), key=lambda i: cycle[i])
+    cycle = cycle[first:] + cycle[:first]
+    shown = " -> ".join([*cycle, cycle[0]])
+    node = next((n for n in context.graph.nodes if n.name in cycle), None)
+    leaders = all(name.startswith("Model ") for name in cycle)
+    fix = "a Model that follows none at its end" if leaders else "max_lag >= 0 for every reader"
+    problem = f"each waits for the one before it, and nothing can begin: {shown}"
+    where = "follows" if leaders else "cycle without a token"
+    origin = node.origin if node else context.graph.origin
+    yield Fault(rule="liveness", where=where, problem=problem, fix=fix, origin=origin)
+
+
+def token_graph(context: Context) -> MultiDiGraph:
+    """Nodes by name and `Model 'policy'` for each Model; edges carry `tokens`.
+
+    A train node fills its Model within the Step, and a follower is filled by its leader's publish: no token. A reader
+    may begin on the version that the Step starts from, and max_lag Steps ahead of it: 1 + max_lag tokens.
+    """
+    import networkx
+
+    graph = networkx.MultiDiGraph()
+    for node in context.graph.nodes:
+        graph.add_node(node.name)
+        graph.add_edges_from((p.name, node.name, {"tokens": 0}) for p in node.parents)
+        for param, state in node.states.items():
+            if not isinstance(state, Model):
+                continue
+            if param in node.operator.writes:
+                graph.add_edge(node.name, _named(state), tokens=0)
+            else:
+                lag = node.params.get("max_lag", 0)
+                graph.add_edge(_named(state), node.name, tokens=1 + lag if isinstance(lag, int) else 1)
+    for model in context.models:
+        at = model
+        while at.follows is not None:
+            graph.add_edge(_named(at.follows), _named(at), tokens=0)
+            at = at.follows
+    return graph
+
+
+def _named(model: Model) -> str:
+    return f"Model {model.name!r}"

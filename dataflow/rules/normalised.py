@@ -1,0 +1,31 @@
+"""Normalised: an advantage is whitened over a Step once.
+
+Owns: following what operators declare as `normalises` along the wires. Does not own: whether
+a formula is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataflow.errors import Fault
+from dataflow.node import Node
+from dataflow.rules.context import Context, line_of, place
+from dataflow.schema import Advantage
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """Whitening of what is whitened. A group's normalisation may be followed by the Step's."""
+    by: dict[int, Node] = {}
+    for node in context.graph.nodes:
+        if not any(issubclass(s, Advantage) for s in node.schemas):
+            continue
+        advantages = [p.node for p in node.inputs.values() if issubclass(p.schema, Advantage)]
+        done = next((by[id(n)] for n in advantages if id(n) in by), None)
+        whitens = node.operator.normalises == "batch"
+        if whitens and done is not None:
+            problem = f"its advantage is whitened already, by {done.name!r} ({line_of(done, node.origin)})"
+            fix = f"leave out {node.name!r} or {done.name!r}"
+            yield Fault(rule="normalised", where=place(node), problem=problem, fix=fix, origin=node.origin)
+        if whitens or done is not None:
+            by[id(node)] = node if whitens or done is None else done

@@ -1,0 +1,116 @@
+"""Versions: every reader of a trained Model has a lag bound, and reads the version that it means.
+
+Owns: lags, the derived staleness bound, intakes that must agree, recomputed log-probs. Does
+not own: the range of max_lag (parameters.py), who writes (state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataflow.errors import Fault
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.rules.context import Context, line_of, place
+from dataflow.schema import Logprobs
+
+_RECOMPUTED = ("old", "proximal")
+"""Ports of losses that stand for the Model being trained, as the Step found it."""
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """Readers without a lag, recomputed log-probs of something else, intakes that differ, an evaluation of nothing."""
+    for node in context.graph.nodes:
+        yield from _bounded(context, node)
+        if node.operator.work == "train":
+            yield from _recomputed(context, node)
+        if node.operator.work == "evaluate":
+            yield from _evaluated(context, node)
+    yield from _intakes(context)
+
+
+def lags(context: Context) -> dict[str, int]:
+    """For each node that reads a trained Model: how many versions old it may be. 0 in an evaluation."""
+    found = {}
+    for node in context.graph.nodes:
+        if _reads_trained(context, node):
+            training = context.regions.of[node.name] != "evaluation"
+            found[node.name] = node.params.get("max_lag", 0) if training else 0
+    return found
+
+
+def staleness(context: Context) -> dict[str, int]:
+    """For each train node: the greatest lag of its readers upstream, which no row that it trains exceeds."""
+    lag = lags(context)
+    worst: dict[int, int] = {}
+    for node in context.graph.nodes:
+        above = max((worst[id(p)] for p in node.parents), default=0)
+        worst[id(node)] = max(above, lag.get(node.name, 0))
+    return {n.name: worst[id(n)] for n in context.graph.nodes if n.operator.work == "train"}
+
+
+def _reads_trained(context: Context, node: Node) -> bool:
+    states = (node.states.get(p) for p in node.operator.reads)
+    return any(isinstance(s, Model) and s.name in context.trained for s in states)
+
+
+def _bounded(context: Context, node: Node) -> Iterator[Fault]:
+    if node.operator.work not in ("decode", "forward") or "max_lag" in node.params:
+        return
+    if _reads_trained(context, node):
+        problem = "expected a parameter max_lag, since it reads a Model that is trained, found none"
+        fix = f"a parameter max_lag: int = 0 of {node.operator.name}"
+        yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
+
+
+def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
+    trained = [s.name for s in node.states.values() if isinstance(s, Model)]
+    for wire in context.wires[id(node)]:
+        maker = wire.port.node
+        models = [s for s in maker.states.values() if isinstance(s, Model)]
+        if wire.name not in _RECOMPUTED or not issubclass(wire.port.schema, Logprobs) or not models:
+            continue
+        if models[0].name not in trained:
+            problem = f"expected log-probs of {trained[0]!r}, the Model trained here, found those of {models[0].name!r}"
+            fix = f'{wire.name}=logprobs({trained[0]}, rollout, name="{wire.name}")'
+            yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+        elif maker.params.get("max_lag"):
+            problem = f"{maker.name!r} may be {maker.params['max_lag']} versions old ({line_of(maker, wire.origin)}), "
+            problem += "and a ratio needs the version that the Step starts from"
+            fix = f"max_lag=0 in {maker.name!r}"
+            yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+
+
+def _evaluated(context: Context, node: Node) -> Iterator[Fault]:
+    models = [s.name for s in node.states.values() if isinstance(s, Model)]
+    readers = [r for name in models[:1] for r in context.readers.get(name, ()) if r is not node]
+    if not models or any(_stands_on(node, reader) for reader in readers):
+        return
+    problem = f"expected rows made by {models[0]!r} above {node.inputs['score'].label!r}, found none that read it"
+    fix = f"evaluate the Model that made them, or generate({models[0]}, prompts(test))"
+    yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
+
+
+def _stands_on(node: Node, other: Node) -> bool:
+    seen, stack = {id(node)}, [node]
+    while stack:
+        at = stack.pop()
+        if at is other:
+            return True
+        new = [p for p in at.parents if id(p) not in seen]
+        seen.update(map(id, new))
+        stack.extend(new)
+    return False
+
+
+def _intakes(context: Context) -> Iterator[Fault]:
+    """Train nodes that share rows share one intake (L6)."""
+    for source in context.sources:
+        trains = [s for s in context.fed[id(source)] if s.operator.work == "train"]
+        for node in trains[1:]:
+            first, mine, theirs = trains[0], node.params.get("intake"), trains[0].params.get("intake")
+            if mine != theirs:
+                problem = f"intake={mine!r}, and {first.name} ({line_of(first, node.origin)}) has intake={theirs!r} "
+                problem += f"on the rows of the same source {source.name!r}"
+                fix = f"intake={theirs!r} in both"
+                yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)

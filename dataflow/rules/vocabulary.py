@@ -1,0 +1,91 @@
+"""Vocabulary: token ids mean the same words to whoever reads them (L12).
+
+Owns: which Model's tokenizer made the ids of each port, and comparing tokenizer files where
+they lie on this machine. Does not own: hub names, whose files the workers compare at open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from dataflow.errors import Fault
+from dataflow.model import Model
+from dataflow.node import Node, Port
+from dataflow.rules.context import Context, Wire, place
+
+PortId = tuple[int, int]
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """Models that read or train on ids of another tokenizer."""
+    made_by: dict[PortId, Model] = {}
+    for node in context.graph.nodes:
+        wire = next((w for w in context.wires[id(node)] if _key(w.port) in made_by), None)
+        if node.operator.work == "decode":
+            made_by |= {(id(node), i): m for i, m in enumerate(_models(node))}
+        else:
+            made_by |= _handed_on(context, node, made_by, wire)
+        if node.operator.work in ("forward", "train"):
+            for model in _models(node):
+                yield from _compare(context, node, model, made_by)
+
+
+def _models(node: Node) -> list[Model]:
+    return [s for s in node.states.values() if isinstance(s, Model)]
+
+
+def _key(port: Port) -> PortId:
+    return (id(port.node), port.index)
+
+
+def _handed_on(context: Context, node: Node, made_by: dict[PortId, Model], first: Wire | None) -> dict[PortId, Model]:
+    """A port of token ids has those of the input that it was made of: of the same place for select, else the first."""
+    handed = {}
+    for index, schema in enumerate(node.schemas):
+        if schema.vocabulary:
+            port = node.inputs.get(f"port{index}") or (first.port if first else None)
+            if port is not None and _key(port) in made_by:
+                handed[(id(node), index)] = made_by[_key(port)]
+    return handed
+
+
+def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, Model]) -> Iterator[Fault]:
+    rows = next((w.port for w in context.wires[id(node)] if w.port.schema.vocabulary), None)
+    if rows is None:
+        return
+    maker = made_by.setdefault(_key(rows), model)  # demonstrations: tokenised for the first Model that reads them
+    if maker.base == model.base:
+        return
+    mine, theirs = fingerprint(model.base), fingerprint(maker.base)
+    if mine is None or theirs is None or mine == theirs:
+        return
+    problem = f"vocabulary {mine[0][:4]} ({mine[1]:,} tokens) differs from {rows.label}'s {theirs[0][:4]} "
+    problem += f"({theirs[1]:,}): its token ids mean other words there"
+    fix = f"a {model.name} of the same tokenizer as {maker.name!r}"
+    where = place(node) if node.operator.work != "train" else f"train {model.name!r}"
+    yield Fault(rule="vocabulary", where=where, problem=problem, fix=fix, origin=node.origin)
+
+
+def fingerprint(base: str) -> tuple[str, int] | None:
+    """(digest, tokens) of the tokenizer in a model directory; None where `base` is no directory that has one."""
+    file = Path(base).expanduser() / "tokenizer.json"
+    if not file.is_file():
+        return None
+    stat = file.stat()
+    return _fingerprint(str(file), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=32)
+def _fingerprint(file: str, modified: int, size: int) -> tuple[str, int]:
+    """Of the id of each token, whatever else the file says; modified and size are part of the cache's key."""
+    content = json.loads(Path(file).read_text(encoding="utf-8"))
+    vocabulary = content.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):  # Unigram: [[token, score], ...] in the order of ids
+        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+    ids = {**vocabulary, **{added["content"]: added["id"] for added in content.get("added_tokens", [])}}
+    text = json.dumps(sorted(ids.items(), key=lambda item: item[1]), ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), len(ids)
