@@ -38,8 +38,11 @@ def is_task(data: str) -> bool:
 
 
 def task_columns(data: str) -> dict[str, pa.DataType]:
-    """prompt: the question; answer; entry: the whole entry as JSON; task: its name and settings, for the scorer."""
-    _parse(data.removeprefix(PREFIX))
+    """prompt: the question; answer; entry: the whole entry as JSON; task: its name and settings, for the scorer.
+
+    Raises DataError for an unknown task or setting, and where the library is not installed.
+    """
+    _checked(data.removeprefix(PREFIX))
     return dict(_COLUMNS)
 
 
@@ -114,23 +117,31 @@ def _value(text: str) -> Any:
 @functools.lru_cache(maxsize=16)
 def _dataset(spec: str) -> Any:
     """The library's object for a task, which makes entries and scores answers; made once a process."""
-    task = _parse(spec)
-    try:
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ModuleNotFoundError as error:
-        raise DataError(f"{PREFIX}{spec}: needs reasoning-gym. Fix: pip install 'dataflow-rl[tasks]'.") from error
-    _check(task, DATASETS)
+    task = _checked(spec)
+    from reasoning_gym.factory import create_dataset
+
     try:
         return create_dataset(task.name, **{"seed": 0} | dict(task.settings))
     except (AssertionError, TypeError, ValueError) as error:
         raise DataError(f"{PREFIX}{spec}: the task refuses these settings: {error}.") from error
 
 
+def _checked(spec: str) -> Task:
+    """The task of a spec, known to the library and with settings that it has."""
+    task = _parse(spec)
+    try:
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        raise DataError(f"{PREFIX}{spec}: needs reasoning-gym. Fix: pip install 'dataflow-rl[tasks]'.") from error
+    _check(task, DATASETS)
+    return task
+
+
 def _check(task: Task, known: Any) -> None:
     if task.name not in known:
         near = nearest(task.name, known)
-        fix = f" Fix: {PREFIX}{near}." if near else ""
-        raise DataError(f"{PREFIX}{task.name}: expected a task of reasoning-gym, found {task.name!r}.{fix}")
+        fix = f"{PREFIX}{near}" if near else "the name of one of its tasks"
+        raise DataError(f"{PREFIX}{task.name}: expected a task of reasoning-gym, found {task.name!r}. Fix: {fix}.")
     settings = [field.name for field in fields(known[task.name][1])]
     for name, _ in task.settings:
         if name not in settings:

@@ -59,9 +59,10 @@ class Tokenizer:
         """int32 ids of prompts, ready to be continued.
 
         Strings get the tokenizer's special tokens but no eos at their end; message lists the chat template with its
-        generation prompt. A prompt longer than max_prompt_tokens keeps its last tokens, as TRL does.
+        generation prompt.
 
-        Raises DataError for a prompt without any token, and for messages where there is no chat template.
+        Raises DataError for a prompt without any token or longer than max_prompt_tokens (nothing is cut in silence),
+        and for messages where there is no chat template.
         """
         if len(prompts) and not isinstance(prompts[0], str):
             ids = self.encode(self.render(prompts, generation=True), special=False)  # type: ignore[arg-type]
@@ -70,7 +71,12 @@ class Tokenizer:
         for index, row in enumerate(ids):
             if not row:
                 raise DataError(f"prompt {index} of {len(ids)} has no tokens: {prompts[index]!r}.")
-        return to_ragged(ids if max_prompt_tokens is None else [row[-max_prompt_tokens:] for row in ids])
+            if max_prompt_tokens is not None and len(row) > max_prompt_tokens:
+                raise DataError(
+                    f"prompt {index} of {len(ids)}: expected at most {max_prompt_tokens} tokens, found {len(row)}. "
+                    f"Fix: max_prompt_tokens={max(map(len, ids))}, or filter the data."
+                )
+        return to_ragged(ids)
 
     def decode(self, ids: Ragged) -> list[str]:
         """The text of each row, special tokens left out."""

@@ -256,6 +256,23 @@ def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(tm
         assert session.metrics == [("reward/once/passed_when_repeated", 1.0)]
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_child_killed_or_stopped_from_outside_is_replaced_and_nothing_is_lost(how: signal.Signals) -> None:
+    large = "x" * 4_000_000  # more than a socket holds, so that a child that does not read is met while sending
+    children = Children(["same"], [same], timeout=0.5)
+    try:
+        [pid] = children.pids()
+        os.kill(pid, how)
+        records = pa.RecordBatch.from_pydict({"completion": [large], "answer": [large]})
+        fault = children.score({0: records})[0].fault
+        assert fault is not None
+        assert fault.kind == ("died" if how == signal.SIGKILL else "timeout")
+        assert children.score({0: records})[0].values == [1.0]
+        assert children.pids() != [pid]
+    finally:
+        children.close()
+
+
 def test_rows_to_which_nothing_applies() -> None:
     with kernel(picky) as (made, _), pytest.raises(KernelError, match="no reward for row 11/0, step 3: picky returned"):
         list(made.run(chunk(["x", "none"])))
