@@ -217,5 +217,3 @@ def _shown(chunk: Chunk, unit: slice) -> str:
     ends = [f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)]
     step = f", step {chunk.step}" if chunk.step else ""
     return (f"row {ends[0]}" if ends[0] == ends[1] else f"rows {ends[0]} to {ends[1]}") + step
-
-

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import inspect
+import io
 import itertools
 import math
 import signal
@@ -204,7 +205,8 @@ def _receive(sock: socket.socket, size: int) -> bytearray | None:
 def main(descriptor: int) -> None:
     """The child: take the function, then score chunks until the parent's end closes."""
     die_with_parent()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None where the run has no standard output
+        sys.stdout.reconfigure(line_buffering=True)
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     shipped = receive_frame(sock)
@@ -226,7 +228,6 @@ def _serve(sock: socket.socket, scorer: Scorer) -> None:
 
 
 def _reply(sock: socket.socket, outcome: Outcome) -> None:
-    sys.stdout.flush()
     send_frame(sock, msgspec.msgpack.encode(outcome))
 
 

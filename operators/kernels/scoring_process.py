@@ -17,6 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,9 @@ from operators.rewards import RewardFn
 _START_SECONDS = 120.0
 """For a child to import what its function imports; torch alone takes seconds."""
 _GOODBYE_SECONDS = 2.0
+_INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_SHIPPING = threading.Lock()
+"""Which modules go by value is a setting of cloudpickle for the whole process."""
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from operators.kernels.scoring_child import main; main(int(sys.argv[2]))"
@@ -83,13 +88,12 @@ class Children:
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-processes")
         self._timeout = timeout
         self._children: list[Child] = []
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             shipped = [ship(name, fn) for name, fn in zip(names, fns, strict=True)]
             self._children = [Child(name, code) for name, code in zip(names, shipped, strict=True)]
             self._start(self._children)
-        except KernelError:
-            self.close()
-            raise
+            undo.pop_all()
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
         """See Scorers. timeout seconds for all of them together, since they run at the same time."""
@@ -234,11 +238,9 @@ def ship(name: str, fn: RewardFn) -> bytes:
 
     Raises KernelError where it holds something that cannot be sent to another process.
     """
-    by_value = [module for module in list(sys.modules.values()) if _loaded_by_path(module)]
-    for module in by_value:
-        cloudpickle.register_pickle_by_value(module)
-    with Caught() as caught, contextlib.ExitStack() as after:
-        for module in by_value:
+    with _SHIPPING, Caught() as caught, contextlib.ExitStack() as after:
+        for module in [m for m in list(sys.modules.values()) if _loaded_by_path(m)]:
+            cloudpickle.register_pickle_by_value(module)
             after.callback(cloudpickle.unregister_pickle_by_value, module)
         return cloudpickle.dumps(fn)
     raise KernelError(
@@ -250,7 +252,7 @@ def ship(name: str, fn: RewardFn) -> bytes:
 def _loaded_by_path(module: ModuleType) -> bool:
     """Whether a module came from a file that an import of its name would not find (the user's graph file, mostly)."""
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
-    if name == "__main__" or not file or not file.endswith(".py") or file.startswith((sys.prefix, sys.base_prefix)):
+    if name == "__main__" or not isinstance(file, str) or not file.endswith(".py") or file.startswith(_INSTALLED):
         return False
     tail = name.replace(".", os.sep)
     found = (os.path.join(root, tail + end) for root in sys.path for end in (".py", f"{os.sep}__init__.py"))
