@@ -1,0 +1,85 @@
+"""A graph in Graphviz's language.
+
+Owns: DOT's syntax, and asking an installed `dot` for a picture. Does not own: what is worth
+showing (picture.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+from dataflow.draw.colours import FILLS, STATE, WIRE, fill_of
+from dataflow.draw.mermaid import out_of
+from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
+from dataflow.draw.text import lag_words, wrapped
+from dataflow.errors import DataflowError
+
+_HEAD = (
+    'graph [rankdir=TB, fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.35, ranksep=0.45];',
+    'node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11, margin="0.15,0.08"];',
+    f'edge [color="{WIRE}", fontname="Helvetica", fontsize=9];',
+)
+_CALL_WIDTH = 34
+
+
+def dot(picture: Picture) -> str:
+    """Clusters for the regions, cylinders for States, weight edges dashed with their lag."""
+    lines = [f"digraph {_quoted(picture.name)} {{", *(f"  {line}" for line in _HEAD)]
+    for region in REGIONS:
+        boxes = picture.within(region)
+        if boxes:
+            title = f"step: {picture.step}" if region == "step" and picture.step else TITLES[region]
+            lines += [f"  subgraph cluster_{region} {{", f'    label={_quoted(title)}; style="rounded,dashed";']
+            lines += [f'    color="{WIRE}"; fontcolor="{WIRE}";', *(f"    {_box(box)}" for box in boxes), "  }"]
+    lines += [f"  {_state(state)}" for state in picture.states]
+    lines += [f"  {edge}" for edge in (*_wires(picture), *_weights(picture))]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def svg_by_dot(source: str) -> str:
+    """The picture that the installed `dot` makes. Raises DataflowError with its words where it fails."""
+    made = subprocess.run(["dot", "-Tsvg"], input=source, capture_output=True, text=True, timeout=60, check=False)
+    if made.returncode != 0:
+        raise DataflowError(f"draw: dot -Tsvg failed: {made.stderr.strip()}. Fix: draw(graph, form='dot').")
+    return made.stdout
+
+
+def _box(box: Box) -> str:
+    fill, line = FILLS[fill_of(box.work)]
+    label = _lines(box.name, *wrapped(box.call, _CALL_WIDTH), out_of(box))
+    return f'n{box.index} [label={label}, fillcolor="{fill}", color="{line}"];'
+
+
+def _state(state: StateBox) -> str:
+    label = _lines(state.name, *wrapped(f"{state.kind} {state.facts}", _CALL_WIDTH))
+    style = f'shape=cylinder, style="filled,dashed", fillcolor="{STATE[0]}", color="{STATE[1]}"'
+    return f"s{state.index} [label={label}, {style}];"
+
+
+def _wires(picture: Picture) -> Iterator[str]:
+    for box in picture.boxes:
+        for source, output in dict.fromkeys((w.source, w.output) for w in box.wires):
+            label = "" if output is None else f' [label="{output}"]'
+            yield f"n{source} -> n{box.index}{label};"
+
+
+def _weights(picture: Picture) -> Iterator[str]:
+    at = {state.name: state.index for state in picture.states}
+    style = f'style=dashed, color="{STATE[1]}", fontcolor="{STATE[1]}"'
+    for state in picture.states:
+        for reader in state.readers:
+            lag = lag_words(reader.lag, trained=state.trained).strip(" ()")
+            yield f"s{state.index} -> n{reader.box} [label={_quoted(lag)}, {style}];"
+        for writer in state.writers:  # the way back: it must not turn the picture's layers over
+            yield f"n{writer} -> s{state.index} [label=writes, constraint=false, {style}];"
+        if state.leader:
+            yield f"s{at[state.leader]} -> s{state.index} [label=follows, {style}];"
+
+
+def _quoted(words: str) -> str:
+    return '"' + words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+
+
+def _lines(*lines: str) -> str:
+    return '"' + "\\n".join(_quoted(line)[1:-1] for line in lines if line) + '"'

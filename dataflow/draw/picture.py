@@ -1,0 +1,285 @@
+"""What a drawing shows of a graph, before any form is chosen.
+
+Owns: which facts of a node, a wire and a State are worth a newcomer's look, in words. Does
+not own: any layout or syntax (text.py, mermaid.py, dot.py, svg.py).
+
+A Picture can be made of any Graph, checked or not.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from dataflow.graph import Graph
+from dataflow.loss import Loss, LossTerm
+from dataflow.model import Buffer, Model, Schedule, State
+from dataflow.node import Node
+from dataflow.operator import Scope, Work
+from dataflow.regions import Region, regions
+from dataflow.rows import Domain, Domains
+
+REGIONS: tuple[Region, ...] = ("stream", "step", "evaluation")
+TITLES: Mapping[Region, str] = {
+    "stream": "stream: any time, as rows arrive",
+    "step": "step: exactly the rows of one Step",
+    "evaluation": "evaluation: apart, at one version",
+}
+_LONGEST = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A data edge into a box. `output` numbers the output where the source has several, else None."""
+
+    source: int
+    output: int | None
+    input: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """One node. `call` is how its use reads in code; `schemas` are those of its outputs; rows like `prompts x8`."""
+
+    index: int
+    name: str
+    call: str
+    work: Work
+    scope: Scope
+    region: Region
+    schemas: tuple[str, ...]
+    rows: str
+    wires: tuple[Wire, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A weight edge, or any other reading of a State. `lag` is None where a reader has no bound of its own."""
+
+    box: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBox:
+    """One State: who writes it, who reads it. `leader` is the State that it follows, empty where there is none."""
+
+    index: int
+    name: str
+    kind: str
+    facts: str
+    trained: bool
+    leader: str
+    writers: tuple[int, ...]
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A graph to draw. Boxes come region by region, each after all that it stands on; `index` is the place there.
+
+    step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has a batch.
+    """
+
+    name: str
+    boxes: tuple[Box, ...]
+    states: tuple[StateBox, ...]
+    step: str
+
+    def within(self, region: Region) -> tuple[Box, ...]:
+        """The boxes of one region."""
+        return tuple(box for box in self.boxes if box.region == region)
+
+
+def picture(graph: Graph) -> Picture:
+    """The facts that every form of drawing shows."""
+    domains = Domains(graph)
+    region = _regions(graph)
+    nodes = sorted(graph.nodes, key=lambda n: REGIONS.index(region[id(n)]))
+    at = {id(node): i for i, node in enumerate(nodes)}
+    boxes = tuple(_box(node, at, region[id(node)], domains) for node in nodes)
+    where = [region[id(node)] for node in nodes]
+    states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
+    return Picture(name=graph.name, boxes=boxes, states=states, step=_step(graph, domains))
+
+
+def _regions(graph: Graph) -> dict[int, Region]:
+    """By node and not by name (an unchecked graph may use a name twice); never above what a node stands on."""
+    derived = regions(graph).of
+    found: dict[int, Region] = {}
+    for node in graph.nodes:
+        above = [REGIONS.index(found[id(port.node)]) for port in node.inputs.values()]
+        found[id(node)] = REGIONS[max([REGIONS.index(derived[node.name]), *above])]
+    return found
+
+
+def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) -> Box:
+    wires = tuple(
+        Wire(source=at[id(p.node)], output=p.index if len(p.node.schemas) > 1 else None, input=key)
+        for key, p in node.inputs.items()
+    )
+    domain = domains.of_node(node)
+    return Box(
+        index=at[id(node)],
+        name=node.name,
+        call=call_of(node),
+        work=node.operator.work,
+        scope=node.operator.scope,
+        region=region,
+        schemas=tuple(s.__name__ for s in node.schemas),
+        rows=rows_of(domain) if domain else "",
+        wires=wires,
+    )
+
+
+def rows_of(domain: Domain) -> str:
+    """`prompts x8`, `prompts x8, kept by select`: the rows without the line numbers that a message has."""
+    if domain.parent is None:
+        return domain.node.name if domain.factor == 1 else f"{domain.node.name} x{domain.factor}"
+    above = rows_of(domain.parent)
+    return f"{above} x{domain.factor}" if domain.kind == "expand" else f"{above}, kept by {domain.node.name}"
+
+
+def _step(graph: Graph, domains: Domains) -> str:
+    """What the first train node with a known batch takes in a Step."""
+    for node in graph.sinks:
+        domain = domains.of_node(node) if node.operator.work == "train" else None
+        batch = domain.source.params.get("batch") if domain else None
+        if domain is None or not isinstance(batch, int):
+            continue
+        size = domain.group_size
+        most = "" if all(map(_full, domain.ancestors())) else "at most "
+        return f"{batch} {domain.source.name}" + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
+    return ""
+
+
+def _full(domain: Domain) -> bool:
+    """Whether a Step has as many of these rows as its prompts promise: a refilled selection of whole groups does."""
+    return domain.kind != "subset" or (domain.keeps != "rows" and bool(domain.node.params.get("refill")))
+
+
+def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Region]) -> StateBox:
+    writers, readers = [], []
+    for i, node in enumerate(nodes):
+        for parameter, used in node.states.items():
+            if used != state:
+                continue
+            if parameter in node.operator.writes:
+                writers.append(i)
+            else:
+                apart = where[i] == "evaluation"  # there is one version there, and no lag
+                readers.append(Reader(box=i, lag=None if apart else node.params.get("max_lag")))
+    follows = state.follows if isinstance(state, Model) else None
+    return StateBox(
+        index=index,
+        name=state.name,
+        kind=type(state).__name__,
+        facts=_facts(state),
+        trained=bool(writers) or follows is not None,
+        leader=follows.name if follows else "",
+        writers=tuple(writers),
+        readers=tuple(readers),
+    )
+
+
+def _facts(state: State) -> str:
+    if isinstance(state, Buffer):
+        return "rows for later draws"
+    if not isinstance(state, Model):
+        return f"by {state.key}"
+    facts = [shorten(state.base), *([f"{state.head} head"] if state.head != "lm" else [])]
+    if state.follows is not None:
+        pace = f"every {state.every} Steps" if state.every > 1 else "every Step"
+        facts.append(f"follows {state.follows.name} {pace}" + (f" by {state.rate:g}" if state.rate != 1.0 else ""))
+    return ", ".join([*facts, "trainable" if state.trainable else "fixed" if state.follows is None else "a follower"])
+
+
+def call_of(node: Node) -> str:
+    """How the node reads in code: its States, then every parameter that differs from its default."""
+    defaults = declared_defaults(node.operator.path, node.operator.name)
+    shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
+    for key, value in node.params.items():
+        shown += _setting(key, value, defaults)
+    return f"{node.operator.name}({', '.join(shown)})"
+
+
+def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None) -> list[str]:
+    if isinstance(value, Loss):
+        return [" + ".join(_term(term) for term in value.terms)]
+    if callable(value) or (isinstance(value, tuple) and value and all(map(callable, value))):
+        return [shown_value(value)]
+    if defaults is not None and (key not in defaults or _equal(defaults[key], value)):
+        return []
+    return [shown_value(value) if key == "data" else f"{key}={shown_value(value)}"]
+
+
+def _term(term: LossTerm) -> str:
+    defaults = declared_defaults(term.function.path, term.function.name)
+    settings = ", ".join(part for key, value in term.params for part in _setting(key, value, defaults))
+    weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
+    return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) in (type(b), int) and a == b
+
+
+@functools.cache
+def declared_defaults(path: str, name: str) -> Mapping[str, Any] | None:
+    """The parameters of the function that users call, with their defaults (Parameter.empty where there is none).
+
+    It stands beside the declaration under the operator's own name. None where it is not found: then every parameter
+    is worth showing.
+    """
+    try:
+        module = importlib.import_module(path.partition(":")[0])
+    except ImportError:
+        return None
+    function = getattr(module, name, None)
+    function = getattr(function, "fn", function)
+    if not callable(function):
+        return None
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters) and len(parameters) <= 2:
+        return None
+    return {p.name: p.default for p in parameters}
+
+
+def shown_value(value: Any) -> str:
+    """A parameter's value in few characters."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-").replace("e+0", "e+")
+    if isinstance(value, str):
+        return shorten(value)
+    if isinstance(value, Schedule):
+        return _schedule(value)
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(shown_value(v) for v in value)
+        return shown if len(value) == 1 and callable(value[0]) else f"({shown})" if isinstance(value, tuple) else shown
+    return _function(value) if callable(value) else str(value)
+
+
+def _schedule(value: Schedule) -> str:
+    start, stop = shown_value(value.start), shown_value(value.stop)
+    body = start if value.kind == "constant" else f"{value.kind} {start}..{stop} in {value.steps}"
+    return f"{body} after {value.warmup} warm-up" if value.warmup else body
+
+
+def _function(value: Callable[..., Any]) -> str:
+    name = getattr(value, "__name__", type(value).__name__)
+    return "lambda" if name == "<lambda>" else name
+
+
+def shorten(text: str) -> str:
+    """The end of a long path or text."""
+    if len(text) <= _LONGEST:
+        return text
+    last = PurePath(text).name
+    return f".../{last}" if "/" in text and len(last) < _LONGEST else f"...{text[-_LONGEST + 3 :]}"

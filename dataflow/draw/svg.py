@@ -1,0 +1,269 @@
+"""A graph as an SVG picture.
+
+Owns: the choice between an installed `dot` and our own drawing, and that drawing's panels,
+boxes and edges. Does not own: the layout (layers.py), nor what is worth showing (picture.py).
+
+The training's nodes stand in one panel, the stream region above the cut and the step region
+below it; evaluation stands in a panel of its own. A Model's weights flow down dashed edges;
+what `train` writes goes back up along the margin: the loop of reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from dataflow.draw import shapes
+from dataflow.draw.colours import CUT, FILLS, SOFT, STATE, WIRE, fill_of
+from dataflow.draw.dot import dot, svg_by_dot
+from dataflow.draw.layers import Edge, Placed, Size, assign, place
+from dataflow.draw.mermaid import out_of
+from dataflow.draw.picture import TITLES, Box, Picture, StateBox
+from dataflow.draw.text import lag_words, wrapped
+
+_CALL_WIDTH = 34
+_PAD = 26.0
+_LANE = 14.0
+_TITLE = 34.0
+
+
+def svg(picture: Picture) -> str:
+    """Valid XML; by `dot -Tsvg` where that is installed, else by our own layout. A comment says which."""
+    if shutil.which("dot"):
+        made = svg_by_dot(dot(picture))
+        head, mark, rest = made.partition("<svg")
+        return f"{head}<!-- layout: Graphviz dot -->\n{mark}{rest}"
+    return drawn(picture)
+
+
+def drawn(picture: Picture) -> str:
+    """The picture by our own layered layout."""
+    apart = {box.index for box in picture.within("evaluation")}
+    if any(wire.source not in apart for box in picture.boxes if box.index in apart for wire in box.wires):
+        apart = set()
+    main = _panel(picture, [b for b in picture.boxes if b.index not in apart], ghosts=False)
+    panels = [main, _panel(picture, [b for b in picture.boxes if b.index in apart], ghosts=True)] if apart else [main]
+    x, body, height = _PAD, [], 0.0
+    for panel in panels:
+        body += [f'<g transform="translate({x:.1f},{_PAD + _TITLE:.1f})">', *panel.parts, "</g>"]
+        x += panel.width + _PAD
+        height = max(height, panel.height)
+    title = shapes.words(_PAD, _PAD + 12, picture.name, size=19, bold=True)
+    return shapes.document(x, height + 2 * _PAD + _TITLE, picture.name, [title, *body])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Panel:
+    width: float
+    height: float
+    parts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sheet:
+    """What is laid out together: boxes and States by id (`n3`, `s0`), edges by kind, and where all of it went."""
+
+    boxes: dict[str, Box]
+    states: dict[str, StateBox]
+    wires: dict[Edge, str]
+    weights: dict[Edge, str]
+    backs: list[Edge]
+    sizes: dict[str, Size]
+    at: Placed | None = None
+    left: float = 0.0
+    """Space for the ways back on the left margin."""
+
+    @property
+    def placed(self) -> Placed:
+        assert self.at is not None
+        return self.at
+
+    def x(self, item: str) -> float:
+        return self.placed.x[item] + self.left
+
+
+def _panel(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Panel:
+    sheet = _sheet(picture, boxes, ghosts=ghosts)
+    edges = [*sheet.wires, *sheet.weights]
+    step = [item for item, box in sheet.boxes.items() if box.region != "stream" and not ghosts]
+    upper = [item for item in sheet.sizes if item not in step]
+    among = [e for e in edges if e[0] in upper and e[1] in upper]
+    first = assign({i: sheet.sizes[i] for i in upper}, among, {})
+    cut = 1 + max((first[i] for i in upper if i in sheet.boxes), default=-1) if step and not ghosts else 0
+    extra = {0: _TITLE + (_LANE if sheet.backs else 0.0)}
+    if step and cut:
+        extra[cut] = _TITLE + 6.0
+    sheet.at = place(sheet.sizes, edges, least=dict.fromkeys(step, cut), extra=extra)
+    lanes = _lanes(sheet)
+    sheet.left = _PAD + _LANE * sum(side < 0 for side, _ in lanes.values())
+    right = _PAD + _LANE * sum(side > 0 for side, _ in lanes.values())
+    least = _least_width(picture, ghosts=ghosts)
+    width = max(sheet.left + sheet.placed.width + right, least)
+    height = sheet.placed.height + _PAD + (_LANE if lanes else 0.0)
+    panel = _Panel(width=width, height=height)
+    panel.parts += _background(picture, sheet, panel, cut, ghosts=ghosts)
+    panel.parts += _edges(sheet, panel, lanes)
+    panel.parts += [_box(sheet, item, box) for item, box in sheet.boxes.items()]
+    panel.parts += [_state(sheet, item, state) for item, state in sheet.states.items()]
+    return panel
+
+
+def _least_width(picture: Picture, *, ghosts: bool) -> float:
+    longest = TITLES["evaluation"] if ghosts else _cut_words(picture)
+    return len(longest) * 6.6 + 2 * 14
+
+
+def _sheet(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Sheet:
+    inside = {box.index: f"n{box.index}" for box in boxes}
+    used = [s for s in picture.states if ghosts is False or any(r.box in inside for r in s.readers)]
+    names = {s.name: f"s{s.index}" for s in used}
+    wires: dict[Edge, str] = {}
+    for box in boxes:
+        for wire in box.wires:
+            edge = (inside[wire.source], inside[box.index])
+            label = "" if wire.output is None else str(wire.output)
+            wires[edge] = ", ".join(sorted({*filter(None, wires.get(edge, "").split(", ")), label} - {""}))
+    weights: dict[Edge, str] = {}
+    backs: list[Edge] = []
+    for state in used:
+        item = names[state.name]
+        readers = [r for r in state.readers if r.box in inside]
+        for reader in readers:
+            weights[item, inside[reader.box]] = lag_words(reader.lag, trained=state.trained).strip(" ()")
+        if state.leader in names:
+            weights[names[state.leader], item] = "follows"
+        leads = any(s.leader == state.name for s in used)
+        written = [inside[w] for w in state.writers if w in inside]
+        if readers or leads:
+            backs += [(w, item) for w in written]
+        else:
+            weights |= {(w, item): "writes" for w in written}
+    sizes = {inside[b.index]: _box_size(b) for b in boxes} | {names[s.name]: _state_size(s) for s in used}
+    return _Sheet(
+        boxes={inside[b.index]: b for b in boxes},
+        states={names[s.name]: s for s in used},
+        wires=wires,
+        weights=weights,
+        backs=backs,
+        sizes=sizes,
+    )
+
+
+def _box_lines(box: Box) -> list[str]:
+    return [*wrapped(box.call, _CALL_WIDTH), *filter(None, [out_of(box)])]
+
+
+def _state_lines(state: StateBox) -> list[str]:
+    return wrapped(f"{state.kind} {state.facts}", _CALL_WIDTH, indent="")
+
+
+def _box_size(box: Box) -> Size:
+    return shapes.size(box.name, _box_lines(box))
+
+
+def _state_size(state: StateBox) -> Size:
+    plain = shapes.size(state.name, _state_lines(state))
+    return Size(width=plain.width, height=plain.height + 12.0)
+
+
+def _cut_words(picture: Picture) -> str:
+    return f"the cut: {picture.step} make a Step" if picture.step else "the cut: what makes a Step"
+
+
+def _background(picture: Picture, sheet: _Sheet, panel: _Panel, cut: int, *, ghosts: bool) -> Iterator[str]:
+    """The panel, its title, and the cut as a line across it."""
+    yield shapes.rectangle(0, 0, panel.width, panel.height, fill="#fbfcfe", line="#dde2ea", radius=10)
+    if ghosts:
+        yield shapes.words(14, 20, TITLES["evaluation"], size=11, fill=SOFT)
+        return
+    if cut:
+        yield shapes.words(14, 20, TITLES["stream"], size=11, fill=SOFT)
+        y = sheet.placed.tops[cut] - _TITLE - 6.0
+        yield f'<line x1="0" y1="{y:.1f}" x2="{panel.width:.1f}" y2="{y:.1f}" stroke="{CUT}" stroke-dasharray="7 5"/>'
+        yield shapes.words(14, y + 16, _cut_words(picture), size=11, fill=CUT)
+    else:
+        yield shapes.words(14, 20, TITLES["step"], size=11, fill=SOFT)
+
+
+def _edges(sheet: _Sheet, panel: _Panel, lanes: dict[Edge, tuple[int, int]]) -> Iterator[str]:
+    """Data edges, weight edges, then the ways back from writers to their States."""
+    ends = _ends(sheet)
+    for edge, label in (*sheet.wires.items(), *sheet.weights.items()):
+        weight = edge in sheet.weights
+        points = _points(sheet, edge, ends[edge])
+        yield shapes.curve(points, colour=STATE[1] if weight else WIRE, dashed=weight)
+        if label:
+            x, y = points[-1]
+            yield shapes.words(x + 6, y - 9, label, size=10, fill=STATE[1] if weight else SOFT)
+    for edge in sheet.backs:
+        yield from _way_back(sheet, panel, edge, *lanes[edge])
+
+
+def _ends(sheet: _Sheet) -> dict[Edge, float]:
+    """Where along the upper side of its box each edge ends: side by side, in the order in which they come."""
+    found: dict[Edge, float] = {}
+    into: dict[str, list[Edge]] = {}
+    for edge in (*sheet.wires, *sheet.weights):
+        into.setdefault(edge[1], []).append(edge)
+    for item, edges in into.items():
+        edges.sort(key=lambda e: sheet.placed.x[(sheet.placed.paths[e] or [e[0]])[-1]])
+        pitch = min(46.0, sheet.sizes[item].width / (len(edges) + 1))
+        for i, edge in enumerate(edges):
+            found[edge] = sheet.x(item) + pitch * (i - (len(edges) - 1) / 2)
+    return found
+
+
+def _points(sheet: _Sheet, edge: Edge, end: float) -> list[tuple[float, float]]:
+    """From the lower side of one box, straight through each layer between, to the upper side of the other."""
+    placed, (a, b) = sheet.placed, edge
+    points = [(sheet.x(a), placed.y[a] + sheet.sizes[a].height / 2)]
+    below = placed.bottoms[placed.layer[a]]
+    if points[0][1] < below - 1:
+        points.append((sheet.x(a), below))
+    for point in placed.paths[edge]:
+        at = placed.layer[point]
+        points += [(sheet.x(point), placed.tops[at]), (sheet.x(point), placed.bottoms[at])]
+    above = placed.tops[placed.layer[b]]
+    top = placed.y[b] - sheet.sizes[b].height / 2
+    return [*points, (end, above), (end, top)] if top > above + 1 else [*points, (end, top)]
+
+
+def _lanes(sheet: _Sheet) -> dict[Edge, tuple[int, int]]:
+    """For each way back its margin (-1 left, 1 right: the side where the State stands) and its number there."""
+    lanes: dict[Edge, tuple[int, int]] = {}
+    for edge in sheet.backs:
+        side = -1 if sheet.placed.x[edge[1]] < sheet.placed.width / 2 else 1
+        lanes[edge] = (side, sum(1 for other in lanes.values() if other[0] == side))
+    return lanes
+
+
+def _way_back(sheet: _Sheet, panel: _Panel, edge: Edge, side: int, lane: int) -> Iterator[str]:
+    placed, (writer, state) = sheet.placed, edge
+    x = sheet.left - 14 - lane * _LANE if side < 0 else sheet.left + placed.width + 14 + lane * _LANE
+    low = placed.bottoms[placed.layer[writer]] + 12 + lane * 4
+    start = (sheet.x(writer), placed.y[writer] + sheet.sizes[writer].height / 2)
+    top = placed.y[state] - sheet.sizes[state].height / 2
+    high = placed.tops[placed.layer[state]] - 12
+    end = sheet.x(state) + side * min(40.0, sheet.sizes[state].width / 4)
+    corners = [start, (start[0], low), (x, low), (x, high), (end, high), (end, top)]
+    yield shapes.elbow(corners, colour=STATE[1])
+    yield shapes.words(start[0] + 6, start[1] + 11, "writes", size=10, fill=STATE[1])
+
+
+def _box(sheet: _Sheet, item: str, box: Box) -> str:
+    fill, line = FILLS[fill_of(box.work)]
+    size, x, y = sheet.sizes[item], sheet.x(item), sheet.placed.y[item]
+    frame = shapes.rectangle(
+        x - size.width / 2, y - size.height / 2, size.width, size.height, fill=fill, line=line, radius=7
+    )
+    calls = len(_box_lines(box)) - bool(out_of(box))
+    tip = f"<title>{escape(box.name)}: {escape(box.call)}</title>"
+    return f"<g>{tip}{frame}{shapes.label(x, y, box.name, _box_lines(box), calls)}</g>"
+
+
+def _state(sheet: _Sheet, item: str, state: StateBox) -> str:
+    size, x, y = sheet.sizes[item], sheet.x(item), sheet.placed.y[item]
+    frame = shapes.cylinder(x - size.width / 2, y - size.height / 2, size.width, size.height, *STATE)
+    return f"<g>{frame}{shapes.label(x, y + 4, state.name, _state_lines(state), 0)}</g>"

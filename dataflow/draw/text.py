@@ -1,0 +1,172 @@
+"""A graph as text for a terminal.
+
+Owns: the staircase. Each node stands to the right of the rails that are still in use; below
+its first letter runs a rail that carries its rows down to the last node that reads them.
+Does not own: what is worth showing (picture.py).
+
+    prompts                    a rail starts below a name
+    |
+    +-> rollout                `+` takes rows off a rail; a digit where a node has several outputs
+        |
+        +-> score
+        |   |
+    ====|===|==== the cut      rails that cross it are what a Step is made of
+        +---+-> train_policy
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
+
+_PITCH = 4
+_WIDTH = 118
+_MARGIN = "  "
+_NARROWEST = 34
+_JOINED = "\x00"
+_SCOPES = {"row": "", "group": "  [a group at once]", "batch": "  [a Step at once]"}
+
+
+def text(picture: Picture) -> str:
+    """The drawing, ASCII only, ending in a newline."""
+    table = _Table(picture)
+    head = _MARGIN + " " * table.drawing + "output".ljust(table.schema) + "rows".ljust(table.rows) + "call"
+    lines = [picture.name + head[len(picture.name) :]]
+    for region in REGIONS:
+        boxes = picture.within(region)
+        if not boxes:
+            continue
+        lines += _heading(picture, table, boxes[0])
+        for box in boxes:
+            lines += _entry(table, box)
+    lines += _states(picture) if picture.states else []
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+@dataclass(slots=True)
+class _Table:
+    """Where each rail stands, how long it runs, and how wide the columns beside the drawing are."""
+
+    last: dict[int, int]
+    columns: dict[int, int]
+    drawing: int
+    schema: int
+    rows: int
+
+    def __init__(self, picture: Picture) -> None:
+        self.last = {w.source: box.index for box in picture.boxes for w in box.wires}
+        self.columns = {}
+        for box in picture.boxes:
+            rails = [self.columns[i] for i in self.alive(box.index)]
+            self.columns[box.index] = max(rails, default=-1) + 1
+        self.drawing = max((self.columns[b.index] * _PITCH + len(b.name) for b in picture.boxes), default=0) + 3
+        self.schema = max((len(", ".join(b.schemas)) for b in picture.boxes), default=0) + 2
+        self.rows = max((len(b.rows) for b in picture.boxes), default=0) + 2
+
+    def alive(self, index: int, *, after: bool = False) -> list[int]:
+        """The boxes whose rails pass box `index`, those that end there included (after: left out)."""
+        first = index + 1 if after else index
+        return [i for i, end in self.last.items() if i in self.columns and i < first and end >= first]
+
+    def rails(self, index: int, fill: str = " ") -> str:
+        """The rails just below box `index`."""
+        line = [fill] * self.drawing
+        for i in self.alive(index, after=True):
+            line[self.columns[i] * _PITCH] = "|"
+        return "".join(line)
+
+    @property
+    def width(self) -> int:
+        """What is left for the call, the last column."""
+        return max(_NARROWEST, _WIDTH - len(_MARGIN) - self.drawing - self.schema - self.rows)
+
+
+def _heading(picture: Picture, table: _Table, first: Box) -> list[str]:
+    """The line above a region; rails run through it."""
+    mark = {"stream": "-", "step": "=", "evaluation": "~"}[first.region]
+    words = TITLES[first.region]
+    if first.region == "step":
+        words = f"the cut: {picture.step} make a Step" if picture.step else "the cut: what makes a Step"
+    rails = table.rails(first.index - 1, mark)
+    line = f"{rails[:-1]} {words} "
+    line = _MARGIN + line.ljust(_WIDTH - len(_MARGIN), mark)
+    space = _MARGIN + table.rails(first.index - 1)
+    return (
+        [line, space] if first.index == 0 else [space, line, space] if first.region == "evaluation" else [line, space]
+    )
+
+
+def _entry(table: _Table, box: Box) -> list[str]:
+    """A node, and below it the rails with what its line had no room for."""
+    calls = wrapped(box.call + _SCOPES[box.scope] * bool(box.schemas), table.width)
+    facts = ", ".join(box.schemas).ljust(table.schema) + box.rows.ljust(table.rows)
+    lines = [_MARGIN + _branch(table, box) + facts + calls[0]]
+    gap = table.rails(box.index)
+    for more in calls[1:]:
+        lines.append(_MARGIN + gap + " " * len(facts) + more)
+    return [*lines, _MARGIN + gap] if len(calls) == 1 else lines
+
+
+def wrapped(words: str, width: int, indent: str = "  ") -> list[str]:
+    """Lines of at most `width` characters, or of one long word; `_JOINED` stands for a space that may not break."""
+    lines = textwrap.wrap(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_JOINED, " ") for line in lines] or [""]
+
+
+def _branch(table: _Table, box: Box) -> str:
+    """`+---+-> advantage`: the rails that it takes from, and those that it passes."""
+    line = [" "] * table.drawing
+    at = table.columns[box.index] * _PITCH
+    taps = {table.columns[source] * _PITCH: mark for source, mark in _taps(box)}
+    if taps:
+        line[min(taps) : at - 1] = "-" * (at - 1 - min(taps))
+        line[at - 2] = ">"
+    for i in table.alive(box.index):
+        line[table.columns[i] * _PITCH] = "|"
+    for x, mark in taps.items():
+        line[x] = mark
+    line[at : at + len(box.name)] = box.name
+    return "".join(line)
+
+
+def _taps(box: Box) -> Iterator[tuple[int, str]]:
+    """For each source, `+`, the number of its output that is read, or `*` for several of them."""
+    for source in {w.source for w in box.wires}:
+        outputs = {w.output for w in box.wires if w.source == source}
+        only = next(iter(outputs))
+        yield source, "*" if len(outputs) > 1 else "+" if only is None else str(only)[-1]
+
+
+def _states(picture: Picture) -> list[str]:
+    """`policy  Model base, trainable  written by train_policy, read by rollout (lag 0)`."""
+    wide = max(len(s.name) for s in picture.states) + 2
+    facts = max(len(f"{s.kind} {s.facts}") for s in picture.states) + 2
+    lines = [f"{_MARGIN}States"]
+    for state in picture.states:
+        uses = wrapped(_uses(picture, state), max(_NARROWEST, _WIDTH - 4 - wide - facts))
+        lines.append(f"    {state.name.ljust(wide)}{f'{state.kind} {state.facts}'.ljust(facts)}{uses[0]}")
+        lines += [" " * (4 + wide + facts) + more for more in uses[1:]]
+    return lines
+
+
+def _uses(picture: Picture, state: StateBox) -> str:
+    names = [picture.boxes[i].name for i in state.writers]
+    parts = [f"written by {', '.join(names)}"] if names else []
+    if state.readers:
+        reads = (picture.boxes[r.box].name + _joined(lag_words(r.lag, trained=state.trained)) for r in state.readers)
+        parts.append(f"read by {', '.join(reads)}")
+    return "; ".join(parts)
+
+
+def lag_words(lag: int | None, *, trained: bool) -> str:
+    """` (lag <= 2)` behind the reader of a State that changes; nothing for one that never does."""
+    if lag is None or not trained:
+        return ""
+    return " (lag 0)" if lag == 0 else f" (lag <= {lag})"
+
+
+def _joined(words: str) -> str:
+    return words.replace(" ", _JOINED)
