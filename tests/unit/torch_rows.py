@@ -73,7 +73,7 @@ def plain(base: str) -> nn.Module:
 
 
 def padded_logits(module: nn.Module, rows: Batch) -> list[Tensor]:
-    """For each row the logits that predict its completion tokens, [tokens, vocabulary]; one padded forward, no sharing."""
+    """For each row the logits that predict its completion tokens, [tokens, vocabulary]; padded, nothing shared."""
     prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
     whole = [np.concatenate([prompts[i], answers[i]]) for i in range(len(rows))]
     longest = max(len(row) for row in whole)

@@ -84,6 +84,17 @@ def _weight(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> T
     return (now.group_sum(by_row) > 0).float() * weights.group
 
 
+def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
+    """The first row of the micro-batch with a term that is not finite where it counts."""
+    counts = now.mask > 0 if scope == "token" else torch.ones_like(loss, dtype=torch.bool)
+    bad = torch.nonzero(counts & ~torch.isfinite(loss)).flatten().tolist()
+    if not bad:
+        return None
+    if scope == "group":
+        return int(torch.nonzero(now.row_group == bad[0])[0, 0])
+    return int(now.row[bad[0]]) if scope == "token" else bad[0]
+
+
 @dataclass(slots=True)
 class Sums:
     """Metrics as (sum, count), kept on the device until the Step ends: reading one sooner would wait for it."""

@@ -30,7 +30,7 @@ from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
-from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, count_weights, reduced
+from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, count_weights, reduced
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -150,7 +150,9 @@ class TorchTrain:
             total = total + self._term(term, rows, packed, now, weights, step, sums)
         if not torch.isfinite(total):
             self._optimizer.clear()
-            raise self._not_finite("a loss", float(total), rows, self._first_bad(rows, packed, now), step)
+            raise self._not_finite(
+                "a loss", float(total.detach()), rows, self._first_bad(rows, packed, now, step), step
+            )
         total.backward()
         self._optimizer.collect()
 
@@ -175,12 +177,15 @@ class TorchTrain:
         sums.add(f"loss/{term.label}", share, 0.0)
         return value_at(term.weight, step) * share
 
-    def _first_bad(self, rows: StepRows, packed: Packed, now: Now) -> np.ndarray:
-        """The first row whose model output is not finite, else the micro-batch's first row."""
-        said = now.logprobs if now.logprobs is not None else now.values
-        assert said is not None
-        bad = torch.nonzero(~torch.isfinite(said)).flatten()
-        return packed.rows[packed.row[int(bad[0])]][None] if len(bad) else packed.rows[:1]
+    @torch.no_grad()
+    def _first_bad(self, rows: StepRows, packed: Packed, now: Now, step: int) -> np.ndarray:
+        """The first row with a term that is not finite; the micro-batch's first where only their sum is not."""
+        found = []
+        for term in self._settings.loss.terms:
+            params = {name: resolved(value, step) for name, value in term.params}
+            loss = term.function.fn(now, **tensors_of(rows, term, packed, now), **params).loss
+            found.append(bad_row(loss, term.function.scope, now))
+        return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
     def _not_finite(self, what: str, found: float, rows: StepRows, row: np.ndarray, step: int) -> KernelError:
         key = rows.keys.take(row).rows()[0]

@@ -1,0 +1,488 @@
+"""The train kernel: the same update as a naive padded forward, however the rows are cut and packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_models import FakeSession, save_tiny
+from torch_rows import padded_logprobs, plain, random_rows, rollout, token_column
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from dataflow.batch import Batch
+from dataflow.errors import CheckpointError, DataError, KernelError
+from dataflow.kernel import Assignment, KernelNode, Layout
+from dataflow.loss import Loss, LossTerm, Now, Tensors, Terms, loss_function
+from dataflow.model import Model, linear
+from dataflow.schema import Advantage, Logprobs, Returns, Reward
+from operators import losses
+from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.reduce import count_weights
+from operators.kernels.torch.train import TorchTrain
+from operators.optimizers import AdamW
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("train") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def critic(tmp_path_factory: pytest.TempPathFactory, base: str) -> str:
+    folder = tmp_path_factory.mktemp("train_critic") / "critic"
+    save_tiny(folder)
+    AutoModelForTokenClassification.from_pretrained(base, num_labels=1).save_pretrained(folder)
+    return str(folder)
+
+
+def term(function: Any, *, weight: Any = 1.0, now: tuple[str, ...] = (), label: str = "", **params: Any) -> LossTerm:
+    return LossTerm(
+        function=function, weight=weight, now=now, label=label or function.name, params=tuple(params.items())
+    )
+
+
+CLIPPED = {"clip": 0.2, "beta": 0.0, "kl": "k3", "dual_clip": None}
+PG = Loss((term(losses.POLICY_GRADIENT),))
+PPO = Loss((term(losses.CLIPPED_POLICY, **CLIPPED),))
+
+
+def opened(
+    base: str, loss: Loss, *, tokens: int = 16384, head: Any = "lm", dtype: Any = "float32", **params: Any
+) -> TorchTrain:
+    kernel = TorchTrain()
+    model = Model("policy", base, trainable=True, head=head, dtype=dtype)
+    given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
+    node = KernelNode(name="train_policy", operator="train", models={"model": model}, params=given)
+    kernel.open(node, Layout(tokens=tokens), FakeSession(seed=5, node="train_policy"))
+    return kernel
+
+
+def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
+    inputs = {"rows": rows} | {name.replace("__", "."): batch for name, batch in ports.items()}
+    return Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs)
+
+
+def with_advantage(rows: Batch, step: int = 1, name: str = "policy_gradient_loss", seed: int = 7) -> Assignment:
+    return assignment(rows, step, **{f"{name}__advantage": token_column(rows, "advantage", seed=seed)})
+
+
+def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
+    return {piece.name: piece.data.clone() for piece in kernel.pieces()}
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
+
+
+def naive_gradients(base: str, rows: Batch, loss_of: Callable[[list[Tensor]], Tensor]) -> dict[str, Tensor]:
+    """Of a loss over the rows' log-probs from one padded forward of transformers."""
+    module = plain(base)
+    loss_of(padded_logprobs(module, rows)).backward()
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def gradients(
+    base: str, monkeypatch: pytest.MonkeyPatch, loss: Loss, given: Assignment, **params: Any
+) -> dict[str, Tensor]:
+    """What the kernel hands to its optimizer in a Step of one update."""
+    kernel = opened(base, loss, **params)
+    found: dict[str, Tensor] = {}
+
+    def kept(lr: float, norm: Tensor) -> None:
+        found.update({n: p.grad.clone() for n, p in kernel._module.named_parameters() if p.grad is not None})
+        kernel._optimizer.clear()
+
+    monkeypatch.setattr(kernel._optimizer, "step", kept)
+    kernel.step(given)
+    return found
+
+
+def masks(rows: Batch) -> list[Tensor]:
+    mask = rows.ragged("completion_mask")
+    return [torch.from_numpy(mask[i].astype(np.float32)) for i in range(len(rows))]
+
+
+AGGREGATES: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]] = {
+    "token_mean": lambda x, m: sum((a * b).sum() for a, b in zip(x, m, strict=True)) / sum(b.sum() for b in m),
+    "sequence_mean": lambda x, m: (
+        sum((a * b).sum() / b.sum() for a, b in zip(x, m, strict=True) if b.sum()) / sum(b.sum() > 0 for b in m)
+    ),
+    "sequence_sum": lambda x, m: sum((a * b).sum() for a, b in zip(x, m, strict=True)) / sum(b.sum() > 0 for b in m),
+    "constant": lambda x, m: sum((a * b).sum() for a, b in zip(x, m, strict=True)) / (9 * sum(b.sum() > 0 for b in m)),
+}
+
+
+@pytest.mark.parametrize("aggregate", list(AGGREGATES))
+@pytest.mark.parametrize("tokens", [16384, 24])
+def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
+    base: str, monkeypatch: pytest.MonkeyPatch, aggregate: str, tokens: int
+) -> None:
+    rows = random_rows(4, 3)
+    given = with_advantage(rows, name="clipped_policy_loss")
+    gain, old = given.inputs["clipped_policy_loss.advantage"].ragged("advantage"), rows.ragged("sampler_logprobs")
+
+    def loss_of(logprobs: list[Tensor]) -> Tensor:
+        terms = []
+        for i, now in enumerate(logprobs):
+            ratio = (now - torch.from_numpy(old[i].copy())).exp()
+            a = torch.from_numpy(gain[i].copy())
+            terms.append(torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2)))
+        return AGGREGATES[aggregate](terms, masks(rows))
+
+    wanted = naive_gradients(base, rows, loss_of)
+    found = gradients(base, monkeypatch, PPO, given, aggregate=aggregate, tokens=tokens, max_tokens=9)
+    largest = max(float(g.abs().max()) for g in wanted.values())
+    assert largest > 1e-4
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).abs().max()) < 1e-5 * max(1.0, largest), name
+
+
+def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(3, 4)
+    given = with_advantage(rows)
+    shared = gradients(base, monkeypatch, PG, given)
+    # A budget of one token: each row is a micro-batch of its own, its prompt computed again.
+    repeated = gradients(base, monkeypatch, PG, given, tokens=1)
+    assert distance(shared, repeated) < 1e-5
+    kernel, alone = opened(base, PG), opened(base, PG, tokens=1)
+    assert kernel.step(given)["train/fed_tokens"] < alone.step(given)["train/fed_tokens"] / 2
+
+
+@pytest.mark.parametrize("tokens", [20, 34])
+@pytest.mark.parametrize("split", [(1, 1), (2, 1), (2, 3)])
+def test_micro_batches_do_not_change_the_weights(base: str, tokens: int, split: tuple[int, int]) -> None:
+    rows = random_rows(6, 3)
+    params: dict[str, Any] = {"epochs": split[0], "minibatches": split[1], "optimizer": AdamW(eps=1e-3), "lr": 1e-3}
+    loss = PPO + 0.1 * Loss((term(losses.ENTROPY),))
+    whole, cut = opened(base, loss, **params), opened(base, loss, tokens=tokens, **params)
+    before = weights_of(whole)
+    for step in (1, 2):
+        given = with_advantage(rows, step, name="clipped_policy_loss", seed=step)
+        one, many = whole.step(given), cut.step(given)
+        assert many["train/micro_batches"] > one["train/micro_batches"]
+        for name in (
+            "loss/clipped_policy_loss",
+            "loss/entropy_loss",
+            "policy/entropy",
+            "optim/grad_norm",
+            "policy/clip_fraction",
+        ):
+            assert many[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+    assert distance(weights_of(whole), weights_of(cut)) < 1e-6
+    assert distance(weights_of(whole), before) > 1e-4
+
+
+def test_scopes_reduce_over_rows_and_groups(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_row(now: Now) -> Terms:
+        assert now.logprobs is not None
+        return Terms(-now.row_sum(now.logprobs).square())
+
+    def by_group(now: Now) -> Terms:
+        assert now.logprobs is not None
+        return Terms(now.group_sum(now.row_sum(now.logprobs)).square())
+
+    rows = random_rows(4, 2)
+
+    def sums(x: list[Tensor], m: list[Tensor]) -> list[Tensor]:
+        return [(a * b).sum() for a, b in zip(x, m, strict=True)]
+
+    wanted = {
+        "sequence": lambda x: sum(-s.square() for s in sums(x, masks(rows))) / 8,
+        "group": lambda x: (
+            sum((sums(x, masks(rows))[2 * g] + sums(x, masks(rows))[2 * g + 1]).square() for g in range(4)) / 4
+        ),
+    }
+    assert all(m.sum() for m in masks(rows))
+    for scope, fn in (("sequence", by_row), ("group", by_group)):
+        function = loss_function(fn, scope=scope, name=scope)  # type: ignore[arg-type]
+        expected = naive_gradients(base, rows, wanted[scope])
+        largest = max(float(g.abs().max()) for g in expected.values())
+        for tokens in (16384, 22):
+            found = gradients(base, monkeypatch, Loss((term(function),)), assignment(rows), tokens=tokens)
+            assert distance(found, expected) < 3e-5 * largest
+
+
+def test_now_has_the_segments_of_its_micro_batch(base: str) -> None:
+    seen: list[Now] = []
+
+    def look(now: Now, score: Tensors[Reward]) -> Terms:
+        seen.append(now)
+        assert score["reward"].shape == (now.rows,)
+        assert now.logprobs is not None
+        return Terms(now.logprobs * score["reward"][now.row])
+
+    rows = rollout([4, 4, 9], [[1, 2], [1, 2], [3]], [[5, 6], [7], [8, 9, 10]])
+    rows = rows.with_columns({"completion_mask": rows.array("completion_mask")})
+    score = Batch.make(rows.keys, {"reward": np.array([1.0, 2.0, 3.0], dtype=np.float32)}, Reward)
+    kernel = opened(base, Loss((term(loss_function(look, name="look")),)))
+    kernel.step(assignment(rows, 3, look__score=score))
+    (now,) = seen
+    live = [i for i, m in enumerate(masks(rows)) if m.sum()]
+    assert (now.rows, now.step) == (len(live), 3)
+    assert now.row.tolist() == [k for k, i in enumerate(live) for _ in rows.ragged("completion_ids")[i]]
+    assert now.version is not None
+    assert now.sampler_logprobs is not None
+    assert now.version.dtype == torch.int32
+
+
+def test_old_that_the_plan_answers_with_now_is_ratio_one(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(3, 2)
+    clipped = Loss((term(losses.CLIPPED_POLICY, now=("old",), **CLIPPED),))
+    a = gradients(base, monkeypatch, clipped, with_advantage(rows, name="clipped_policy_loss"))
+    b = gradients(base, monkeypatch, PG, with_advantage(rows))
+    assert distance(a, b) < 1e-6
+
+
+def test_the_temperature_of_the_rollout_divides_the_logits(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(2, 2)
+    seen: list[Tensor] = []
+
+    def look(now: Now) -> Terms:
+        assert now.logprobs is not None
+        seen.append(now.logprobs.detach())
+        return Terms(now.logprobs)
+
+    opened(base, Loss((term(loss_function(look)),)), temperature=0.6).step(assignment(rows))
+    with torch.no_grad():
+        wanted = torch.cat(padded_logprobs(plain(base), rows, 0.6))
+    assert torch.allclose(seen[0], wanted, atol=2e-5)
+
+
+def test_schedules_are_read_at_the_step(base: str) -> None:
+    rows = random_rows(2, 2)
+    loss = linear(2.0, 0.0, 3)
+    kernel = opened(base, Loss((term(losses.SUPERVISED, weight=loss),)), lr=linear(1e-3, 0.0, 3))
+    assert [kernel.step(assignment(rows, step))["optim/lr"] for step in (1, 2, 3)] == [1e-3, 5e-4, 0.0]
+    before = weights_of(kernel)
+    kernel.step(assignment(rows, 4))
+    assert distance(before, weights_of(kernel)) == 0.0
+
+
+def test_beta_of_a_schedule_reaches_the_formula(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(2, 2)
+    ports = {
+        "clipped_policy_loss__advantage": token_column(rows, "advantage"),
+        "clipped_policy_loss__reference": token_column(rows, "logprobs", low=-5.0, high=-4.0),
+    }
+    scheduled = Loss(
+        (term(losses.CLIPPED_POLICY, **(CLIPPED | {"beta": linear(0.4, 0.2, 2), "clip": (linear(0.1, 0.3, 2), 0.3)})),)
+    )
+    fixed = Loss((term(losses.CLIPPED_POLICY, **(CLIPPED | {"beta": 0.2, "clip": (0.3, 0.3)})),))
+    a = gradients(base, monkeypatch, scheduled, assignment(rows, 2, **ports))
+    b = gradients(base, monkeypatch, fixed, assignment(rows, 2, **ports))
+    assert distance(a, b) < 1e-7
+
+
+def test_a_critic_trains_on_returns(critic: str) -> None:
+    rows = random_rows(4, 2)
+    goal = token_column(rows, "returns", schema=Returns)
+    kernel = opened(critic, Loss((term(losses.VALUE, clip=None),)), head="scalar", lr=1e-2)
+    found = [kernel.step(assignment(rows, s, value_loss__returns=goal))["loss/value_loss"] for s in range(1, 15)]
+    assert found[-1] < 0.7 * found[0]
+
+
+def test_supervised_training_learns_its_rows(base: str) -> None:
+    rows = random_rows(4, 2)
+    kernel = opened(base, Loss((term(losses.SUPERVISED),)), lr=1e-2)
+    found = [kernel.step(assignment(rows, s))["loss/supervised_loss"] for s in range(1, 20)]
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_nothing_to_train_is_counted_and_changes_nothing(base: str) -> None:
+    kernel = opened(base, PG, minibatches=2)
+    before = weights_of(kernel)
+    rows = rollout([1, 2], [[1], [2]], [[], []])
+    metrics = kernel.step(with_advantage(rows))
+    assert (metrics["optim/updates"], metrics["optim/skipped"]) == (0.0, 2.0)
+    assert kernel.step(with_advantage(rows.take(np.zeros(2, dtype=bool))))["optim/updates"] == 0.0
+    masked = random_rows(2, 2)
+    zeros = np.zeros(len(masked.ragged("completion_ids").values), dtype=np.uint8)
+    mask = Batch.make(masked.keys, {"completion_mask": masked.ragged("completion_ids").like(zeros)}, Reward)
+    masked = masked.with_columns({"completion_mask": mask.array("completion_mask")})
+    assert kernel.step(with_advantage(masked))["optim/skipped"] == 2.0
+    assert distance(before, weights_of(kernel)) == 0.0
+
+
+def test_steps_before_start_consume_without_training(base: str) -> None:
+    rows = random_rows(2, 2)
+    kernel = opened(base, PG, start=3)
+    before = weights_of(kernel)
+    assert [kernel.step(with_advantage(rows, s))["optim/updates"] for s in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    assert distance(before, weights_of(kernel)) > 0.0
+
+
+def test_a_row_that_is_not_finite_stops_the_run_by_name(base: str) -> None:
+    rows = random_rows(2, 2)
+    ids = rows.ragged("completion_ids")
+    values = np.ones(len(ids.values), dtype=np.float32)
+    last = int(np.flatnonzero(rows.ragged("completion_mask").values)[-1])
+    values[last] = np.inf
+    values[rows.ragged("completion_mask").values == 0] = np.nan
+    bad = Batch.make(rows.keys, {"advantage": ids.like(values)}, Advantage)
+    kernel = opened(base, PG)
+    before = weights_of(kernel)
+    with pytest.raises(
+        KernelError, match=r"train_policy: step 4: expected a loss that is finite, found .*first row \(11, 1, 0\)"
+    ):
+        kernel.step(assignment(rows, 4, policy_gradient_loss__advantage=bad))
+    assert distance(before, weights_of(kernel)) == 0.0
+    assert all(p.grad is None for p in kernel._module.parameters())
+
+
+def test_a_column_of_other_rows_is_refused(base: str) -> None:
+    rows = random_rows(2, 2)
+    other = token_column(random_rows(2, 2, seed=3), "advantage")
+    with pytest.raises(DataError, match=r"policy_gradient_loss\.advantage\.advantage: row \(10, \d, 0\) has \d values"):
+        opened(base, PG).step(assignment(rows, policy_gradient_loss__advantage=other))
+
+
+def test_a_loss_of_the_wrong_length_is_refused(base: str) -> None:
+    def averaged(now: Now) -> Terms:
+        assert now.logprobs is not None
+        return Terms(now.logprobs.mean())
+
+    with pytest.raises(
+        KernelError, match=r"loss averaged: expected Terms.loss of shape \[\d+\], one number a token, found \[\]"
+    ):
+        opened(base, Loss((term(loss_function(averaged)),))).step(assignment(random_rows(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"aggregate": "token-mean"}, "expected aggregate to be one of token_mean"),
+        ({"aggregate": "constant"}, "divides by max_tokens, found none"),
+        ({"optimizer": "sgd"}, "expected optimizer 'adamw'"),
+        ({"loss": Loss((term(losses.VALUE, clip=None),))}, "needs a Model with head='scalar'"),
+        ({"loss": Loss((term(losses.DPO, beta=0.1),)), "aggregate": "sequence_sum"}, "takes only their mean"),
+    ],
+)
+def test_parameters_that_cannot_be_honoured_are_refused_at_open(
+    base: str, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(KernelError, match=message):
+        opened(base, **({"loss": PG} | params))
+
+
+def test_restored_training_goes_on_with_the_same_bits(base: str, tmp_path: Path) -> None:
+    rows = random_rows(4, 2)
+    first = opened(base, PG, minibatches=2)
+    for step in (1, 2):
+        first.step(with_advantage(rows, step, seed=step))
+    first.save(tmp_path / "saved")
+    second = opened(base, PG, minibatches=2)
+    second.restore(tmp_path / "saved")
+    assert distance(weights_of(first), weights_of(second)) == 0.0
+    a, b = (kernel.step(with_advantage(rows, 3, seed=3)) for kernel in (first, second))
+    assert a == b
+    assert distance(weights_of(first), weights_of(second)) == 0.0
+    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert sum(p.numel() for p in fresh.parameters()) == sum(p.numel() for p in plain(base).parameters())
+
+
+def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> None:
+    larger = save_tiny(tmp_path / "larger", layers=3)
+    other = opened(larger, PG)
+    other.save(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="found that of another model"):
+        opened(base, PG)._optimizer.restore(tmp_path / "saved" / "optimizer.pt")
+    with pytest.raises(CheckpointError, match="found nothing"):
+        opened(base, PG)._optimizer.restore(tmp_path / "nowhere.pt")
+
+
+def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: Path) -> None:
+    rows = random_rows(4, 2)
+    kernel = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)
+    before = weights_of(kernel)
+    for step in range(1, 4):
+        kernel.step(assignment(rows, step))
+    masters = [m for _, m in kernel._optimizer._copied]
+    assert masters[0].dtype == torch.float32
+    moved = max(float((m.detach() - before[n].float()).abs().max()) for m, n in zip(masters, before, strict=True))
+    assert moved == pytest.approx(3e-5, rel=0.3)
+    kernel.save(tmp_path / "narrow")
+    other = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)
+    other.restore(tmp_path / "narrow")
+    for kept, found in zip(masters, (m for _, m in other._optimizer._copied), strict=True):
+        assert torch.equal(kept, found)
+
+
+def test_the_module_is_left_as_generation_needs_it(base: str) -> None:
+    kernel = opened(base, PG)
+    addresses = {name: p.data_ptr() for name, p in kernel._module.named_parameters()}
+    kernel.step(with_advantage(random_rows(2, 2)))
+    assert not kernel._module.training
+    assert all(p.grad is None and p.requires_grad for p in kernel._module.parameters())
+    assert {name: p.data_ptr() for name, p in kernel._module.named_parameters()} == addresses
+
+
+def test_the_gradient_is_clipped_to_its_norm(base: str) -> None:
+    rows, settings = random_rows(2, 2), AdamW(eps=1e3, betas=(0.0, 0.0))
+    moves = []
+    for clip in (1e-3, 2e-3):
+        kernel = opened(base, PG, clip_norm=clip, optimizer=settings, lr=1.0)
+        before = weights_of(kernel)
+        assert kernel.step(with_advantage(rows))["optim/grad_norm"] > 2e-3
+        after = weights_of(kernel)
+        moves.append(np.sqrt(sum(float((after[n] - before[n]).square().sum()) for n in after)))
+    assert moves[1] == pytest.approx(2 * moves[0], rel=1e-2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.integers(1, 13), count=st.integers(1, 5), epochs=st.integers(1, 3), step=st.integers(1, 3))
+def test_minibatches_are_whole_groups_in_equal_number(groups: int, count: int, epochs: int, step: int) -> None:
+    position = np.repeat(np.arange(groups) * 3, 2)
+    given_ = {"epochs": epochs, "count": count, "seed": 1, "node": "n", "step": step}
+    found = list(minibatches(position, **given_))
+    again = list(minibatches(position, **given_))
+    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+    for epoch in range(epochs):
+        parts = found[epoch * count : (epoch + 1) * count]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(2 * groups))
+        sizes = [len(set(position[p])) for p in parts]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(len(p) == 2 * s for p, s in zip(parts, sizes, strict=True))
+
+
+def test_minibatches_differ_by_epoch_step_node_and_seed() -> None:
+    position = np.arange(64)
+    usual: dict[str, Any] = {"epochs": 2, "count": 2, "seed": 1, "node": "n", "step": 1}
+    first, _, second, _ = minibatches(position, **usual)
+    assert not np.array_equal(first, second)
+    for change in ({"seed": 2}, {"node": "m"}, {"step": 2}):
+        assert not np.array_equal(next(iter(minibatches(position, **(usual | change)))), first)
+
+
+def test_denominators_leave_out_rows_without_a_trained_token() -> None:
+    trained, groups = np.array([3, 0, 1, 4]), np.array([0, 0, 1, 2])
+    chosen = np.array([0, 1, 2])
+    weights = count_weights(trained, groups, chosen, aggregate="sequence_mean", max_tokens=None)
+    np.testing.assert_allclose(weights.token, [1 / 6, 0, 1 / 2, 0])
+    np.testing.assert_allclose(weights.row, [1 / 2, 0, 1 / 2, 0])
+    assert weights.group == 1 / 2
+    assert weights.tokens == 4
+
+
+def test_params_of_the_planner_that_are_not_for_training_are_passed_over(base: str) -> None:
+    metrics = opened(base, PG, intake="exact").step(with_advantage(random_rows(2, 2)))
+    assert metrics["optim/updates"] == 1.0
+    assert metrics["policy/mismatch_kl"] > 0.0
+    assert dataclasses.is_dataclass(AdamW())
+
+
+def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str) -> None:
+    rows = random_rows(3, 2)
+    with torch.no_grad():
+        own = torch.cat(padded_logprobs(plain(base), rows)).numpy()
+    same = Batch.make(rows.keys, {"sampler_logprobs": rows.ragged("completion_ids").like(own)}, Logprobs)
+    rows = rows.with_columns({"sampler_logprobs": same.array("sampler_logprobs")})
+    assert abs(opened(base, PG).step(with_advantage(rows))["policy/mismatch_kl"]) < 1e-6
