@@ -350,6 +350,7 @@ from operators.kernels.scoring_process import Children
 import pyarrow as pa
 
 def hang(completions):
+    print("hanging")
     signal.pause()
 
 def idle(completions):
@@ -367,7 +368,10 @@ def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -
         assert parent.stdout is not None
         pids = [int(p) for p in parent.stdout.readline().split()]
         assert len(pids) == 2
+        assert parent.stdout.readline() == "hanging\n"  # so that only a signal can end it
     finally:
         parent.kill()
-        parent.communicate()
+        parent.wait()
+        assert parent.stdout is not None
+        parent.stdout.close()
     assert all(ended(pid, 10) for pid in pids)
