@@ -157,7 +157,7 @@ def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(base: str, mo
     assert kernel.step(given)["train/fed_tokens"] < alone.step(given)["train/fed_tokens"] / 2
 
 
-@pytest.mark.parametrize("tokens", [20, 34])
+@pytest.mark.parametrize("tokens", [15, 25])
 @pytest.mark.parametrize("split", [(1, 1), (2, 1), (2, 3)])
 def test_micro_batches_do_not_change_the_weights(base: str, tokens: int, split: tuple[int, int]) -> None:
     rows = random_rows(6, 3)
