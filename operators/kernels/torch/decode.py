@@ -210,7 +210,7 @@ class Decoder:
         draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
         tokens, logprobs = (x.cpu().numpy() for x in sample(logits, draws, task.how))
         written.append(rows, tokens, logprobs)
-        stop = np.isin(tokens, task.ends)
+        stop = (tokens[:, None] == task.ends).any(1)
         if task.stopped is not None:
             lengths = written.length[rows]
             tails = [written.tokens[r, max(0, e - task.window) : e] for r, e in zip(rows, lengths, strict=True)]

@@ -97,7 +97,8 @@ class TorchGenerate:
             key, found = chunk.keys.take(long[:1]).rows()[0], int(prompts.lengths[long[0]])
             raise DataError(
                 f"{self._node.name}: row {key}: expected at most {self._max_prompt} prompt tokens, found {found} "
-                f"({len(long)} of {len(prompts)} prompts are longer). Fix: max_prompt_tokens={found}, or filter the data."
+                f"({len(long)} of {len(prompts)} prompts are too long, the longest {int(prompts.lengths.max())}). "
+                "Fix: a greater max_prompt_tokens, or other data."
             )
         return prompts
 
