@@ -10,9 +10,9 @@ box share their waypoints: they leave it as one trunk.
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, pairwise
 
 Edge = tuple[str, str]
 _SWEEPS = 12

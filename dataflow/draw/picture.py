@@ -103,7 +103,7 @@ def picture(graph: Graph) -> Picture:
     nodes = sorted(graph.nodes, key=lambda n: REGIONS.index(region[id(n)]))
     at = {id(node): i for i, node in enumerate(nodes)}
     boxes = tuple(_box(node, at, region[id(node)], domains) for node in nodes)
-    where = [region[id(node)] for node in nodes]
+    where: list[Region] = [region[id(node)] for node in nodes]
     states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
     return Picture(name=graph.name, boxes=boxes, states=states, step=_step(graph, domains))
 

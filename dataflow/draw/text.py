@@ -42,7 +42,8 @@ def text(picture: Picture) -> str:
         lines += _heading(picture, table, boxes[0])
         for box in boxes:
             lines += _entry(table, box)
-    lines += _states(picture) if picture.states else []
+    if picture.states:
+        lines += ["", *_states(picture)] if lines[-1].strip() else _states(picture)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

@@ -1,0 +1,271 @@
+"""Snapshots: a graph read back is the graph that was written, and what cannot be read says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.errors import GraphError
+from dataflow.graph import Graph
+from dataflow.loss import Loss, Now, Tensors, Terms, loss
+from dataflow.model import Buffer, Model, Number, Schedule
+from dataflow.node import Node, Port
+from dataflow.operator import Fresh, Input, Nothing, Operator
+from dataflow.schema import Advantage, Completion, Reward, Rollout, Schema, column
+from dataflow.snapshot import FORMAT, decode, encode, from_json, to_json
+from dataflow.user import Columns, operator
+from graphs.grpo import grpo
+from graphs.ppo import ppo, ppo_from_grpo
+from graphs.sft import sft
+from operators.advantage import add, gae, group_advantage, whiten
+from operators.data import prompts
+from operators.forward import logprobs, values
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, value_loss
+from operators.optimizers import AdamW
+from operators.reward import reward
+from operators.select import best_of, mixed_groups, select
+from operators.train import evaluate, train
+
+
+def exact_match(completions: list[str], answer: list[str]) -> list[float]:
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def short(completions: list[str]) -> list[float]:
+    return [1.0 / (1 + len(c)) for c in completions]
+
+
+class Noted(Reward):
+    """A user's own schema."""
+
+    note = column(pa.utf8())
+
+
+@operator(scope="group")
+def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Noted]:
+    return score.set(note=["" for _ in range(len(rollout))])  # type: ignore[return-value]
+
+
+@loss(scope="token")
+def plain_loss(now: Now, advantage: Tensors[Advantage], *, power: float = 1.0) -> Terms:
+    assert now.logprobs is not None
+    return Terms(-now.logprobs * advantage["advantage"] ** power)
+
+
+STORE = Operator(
+    path=f"{__name__}:STORE",
+    name="store",
+    work="store",
+    rows=Nothing(),
+    inputs=(Input(name="rows", schema=Schema),),
+    writes=("buffer",),
+)
+REPLAY = Operator(
+    path=f"{__name__}:REPLAY", name="replay", work="replay", rows=Fresh(), outputs=(Rollout, Reward), reads=("buffer",)
+)
+
+numbers = st.one_of(
+    st.floats(1e-9, 1.0),
+    st.builds(
+        Schedule,
+        kind=st.sampled_from(["linear", "cosine"]),
+        start=st.floats(0, 1),
+        stop=st.floats(0, 1),
+        steps=st.integers(1, 99),
+        warmup=st.integers(0, 9),
+    ),
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """A random algorithm of the vocabulary and of the operators above; legal or not."""
+    policy = Model("policy", "base", trainable=True, dtype=draw(st.sampled_from(["float32", "bfloat16"])))
+    follower = Model("target", "base", follows=policy, rate=draw(st.sampled_from([1.0, 0.25])), every=3)
+    source = prompts(draw(st.text("abc/", min_size=1)), batch=draw(st.integers(1, 64)), shuffle=draw(st.booleans()))
+    stop = draw(st.sampled_from([(), ("\n",), ("a", "b")]))
+    rollout: Port[Any] = generate(policy, source, n=draw(st.integers(1, 9)), max_tokens=8, stop=stop, name="rollout")
+    fns = draw(st.sampled_from([exact_match, [exact_match, short]]))
+    score: Port[Any] = reward(fns, rollout, weights=[1.0, 0.5] if isinstance(fns, list) else None, name="score")
+    if draw(st.booleans()):
+        score = diverse(rollout, score, weight=draw(st.floats(0, 1)))
+    if draw(st.booleans()):
+        score = add(score, score, weights=[0.5, 2.0])
+    if draw(st.booleans()):
+        keep = draw(st.sampled_from([mixed_groups, best_of]))(score)
+        rollout, score = select(rollout, score, where=keep, refill=draw(st.booleans()))
+    sinks: list[Node] = []
+    if draw(st.booleans()):
+        write = Node(STORE, "store", inputs={"rows": rollout}, params={"capacity": draw(st.integers(1, 9))})
+        rollout, score = Node(REPLAY, "replay", states={"buffer": Buffer("memory", writer=write)}).ports
+        sinks.append(write)
+    critic = Model("critic", "base", trainable=True, head="scalar")
+    advantage: Port[Any] = group_advantage(rollout, score)
+    if draw(st.booleans()):
+        advantage = gae(rollout, score, values(critic, rollout), lam=draw(st.floats(0, 1)))
+        sinks.append(train(critic, rollout, loss=value_loss(advantage), lr=draw(numbers)))
+    advantage = whiten(advantage, rollout) if draw(st.booleans()) else advantage
+    total = draw(losses(advantage, logprobs(follower, rollout)))
+    optimizer: Any = draw(st.sampled_from(["adamw", AdamW(betas=(0.9, 0.99))]))
+    sinks.append(train(policy, rollout, loss=total, lr=draw(numbers), optimizer=optimizer))
+    if draw(st.booleans()):
+        held = generate(policy, prompts("held", name="held_out"), max_tokens=8, name="held")
+        sinks.append(evaluate(policy, reward(short, held, name="held_score"), every=draw(st.integers(1, 9))))
+    return Graph(draw(st.text(min_size=1, max_size=5)), *draw(st.permutations(sinks)))
+
+
+@st.composite
+def losses(draw: st.DrawFn, advantage: Port[Any], reference: Port[Any]) -> Loss:
+    clip = draw(st.sampled_from([0.2, (0.2, 0.28)]))
+    beta: Number = draw(numbers)
+    made = clipped_policy_loss(advantage, reference=reference, clip=clip, beta=beta)
+    if draw(st.booleans()):
+        made = draw(st.floats(0.1, 2.0)) * made + plain_loss(advantage, power=draw(st.floats(0.5, 2)))
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_a_graph_read_back_is_the_graph_written(graph: Graph) -> None:
+    written = to_json(graph)
+    found = from_json(written)
+    assert found == graph
+    assert to_json(found) == written
+    assert found.origin == graph.origin
+    assert [n.name for n in found.nodes] == [n.name for n in graph.nodes]
+    for old, new in zip(graph.nodes, found.nodes, strict=True):
+        assert new.origin == old.origin
+        assert new.operator is old.operator
+        assert new.schemas == old.schemas
+        assert [type(v) for v in new.params.values()] == [type(v) for v in old.params.values()]
+
+
+@pytest.mark.parametrize("make", [grpo, ppo, ppo_from_grpo])
+def test_the_shipped_graphs_go_round(make: Any) -> None:
+    graph = make("models/base", "train.parquet", exact_match)
+    assert from_json(to_json(graph)) == graph
+
+
+def test_sft_goes_round() -> None:
+    graph = sft("models/base", "demonstrations.jsonl")
+    assert from_json(to_json(graph)) == graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A user's own frozen settings."""
+
+    betas: tuple[float, float]
+    note: str = ""
+
+
+VALUES = [
+    None, True, 0, -3, 1.0, 0.1, float("inf"), "a\u00e9\n", (), [], (1,), [1], (1, [2.0, (3,)]), {},
+    {"a": (1,), 2: [None]}, {(1, 2): "x"}, pa.int32(), pa.large_list(pa.float32()), pa.struct([pa.field("role", pa.utf8(), nullable=False)]),
+    pa.timestamp("us", "UTC"), np.float32(0.1), np.int64(3), np.dtype("float16"), Completion, Noted, exact_match,
+    Schedule(kind="linear", start=1.0, stop=0.0, steps=3), Setting(betas=(0.9, 0.95)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_keep_their_kind(value: Any) -> None:
+    found = decode(json.loads(json.dumps(encode(value, "here"))), "here")
+    assert found == value
+    assert type(found) is type(value)
+    if isinstance(value, (list, tuple)):
+        assert [type(v) for v in found] == [type(v) for v in value]
+
+
+def test_a_bool_is_no_number_and_an_int_no_float() -> None:
+    found = decode(json.loads(json.dumps(encode((True, 1, 1.0), "here"))), "here")
+    assert [type(v) for v in found] == [bool, int, float]
+
+
+def test_what_has_no_written_form_is_refused_with_its_node() -> None:
+    graph = Graph("g", Node(STORE, "store", inputs={"rows": _rollout()}, params={"capacity": {1, 2}}))
+    with pytest.raises(GraphError, match=r"node 'store', parameter 'capacity': a set has no written form. Fix: "):
+        to_json(graph)
+
+
+def _rollout() -> Port[Any]:
+    return generate(Model("m", "b", trainable=True), prompts("d", batch=2), max_tokens=4, name="rollout")
+
+
+def test_functions_that_no_process_can_import_are_written_and_refused_when_read() -> None:
+    def local(completions: list[str]) -> list[float]:
+        return [0.0 for _ in completions]
+
+    graph = grpo("b", "d", [lambda completions: [1.0], local])  # type: ignore[arg-type]
+    written = to_json(graph)
+    assert "<lambda>" in written
+    assert Path(__file__).name in written
+    with pytest.raises(GraphError) as caught:
+        from_json(written)
+    assert len(caught.value.faults) == 2
+    message = str(caught.value)
+    assert "node 'score': it holds '" in message
+    assert "<lambda>' (test_snapshot.py:" in message
+    assert "Fix: a def or class at the top level of a module" in message
+
+
+def test_local_operators_and_losses_are_refused_when_read() -> None:
+    @operator()
+    def halved(score: Columns[Reward]) -> Columns[Reward]:
+        return score
+
+    @loss()
+    def nothing(now: Now, advantage: Tensors[Advantage]) -> Terms:
+        return Terms(advantage["advantage"])
+
+    rollout = _rollout()
+    score = halved(reward(short, rollout))
+    sink = train(Model("m", "b", trainable=True), rollout, loss=nothing(group_advantage(rollout, score)), lr=1.0)
+    with pytest.raises(GraphError) as caught:
+        from_json(to_json(Graph("g", sink)))
+    assert {fault.where for fault in caught.value.faults} == {"node 'halved'", "node 'train_m'"}
+
+
+def _edited(change: Any) -> str:
+    document = json.loads(to_json(grpo("b", "d", short)))
+    change(document)
+    return json.dumps(document)
+
+
+def test_a_newer_format_is_refused() -> None:
+    text = _edited(lambda d: d.update(format=FORMAT + 1))
+    with pytest.raises(GraphError, match=rf"it has format {FORMAT + 1}, and this version reads up to {FORMAT}. Fix: "):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        ("operators.generate:GENERAT", r"node 'rollout': .* has no 'GENERAT'. Fix: 'GENERATE' is there"),
+        ("operators.generat:GENERATE", r"node 'rollout': .*no module 'operators.generat'. Fix: "),
+        ("operators.generate:Literal", r"node 'rollout': expected an operator at operators.generate:Literal, found"),
+    ],
+)
+def test_an_unknown_operator_is_named(path: str, message: str) -> None:
+    text = _edited(lambda d: d["nodes"][1].update(operator=path))
+    with pytest.raises(GraphError, match=message):
+        from_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "1"}', '{"format": 1}'])
+def test_other_text_is_no_snapshot(text: str) -> None:
+    with pytest.raises(GraphError, match=r"snapshot: expected .*Fix: give the graph.json of a run folder"):
+        from_json(text)
+
+
+def test_the_module_under_test_is_importable_by_its_name() -> None:
+    assert sys.modules[__name__].diverse is diverse  # what the paths in the snapshots rest on
