@@ -2,9 +2,9 @@
 
     .venv-trl/bin/python -m benchmarks.trl_side RUN.json [--micro-batches N] [--cache NAME] [--compile]
 
-Owns: TRL's GRPOTrainer with the settings that make it fastest on CPU, and the clock around
-its phases. Prints one JSON line. Does not own: the settings (settings.py), nor what is
-compared (against_trl.py). Imports nothing of the engine.
+Owns: TRL's GRPOTrainer with its settings for CPU (the options are for trying others), and
+the clock around its phases. Prints one JSON line. Does not own: the settings (settings.py),
+nor what is compared (against_trl.py). Imports nothing of the engine.
 """
 
 from __future__ import annotations
