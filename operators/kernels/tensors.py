@@ -4,8 +4,8 @@ Owns: the one place that decides about read-only memory. Does not own: padding (
 none), packing (torch/packing.py), nor devices (the kernel that calls says which).
 
 Columns arrive as views of memory that another process may own, and torch knows no read-only
-tensor. So: `view` shares the memory and is for reading only, and only until the kernel call
-returns; `gather` copies the wanted values, once, and what it returns may be written to.
+tensor. So no tensor is ever made on that memory: `gather` copies the wanted values, once, in the
+order that packing needs, and what it returns may be written to and kept.
 """
 
 from __future__ import annotations
@@ -13,19 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError
 from dataflow.schema import Schema
-
-
-def view(values: np.ndarray) -> Tensor:
-    """Numbers as a CPU tensor on the same memory: not to be written to, nor kept beyond the kernel call."""
-    # By way of Arrow: from_numpy warns of memory that it finds read-only, and is right to in general.
-    return torch.from_dlpack(pa.array(values)) if len(values) else torch.from_numpy(values.copy())
 
 
 def gather(values: np.ndarray, index: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

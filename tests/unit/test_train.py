@@ -356,6 +356,12 @@ def test_a_loss_of_the_wrong_length_is_refused(base: str) -> None:
         opened(base, Loss((term(loss_function(averaged)),))).step(assignment(random_rows(2, 2)))
 
 
+def test_a_loss_without_gradient_is_refused(base: str) -> None:
+    function = loss_function(lambda now: Terms(now.logprobs.detach()), name="constant")
+    with pytest.raises(KernelError, match="expected a loss that depends on what the model says, found a constant"):
+        opened(base, Loss((term(function),))).step(assignment(random_rows(2, 2)))
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

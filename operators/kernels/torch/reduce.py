@@ -97,17 +97,22 @@ def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
 
 @dataclass(slots=True)
 class Sums:
-    """Metrics as (sum, count), kept on the device until the Step ends: reading one sooner would wait for it."""
+    """Metrics, kept on the device until the Step ends: reading one sooner would wait for it.
+
+    A metric with a count is shown as sum / count; one that was only ever counted up, as its sum.
+    """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, Tensor | float] = field(default_factory=dict)
 
+    def count(self, name: str, number: Tensor | float) -> None:
+        """Count up."""
+        self.sums[name] = self.sums.get(name, torch.zeros(())) + number
+
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
-        """Add to a metric; gradients are cut."""
-        value = total.detach() if isinstance(total, Tensor) else torch.tensor(float(total))
-        number = count.detach() if isinstance(count, Tensor) else float(count)
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.counts[name] = self.counts[name] + number if name in self.counts else number
+        """Add to a mean; gradients are cut."""
+        self.count(name, total.detach() if isinstance(total, Tensor) else total)
+        self.counts[name] = self.counts.get(name, 0.0) + (count.detach() if isinstance(count, Tensor) else count)
 
     def add_all(self, metrics: Mapping[str, tuple[Tensor, Tensor | float]]) -> None:
         """Add those of a formula."""
@@ -115,6 +120,6 @@ class Sums:
             self.add(name, total, count)
 
     def means(self) -> dict[str, float]:
-        """sum / count of each; what was never counted is left out."""
-        found = {name: (float(self.sums[name]), float(self.counts[name])) for name in self.sums}
-        return {name: total / count for name, (total, count) in found.items() if count}
+        """What is to be shown; a mean over nothing is left out."""
+        counts = {name: float(self.counts.get(name, 1.0)) for name in self.sums}
+        return {name: float(total) / counts[name] for name, total in self.sums.items() if counts[name]}

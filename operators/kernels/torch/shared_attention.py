@@ -78,7 +78,7 @@ class TreePass:
     def _inverse(self) -> Tensor:
         """Where each token's result lies in the concatenated buckets."""
         blocks = torch.cat([bucket.blocks for bucket in self._buckets if bucket.blocks is not None])
-        places = blocks[:, None] * self.block + torch.arange(self.block)
+        places = blocks[:, None] * self.block + torch.arange(self.block, device=blocks.device)
         return torch.argsort(places.ravel())[: self.tokens]
 
 

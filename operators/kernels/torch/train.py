@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
-from dataflow.loss import Loss, LossTerm, Now
+from dataflow.loss import Loss, LossTerm, Now, Terms
 from dataflow.model import Model, Schedule, value_at
 from operators.kernels.tensors import gather
 from operators.kernels.torch.heads import predictions, values
@@ -34,6 +34,9 @@ from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, c
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
 OPTIMIZER_FILE = "optimizer.pt"
+
+COUNTS = ("optim/updates", "optim/skipped", "train/tokens", "train/fed_tokens", "train/micro_batches")
+"""Metrics that add up over the updates of a Step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,19 @@ class _Settings:
     start: int = 0
     temperature: float | None = None
     max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    """One update of a Step: the rows picked for it, what each of them counts, and where its metrics go."""
+
+    rows: StepRows
+    picked: np.ndarray
+    step: int
+    lr: float
+    first: bool
+    weights: Weights
+    sums: Sums
 
 
 class TorchTrain:
@@ -77,81 +93,73 @@ class TorchTrain:
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """All updates of one Step. Raises KernelError where loss or gradient is not finite; the Step is lost then."""
-        settings = self._settings
+        settings, self._steps = self._settings, assignment.step
+        sums = Sums({name: torch.zeros(()) for name in COUNTS})
         lr = value_at(settings.lr, assignment.step)
-        sums, counts = Sums(), {"optim/updates": 0.0, "optim/skipped": 0.0, "train/tokens": 0.0}
-        counts |= {"train/fed_tokens": 0.0, "train/micro_batches": 0.0}
-        self._steps = assignment.step
-        if assignment.step < settings.start or not len(assignment.keys):
-            return counts | {"optim/lr": lr}
-        rows = step_rows(assignment, settings.loss, self._name)
-        split = minibatches(
-            rows.keys.position,
-            epochs=settings.epochs,
-            count=settings.minibatches,
-            seed=self._seed,
-            node=self._name,
-            step=assignment.step,
-        )
-        for update, picked in enumerate(split):
-            self._update(rows, picked, assignment.step, lr, sums, counts, first=update == 0)
-        return counts | {"optim/lr": lr} | sums.means()
+        if assignment.step >= settings.start and len(assignment.keys):
+            rows = step_rows(assignment, settings.loss, self._name)
+            split = minibatches(
+                rows.keys.position,
+                epochs=settings.epochs,
+                count=settings.minibatches,
+                seed=self._seed,
+                node=self._name,
+                step=assignment.step,
+            )
+            for number, picked in enumerate(split):
+                self._update(_Update(rows, picked, assignment.step, lr, number == 0, self._weights(rows, picked), sums))
+        return {"optim/lr": lr} | sums.means()
 
-    def _update(
-        self,
-        rows: StepRows,
-        picked: np.ndarray,
-        step: int,
-        lr: float,
-        sums: Sums,
-        counts: dict[str, float],
-        *,
-        first: bool,
-    ) -> None:
-        """One optimizer step on the picked rows; skipped, and counted, where none has a trained token."""
-        aggregate, cap = self._settings.aggregate, self._settings.max_tokens
-        weights = count_weights(rows.trained, rows.groups, picked, aggregate=aggregate, max_tokens=cap)
-        if not weights.tokens:
-            counts["optim/skipped"] += 1
+    def _weights(self, rows: StepRows, picked: np.ndarray) -> Weights:
+        aggregate, longest = self._settings.aggregate, self._settings.max_tokens
+        return count_weights(rows.trained, rows.groups, picked, aggregate=aggregate, max_tokens=longest)
+
+    def _update(self, update: _Update) -> None:
+        """One optimizer step; skipped, and counted, where no row has a trained token."""
+        sums = update.sums
+        if not update.weights.tokens:
+            sums.count("optim/skipped", 1)
             return
-        for part in self._parts(rows, picked, weights):
-            packed = pack(rows.prompts, rows.completions, part)
-            self._backward(rows, packed, weights, step, sums, first=first)
-            counts["train/micro_batches"] += 1
-            counts["train/fed_tokens"] += len(packed.ids)
-        for term in self._settings.loss.terms:
-            sums.add(f"loss/{term.label}", 0.0, 1.0)
+        for part in self._parts(update):
+            packed = pack(update.rows.prompts, update.rows.completions, part)
+            self._backward(update, packed)
+            sums.count("train/micro_batches", 1)
+            sums.count("train/fed_tokens", len(packed.ids))
         norm = self._optimizer.norm()
         if not torch.isfinite(norm):
             self._optimizer.clear()
-            raise self._not_finite("a gradient norm", float(norm), rows, picked[:1], step)
-        self._optimizer.step(lr, norm)
+            raise self._not_finite("a gradient norm", float(norm), update, update.picked[:1])
+        self._optimizer.step(update.lr, norm)
         sums.add("optim/grad_norm", norm, 1.0)
-        counts["optim/updates"] += 1
-        counts["train/tokens"] += weights.tokens
+        sums.count("optim/updates", 1)
+        sums.count("train/tokens", update.weights.tokens)
+        for term in self._settings.loss.terms:
+            sums.add(f"loss/{term.label}", 0.0, 1.0)
 
-    def _parts(self, rows: StepRows, picked: np.ndarray, weights: Weights) -> list[np.ndarray]:
+    def _parts(self, update: _Update) -> list[np.ndarray]:
         """The micro-batches of an update: of its live rows, or, for a loss over groups, of whole groups."""
+        rows, picked = update.rows, update.picked
         atomic = any(term.function.scope == "group" for term in self._settings.loss.terms)
-        wanted = picked if atomic else picked[weights.live[picked]]
+        wanted = picked if atomic else picked[update.weights.live[picked]]
         groups = (rows.groups if atomic else rows.prompt_groups)[wanted]
         return micro_batches(rows.prompts, rows.completions, wanted, groups, tokens=self._budget, atomic=atomic)
 
-    def _backward(
-        self, rows: StepRows, packed: Packed, weights: Weights, step: int, sums: Sums, *, first: bool
-    ) -> None:
+    def _backward(self, update: _Update, packed: Packed) -> None:
         """Forward, loss and backward of one micro-batch."""
-        now = now_of(rows, packed, step, self._device)
-        self._ask_model(rows, packed, now)
-        if first:
-            _mismatch(now, sums)
+        now = now_of(update.rows, packed, update.step, self._device)
+        self._ask_model(update.rows, packed, now)
+        if update.first:
+            _mismatch(now, update.sums)
         total = torch.zeros((), device=self._device)
         for term in self._settings.loss.terms:
-            total = total + self._term(term, rows, packed, now, weights, step, sums)
+            total = total + self._share(term, update, packed, now)
         if not torch.isfinite(total):
             self._optimizer.clear()
-            raise self._not_finite(
-                "a loss", float(total.detach()), rows, self._first_bad(rows, packed, now, step), step
+            raise self._not_finite("a loss", float(total.detach()), update, self._first_bad(update, packed, now))
+        if not total.requires_grad:
+            raise KernelError(
+                f"{self._name}: expected a loss that depends on what the model says, found a constant. "
+                "Fix: compute it from now.logprobs, now.values or now.entropy, without detach()."
             )
         total.backward()
         self._optimizer.collect()
@@ -166,31 +174,25 @@ class TorchTrain:
         found = predictions(self._module, packed, written, temperature=self._temperature, entropy=entropy)
         now.logprobs, now.entropy = found.logprobs, found.entropy
 
-    def _term(
-        self, term: LossTerm, rows: StepRows, packed: Packed, now: Now, weights: Weights, step: int, sums: Sums
-    ) -> Tensor:
-        """One term's share of the loss, times its weight."""
-        params = {name: resolved(value, step) for name, value in term.params}
-        terms = term.function.fn(now, **tensors_of(rows, term, packed, now), **params)
-        share = reduced(terms, term.function.scope, term.label, now, weights, packed.rows)
-        sums.add_all(terms.metrics)
-        sums.add(f"loss/{term.label}", share, 0.0)
-        return value_at(term.weight, step) * share
+    def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
+        """This micro-batch's share of one term of the loss, times the term's weight."""
+        terms = _terms(term, update, packed, now)
+        share = reduced(terms, term.function.scope, term.label, now, update.weights, packed.rows)
+        update.sums.add_all(terms.metrics)
+        update.sums.add(f"loss/{term.label}", share, 0.0)
+        return value_at(term.weight, update.step) * share
 
     @torch.no_grad()
-    def _first_bad(self, rows: StepRows, packed: Packed, now: Now, step: int) -> np.ndarray:
+    def _first_bad(self, update: _Update, packed: Packed, now: Now) -> np.ndarray:
         """The first row with a term that is not finite; the micro-batch's first where only their sum is not."""
-        found = []
-        for term in self._settings.loss.terms:
-            params = {name: resolved(value, step) for name, value in term.params}
-            loss = term.function.fn(now, **tensors_of(rows, term, packed, now), **params).loss
-            found.append(bad_row(loss, term.function.scope, now))
+        terms = self._settings.loss.terms
+        found = [bad_row(_terms(term, update, packed, now).loss, term.function.scope, now) for term in terms]
         return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
-    def _not_finite(self, what: str, found: float, rows: StepRows, row: np.ndarray, step: int) -> KernelError:
-        key = rows.keys.take(row).rows()[0]
+    def _not_finite(self, what: str, found: float, update: _Update, row: np.ndarray) -> KernelError:
+        key = update.rows.keys.take(row).rows()[0]
         return KernelError(
-            f"{self._name}: step {step}: expected {what} that is finite, found {found}; first row {key}. "
+            f"{self._name}: step {update.step}: expected {what} that is finite, found {found}; first row {key}. "
             "Fix: a lower lr, or look at that row's advantage and log-probs."
         )
 
@@ -220,6 +222,12 @@ def resolved(value: Any, step: int) -> Any:
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value
 
 
+def _terms(term: LossTerm, update: _Update, packed: Packed, now: Now) -> Terms:
+    """What the term's formula says of a micro-batch."""
+    params = {name: resolved(value, update.step) for name, value in term.params}
+    return term.function.fn(now, **tensors_of(update.rows, term, packed, now), **params)
+
+
 def _mismatch(now: Now, sums: Sums) -> None:
     """policy/mismatch_kl: KL(sampler | trainer) by the k3 estimator, before the Step's first update."""
     if now.logprobs is None or now.sampler_logprobs is None:
@@ -245,7 +253,8 @@ def _require(node: str, settings: _Settings, model: Model) -> None:
                 f"{node}: {term.label} needs a Model with head={term.function.head!r}, found {model.name!r} with "
                 f"head={model.head!r}. Fix: Model(..., head={term.function.head!r})."
             )
-        if term.function.scope != "token" and settings.aggregate != "token_mean":
+        own = "sequence_mean" if term.function.scope == "sequence" else "token_mean"
+        if term.function.scope != "token" and settings.aggregate not in ("token_mean", own):
             raise KernelError(
                 f"{node}: {term.label} is a number a {term.function.scope}, and takes only their mean, found "
                 f"aggregate={settings.aggregate!r}. Fix: leave aggregate out."
