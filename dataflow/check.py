@@ -115,7 +115,7 @@ def _line(fault: Fault) -> tuple[bool, str, int]:
 
 def _columns(context: Context, port: Port) -> Columns:
     own = {column.name: column.arrow.type for column in port.schema.columns.values()}
-    data = context.bound_data(port)
+    data = context.dataset(port)
     if port.node.operator.work == "source":  # a prompt may be text or messages: the file says which
         own |= {name: kind for name, kind in data.items() if name in own and not port.schema.columns[name].axis}
     return own | {name: kind for name, kind in data.items() if name not in own}
@@ -155,8 +155,9 @@ def _described(checked: CheckedGraph) -> Iterator[str]:
     for name, bound in checked.bound.items():
         worst = "on policy" if not bound else f"rows at most {counted(bound, 'version')} old"
         yield f"  {name}: {worst}"
-    for name, why in checked.regions.why.items():
-        if graph.node(name).operator.work != "train" and ("batch scope" in why or "at lag 0" in why):
+    for node in graph.nodes:
+        name, why = node.name, checked.regions.why.get(node.name, "")
+        if node.operator.work != "train" and ("batch scope" in why or "at lag 0" in why):
             yield f"  {name}: after the cut, {why}"
     for name, dialect in checked.dialects.items():
         yield f"  {name}: as {dialect} does it"

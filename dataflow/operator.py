@@ -163,9 +163,16 @@ def refuse_unknown(name: str, signature: inspect.Signature, args: tuple[Any, ...
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        shown = ", ".join(str(p) for p in signature.parameters.values())
-        fault = Fault(rule="call", where=name, problem=str(error), fix=f"{name}({shown})", origin=call_site())
+        fix = f"{name}({_usage(signature)})"
+        fault = Fault(rule="call", where=name, problem=str(error), fix=fix, origin=call_site())
         raise GraphError(fault) from None
+
+
+def _usage(signature: inspect.Signature) -> str:
+    """`model, rows, loss=..., lr=...`: what has no default."""
+    needed = [p for p in signature.parameters.values() if p.default is p.empty]
+    marks = {inspect.Parameter.KEYWORD_ONLY: "{}=...", inspect.Parameter.VAR_POSITIONAL: "{}, ..."}
+    return ", ".join(marks.get(p.kind, "{}").format(p.name) for p in needed if p.kind is not p.VAR_KEYWORD)
 
 
 def _unknown(name: str, key: str, given: Any, known: list[str]) -> Fault:

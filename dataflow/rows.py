@@ -13,6 +13,7 @@ from typing import Literal
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Fresh, Nothing, Same, Subset
+from dataflow.schema import Preference
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -99,8 +100,14 @@ class Domains:
             return parent
         if isinstance(rows, Subset):
             assert port is not None
-            return Domain(node=node, kind="subset", parent=parent, keeps=port.node.operator.keeps or "rows")
+            return Domain(node=node, kind="subset", parent=parent, keeps=_keeps(port))
         assert isinstance(rows, Expand)
         n = node.params.get(rows.n, 1)
         n = n if isinstance(n, int) and n > 1 else 1
         return parent if n == 1 else Domain(node=node, kind="expand", parent=parent, factor=n)
+
+
+def _keeps(where: Port) -> Literal["rows", "groups", "pairs"]:
+    """What a selection by this column leaves of a group. A user's operator that makes a Preference promises pairs."""
+    promised = "pairs" if issubclass(where.schema, Preference) else "rows"
+    return where.node.operator.keeps or promised

@@ -6,14 +6,16 @@ the train kernel), nor when an evaluation runs (the coordinator).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
+from dataflow.errors import Fault, GraphError
 from dataflow.limits import choice, flag, number, whole
 from dataflow.loss import Loss
 from dataflow.model import Model, Number
 from dataflow.node import Node, Port
-from dataflow.operator import Input, Nothing, Operator, declares
+from dataflow.operator import Input, Nothing, Operator, call_site, declares
 from dataflow.schema import Completion, Reward, Schema
+from operators.optimizers import AdamW
 
 TRAIN = Operator(
     path="operators.train:TRAIN",
@@ -65,7 +67,7 @@ def train(
     *,
     loss: Loss,
     lr: Number,
-    optimizer: Any = "adamw",
+    optimizer: Literal["adamw"] | AdamW = "adamw",
     aggregate: Aggregate = "token_mean",
     epochs: int = 1,
     minibatches: int = 1,
@@ -82,6 +84,8 @@ def train(
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)
+    if not (optimizer == "adamw" or isinstance(optimizer, AdamW)):
+        raise _not_an_optimizer(optimizer)
     bound, ports = loss.bound()
     params = {
         "loss": bound,
@@ -110,17 +114,21 @@ def evaluate(
 ) -> Node:
     """Run the graph above `score` to the end of its (finite) source, at one version of the Model.
 
-    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best versions stay on disk.
+    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best versions stay on
+    disk.
     Metrics are `eval/<function>` for each reward function, `eval/<name>/<function>` where the node has another name.
     """
     params = {"every": every, "keep_best": keep_best, "allow_train_data": allow_train_data}
     return Node(EVALUATE, name, states={"model": model}, inputs={"score": score}, params=params)
 
 
-def _not_a_loss(found: object) -> Exception:
-    from dataflow.errors import Fault, GraphError
-    from dataflow.operator import call_site
+def _not_an_optimizer(found: object) -> GraphError:
+    problem = f"expected 'adamw' or AdamW(...), found {found!r:.60}"
+    fault = Fault(rule="call", where="train.optimizer", problem=problem, fix='optimizer="adamw"', origin=call_site())
+    return GraphError(fault)
 
+
+def _not_a_loss(found: object) -> GraphError:
     problem = f"expected a Loss, found {type(found).__name__} {found!r:.60}"
     fix = "loss=clipped_policy_loss(advantage), or what a @loss function returned when called with Ports"
     return GraphError(Fault(rule="call", where="train.loss", problem=problem, fix=fix, origin=call_site()))

@@ -1,7 +1,8 @@
 """Clocks: the Step moves training, an evaluation moves itself, and no node obeys two of them (L7, L8).
 
 Owns: what a source's batch means for whom it feeds, and that there is something to run. Does
-not own: held-out data (held_out.py), numbers such as `every` (parameters.py).
+not own: held-out data (held_out.py), numbers such as `every` (parameters.py), rows of two
+sources in one node (lineage.py).
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault
 from dataflow.node import Node
-from dataflow.rules.context import Context, data_name, line_of, place
+from dataflow.rules.context import Context, data_name, line_of
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """No sinks, sources without a batch that train, sources with one that evaluate, two batches in one training."""
+    """No sinks, sources without a batch that train, sources with one that evaluate."""
     if not context.graph.sinks:
         where, fix = f"Graph {context.graph.name!r}", "Graph(name, train(model, rollout, loss=..., lr=1e-6))"
         problem = "expected at least one sink, found none"
         yield Fault(rule="clocks", where=where, problem=problem, fix=fix, origin=context.graph.origin)
     for source in context.sources:
         yield from _batch(context, source)
-    yield from _one_batch(context)
 
 
 def _batch(context: Context, source: Node) -> Iterator[Fault]:
@@ -37,22 +37,3 @@ def _batch(context: Context, source: Node) -> Iterator[Fault]:
         problem += f"({line_of(evaluates[0], source.origin)}) runs to the end of its source"
         fix = "leave batch= out" if not trains else 'a second prompts(data, name="seen") without batch='
         yield Fault(rule="clocks", where=data_name(source), problem=problem, fix=fix, origin=source.origin)
-
-
-def _one_batch(context: Context) -> Iterator[Fault]:
-    """A node above which two sources with a batch stand would obey two clocks."""
-    clock: dict[int, Node] = {}
-    for node in context.graph.nodes:
-        if node.operator.work == "source":
-            clock[id(node)] = node
-            continue
-        above = {id(clock[id(p.node)]): clock[id(p.node)] for p in node.inputs.values() if id(p.node) in clock}
-        if not above:
-            continue
-        first, *others = above.values()
-        clock[id(node)] = first
-        domains = {id(d.source) for w in context.wires[id(node)] if (d := context.domains.of(w.port))}
-        if others and len(domains) < 2:  # where its rows differ too, lineage.py says so with the inputs' names
-            problem = f"it obeys two clocks, {data_name(first)} and {data_name(others[0])}"
-            fix = "one source, or a State between them"
-            yield Fault(rule="clocks", where=place(node), problem=problem, fix=fix, origin=node.origin)

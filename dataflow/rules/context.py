@@ -39,6 +39,11 @@ class Wire:
     where: str
     origin: Origin | None
 
+    @property
+    def fits(self) -> bool:
+        """Whether the port has the columns that its reader declares."""
+        return issubclass(self.port.schema, self.input.schema)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
@@ -57,6 +62,8 @@ class Context:
     """Source -> the sinks that it feeds, in the order of the graph."""
     data: Mapping[int, Mapping[str, pa.DataType]]
     """Source -> the columns of its data file; absent where the file could not be read."""
+    doubtful: frozenset[int]
+    """Nodes below a wire that does not fit: what rows they stand on is not known."""
     data_faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -64,7 +71,7 @@ class Context:
         """The Models, in the order of first use."""
         return tuple(s for s in self.graph.states if isinstance(s, Model))
 
-    def bound_data(self, port: Port) -> Mapping[str, pa.DataType]:
+    def dataset(self, port: Port) -> Mapping[str, pa.DataType]:
         """The dataset columns that the rows of a port descend from."""
         domain = self.domains.of(port)
         return self.data.get(id(domain.source), {}) if domain else {}
@@ -79,18 +86,20 @@ def context_of(graph: Graph, columns_of: ColumnReader | None = None) -> Context:
             if isinstance(state, (Model, Table, Buffer)):
                 states[kind].setdefault(state.name, []).append(node)
     sources = tuple(n for n in graph.nodes if n.operator.work == "source")
+    wires = {id(n): tuple(_wires(n)) for n in graph.nodes}
     data, faults = _read_columns(sources, columns_of)
     return Context(
         graph=graph,
         domains=Domains(graph),
         regions=regions(graph),
         trained=frozenset(trained_models(graph)),
-        wires={id(n): tuple(_wires(n)) for n in graph.nodes},
+        wires=wires,
         writers={name: tuple(nodes) for name, nodes in states["writes"].items()},
         readers={name: tuple(nodes) for name, nodes in states["reads"].items()},
         sources=sources,
         fed=_fed(graph, sources),
         data=data,
+        doubtful=_doubtful(graph, wires),
         data_faults=faults,
     )
 
@@ -108,6 +117,14 @@ def _wires(node: Node) -> Iterator[Wire]:
             name, declared = key, node.operator.input(key)
             where, origin = f"{node.operator.name}.{key}", node.origin
         yield Wire(node=node, key=key, name=name, port=port, input=declared, where=where, origin=origin)
+
+
+def _doubtful(graph: Graph, wires: Mapping[int, tuple[Wire, ...]]) -> frozenset[int]:
+    found: set[int] = set()
+    for node in graph.nodes:
+        if any(not wire.fits or id(wire.port.node) in found for wire in wires[id(node)]):
+            found.add(id(node))
+    return frozenset(found)
 
 
 def _fed(graph: Graph, sources: tuple[Node, ...]) -> dict[int, tuple[Node, ...]]:

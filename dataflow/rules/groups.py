@@ -20,7 +20,7 @@ def check(context: Context) -> Iterator[Fault]:
     """Groups of one row, ragged groups, minibatches that do not divide the batch."""
     for node in context.graph.nodes:
         domain = _domain(context, node)
-        if domain is None:
+        if domain is None or id(node) in context.doubtful:
             continue
         for where, what, origin in _needs_groups(node):
             yield from _one_row(_decoder(node), domain, where, what, origin)
@@ -47,8 +47,8 @@ def _needs_groups(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
 def _one_row(made: Node | None, domain: Domain, where: str, what: str, origin: Origin | None) -> Iterator[Fault]:
     if domain.group_size >= 2:
         return
-    if made is not None and not isinstance(made.params.get("n"), int):
-        return  # parameters.py says so
+    if made is not None and made.params.get("n", 1) != 1:
+        return  # no number of answers at all: parameters.py says so
     by = f" ({made.operator.name} n=1, {line_of(made, origin)})" if made else ""
     fix = "n=8, or returns() / gae()" if what == "a group baseline" else "n=8"
     problem = f"groups have 1 row{by}; {what} needs n >= 2"
@@ -75,7 +75,7 @@ def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> It
 
 def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
     parts, batch = node.params.get("minibatches"), domain.source.params.get("batch")
-    if not isinstance(parts, int) or not isinstance(batch, int) or parts < 1 or batch % parts == 0:
+    if not isinstance(parts, int) or not isinstance(batch, int) or min(parts, batch) < 1 or batch % parts == 0:
         return
     if any(d.kind == "subset" and not d.node.params.get("refill") for d in domain.ancestors()):
         return  # how many groups a Step has is not known here; the kernel makes parts that differ by one

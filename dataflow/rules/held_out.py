@@ -15,15 +15,16 @@ from dataflow.rules.context import Context, data_name
 
 def check(context: Context) -> Iterator[Fault]:
     """Sources whose data both a train node and an evaluation see."""
-    trained: dict[object, list[tuple[Node, Node]]] = {}
-    for source in context.sources:
+    trained: dict[str, list[tuple[Node, Node]]] = {}
+    sources = [s for s in context.sources if isinstance(s.params.get("data"), str)]
+    for source in sources:
         for sink in context.fed[id(source)]:
             if sink.operator.work == "train":
-                trained.setdefault(source.params.get("data"), []).append((source, sink))
-    for source in context.sources:
+                trained.setdefault(source.params["data"], []).append((source, sink))
+    for source in sources:
         for sink in context.fed[id(source)]:
             if sink.operator.work == "evaluate" and not sink.params.get("allow_train_data"):
-                yield from _seen(source, sink, trained.get(source.params.get("data"), []))
+                yield from _seen(source, sink, trained.get(source.params["data"], []))
 
 
 def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Iterator[Fault]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dataflow.errors import Fault
 from dataflow.model import Model
+from dataflow.node import Node
 from dataflow.rules.context import Context
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check(context: Context) -> Iterator[Fault]:
     first = min(range(len(cycle)), key=lambda i: cycle[i])
     cycle = cycle[first:] + cycle[:first]
     shown = " -> ".join([*cycle, cycle[0]])
-    node = next((n for n in context.graph.nodes if n.name in cycle), None)
+    node = next((n for n in context.graph.nodes if {n.name, *_leaders(n)} & set(cycle)), None)
     leaders = all(name.startswith("Model ") for name in cycle)
     fix = "a Model that follows none at its end" if leaders else "max_lag >= 0 for every reader"
     problem = f"each waits for the one before it, and nothing can begin: {shown}"
@@ -65,6 +66,15 @@ def token_graph(context: Context) -> MultiDiGraph:
             graph.add_edge(_named(at.follows), _named(at), tokens=0)
             at = at.follows
     return graph
+
+
+def _leaders(node: Node) -> Iterator[str]:
+    """The Models that a node reads or writes, with those that they follow."""
+    for state in node.states.values():
+        at = state if isinstance(state, Model) else None
+        while at is not None:
+            yield _named(at)
+            at = at.follows
 
 
 def _named(model: Model) -> str:

@@ -56,11 +56,13 @@ def _trainable(context: Context, model: Model) -> Iterator[Fault]:
     if model.trainable and not writers:
         readers = context.readers.get(model.name, ())
         origin = readers[0].origin if readers else _origin(context, model)
-        read = f"; read by {readers[0].name!r} ({line_of(readers[0], origin)})" if readers else ""
+        problem = (
+            f"read by {readers[0].name!r} ({line_of(readers[0], origin)})" if readers else "nothing reads it either"
+        )
         loss = "value_loss(...)" if model.head == "scalar" else "clipped_policy_loss(...)"
         fix = f"sink train({model.name}, rollout, loss={loss}), or trainable=False"
-        problem = f"is trainable but no train node writes it{read}"
-        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=origin)
+        missing = f"{where} is trainable but no train node writes it"
+        yield Fault(rule="state", where=missing, problem=problem, fix=fix, origin=origin)
     if writers and not model.trainable:
         problem = f"{writers[0].name} writes it, and it is "
         problem += f"a follower of {model.follows.name!r}" if model.follows else "not trainable"
@@ -72,16 +74,16 @@ def _follower(context: Context, model: Model) -> Iterator[Fault]:
     leader = model.follows
     if leader is None:
         return
-    where, origin = f"Model {model.name!r}", _origin(context, model)
+    where = f"Model {model.name!r}"
     if leader.name not in context.writers and leader.follows is None and not leader.trainable:
         problem = f"it follows {leader.name!r}, which no train node writes"
         fix = f"train {leader.name!r}, or leave follows= out"
-        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=origin)
+        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model))
     if (leader.base, leader.head) != (model.base, model.head):
         problem = f"it copies the weights of {leader.name!r}, expected base {leader.base!r} and head {leader.head!r}, "
         problem += f"found {model.base!r} and {model.head!r}"
         fix = f"Model({model.name!r}, {leader.base!r}, head={leader.head!r}, follows={leader.name})"
-        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=origin)
+        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model))
 
 
 def _origin(context: Context, model: Model) -> Origin | None:

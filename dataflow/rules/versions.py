@@ -24,8 +24,7 @@ def check(context: Context) -> Iterator[Fault]:
         yield from _bounded(context, node)
         if node.operator.work == "train":
             yield from _recomputed(context, node)
-        if node.operator.work == "evaluate":
-            yield from _evaluated(context, node)
+    yield from _evaluated(context)
     yield from _intakes(context)
 
 
@@ -81,26 +80,21 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
             yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
 
 
-def _evaluated(context: Context, node: Node) -> Iterator[Fault]:
-    models = [s.name for s in node.states.values() if isinstance(s, Model)]
-    readers = [r for name in models[:1] for r in context.readers.get(name, ()) if r is not node]
-    if not models or any(_stands_on(node, reader) for reader in readers):
-        return
-    problem = f"expected rows made by {models[0]!r} above {node.inputs['score'].label!r}, found none that read it"
-    fix = f"evaluate the Model that made them, or generate({models[0]}, prompts(test))"
-    yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
-
-
-def _stands_on(node: Node, other: Node) -> bool:
-    seen, stack = {id(node)}, [node]
-    while stack:
-        at = stack.pop()
-        if at is other:
-            return True
-        new = [p for p in at.parents if id(p) not in seen]
-        seen.update(map(id, new))
-        stack.extend(new)
-    return False
+def _evaluated(context: Context) -> Iterator[Fault]:
+    """An evaluation of a Model that made nothing of what is scored. One bit a Model, handed down from node to node."""
+    bits = {m.name: 1 << i for i, m in enumerate(context.models)}
+    read: dict[int, int] = {}
+    for node in context.graph.nodes:
+        above = 0
+        for parent in node.parents:
+            above |= read[id(parent)]
+        own = [s.name for s in node.states.values() if isinstance(s, Model)]
+        if node.operator.work == "evaluate" and own and not above & bits[own[0]]:
+            shown = next(iter(node.inputs.values())).label
+            problem = f"expected rows made by {own[0]!r} above {shown!r}, found none that read it"
+            fix = f"evaluate the Model that made them, or generate({own[0]}, prompts(test))"
+            yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
+        read[id(node)] = sum(bits[name] for name in set(own)) | above
 
 
 def _intakes(context: Context) -> Iterator[Fault]:

@@ -1,0 +1,258 @@
+"""Graphs that are right: the algorithms that the present vocabulary can say, written as a user would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataflow.graph import Graph
+from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.model import Model, cosine, linear, warmup
+from dataflow.node import Port
+from dataflow.schema import Advantage, Logprobs, Preference, Prompt, Reward, Rollout
+from dataflow.user import Columns, operator
+from graphs.grpo import grpo
+from graphs.ppo import ppo, ppo_from_grpo
+from graphs.sft import sft
+from operators.advantage import (
+    add,
+    baseline_advantage,
+    gae,
+    group_advantage,
+    kl_in_reward,
+    overlong_penalty,
+    returns,
+    whiten,
+)
+from operators.data import prompts
+from operators.forward import logprobs, scores, values
+from operators.generate import generate
+from operators.losses import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    dpo_loss,
+    entropy_loss,
+    policy_gradient_loss,
+    supervised_loss,
+    trajectory_balance_loss,
+    value_loss,
+)
+from operators.reward import reward
+from operators.select import best_of, mixed_groups, select
+from operators.train import evaluate, train
+
+BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"
+
+policy = Model("policy", BASE, trainable=True)
+critic = Model("critic", BASE, trainable=True, head="scalar")
+reference = Model("reference", BASE)
+
+
+def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def brief(completions: Sequence[str], **columns: object) -> list[float]:
+    return [1.0 / (1 + len(c)) for c in completions]
+
+
+@operator()
+def teacher_advantage(rollout: Columns[Rollout], teacher: Columns[Logprobs]) -> Columns[Advantage]:
+    gap = teacher["logprobs"].values - rollout["sampler_logprobs"].values
+    return Columns.make(Advantage, like=rollout, advantage=teacher["logprobs"].like(gap))
+
+
+@operator(scope="group")
+def pair(score: Columns[Reward]) -> Columns[Preference]:
+    return Columns.make(Preference, like=score, keep=[1] * len(score), sign=[1, -1] * (len(score) // 2))
+
+
+@operator(reads={"rollout": ["answer"]})
+def ask_judge(rollout: Columns[Rollout], *, rubric: str) -> Columns[Prompt]:
+    return Columns.make(Prompt, like=rollout, prompt=[f"{rubric}\n{text}" for text in rollout["completion"]])
+
+
+@operator()
+def read_verdict(verdict: Columns[Rollout]) -> Columns[Reward]:
+    return Columns.make(Reward, like=verdict, reward=[float("yes" in text) for text in verdict["completion"]])
+
+
+@loss(scope="token")
+def cautious(now: Now, advantage: Tensors[Advantage], *, strength: float = 1.0) -> Terms:
+    assert now.logprobs is not None
+    return Terms(-strength * advantage["advantage"] * now.logprobs)
+
+
+def sampled(n: int = 8, max_lag: int = 0) -> Port[Rollout]:
+    return generate(policy, prompts(DATA, batch=64), n=n, max_tokens=64, max_lag=max_lag, name="rollout")
+
+
+def plain_grpo() -> Graph:
+    return grpo(BASE, DATA, exact, minibatches=4, beta=0.04, max_lag=1)
+
+
+def plain_ppo() -> Graph:
+    return ppo(BASE, DATA, exact)
+
+
+def edited_ppo() -> Graph:
+    return ppo_from_grpo(BASE, DATA, exact)
+
+
+def plain_sft() -> Graph:
+    return sft(BASE, "data/demos.jsonl")
+
+
+def dapo() -> Graph:
+    rollout = generate(policy, prompts(DATA, batch=512), n=16, max_tokens=20480)
+    score = reward(exact, rollout)
+    rollout, score = select(rollout, score, where=mixed_groups(score), refill=True)
+    shaped = overlong_penalty(rollout, score, max_tokens=20480, buffer=4096)
+    objective = clipped_policy_loss(group_advantage(rollout, shaped), clip=(0.2, 0.28))
+    return Graph("dapo", train(policy, rollout, loss=objective, aggregate="token_mean", minibatches=16, lr=1e-6))
+
+
+def rloo() -> Graph:
+    rollout = sampled(n=4)
+    score = kl_in_reward(rollout, reward(exact, rollout), logprobs(reference, rollout), beta=0.05)
+    advantage = group_advantage(rollout, score, baseline="leave_one_out", scale="none")
+    return Graph(
+        "rloo", train(policy, rollout, loss=policy_gradient_loss(advantage), aggregate="sequence_sum", lr=1e-6)
+    )
+
+
+def reinforce_plus_plus() -> Graph:
+    rollout = sampled(n=1)
+    advantage = whiten(returns(rollout, reward(exact, rollout)), rollout)
+    return Graph("reinforce_pp", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+
+
+def remax() -> Graph:
+    prompt = prompts(DATA, batch=64)
+    rollout = generate(policy, prompt, n=4, max_tokens=64)
+    greedy = generate(policy, prompt, temperature=0.0, max_tokens=64, name="greedy")
+    advantage = baseline_advantage(rollout, reward(exact, rollout), reward(exact, greedy, name="greedy_reward"))
+    return Graph("remax", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
+
+
+def areal() -> Graph:
+    rollout = sampled(n=16, max_lag=4)
+    proximal = logprobs(policy, rollout, name="proximal")
+    objective = decoupled_policy_loss(group_advantage(rollout, reward(exact, rollout)), proximal=proximal, cap=5.0)
+    return Graph("areal", train(policy, rollout, loss=objective, minibatches=4, intake="admission", lr=2e-5))
+
+
+def trajectory_balance_with_reset() -> Graph:
+    rollout = sampled(n=20, max_lag=10)
+    anchor = logprobs(Model("anchor", BASE, follows=policy, every=50), rollout)
+    beta = linear(0.012, 0.004, 500)
+    objective = trajectory_balance_loss(reward(exact, rollout), reference=anchor, beta=beta)
+    return Graph("tba", train(policy, rollout, loss=objective, lr=1e-6))
+
+
+def slow_critic() -> Graph:
+    rollout = sampled(n=1)
+    slow = Model("slow", BASE, head="scalar", follows=critic, rate=0.1)
+    advantage = gae(rollout, reward(exact, rollout), values(slow, rollout))
+    return Graph(
+        "slow_critic",
+        train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6, start=20),
+        train(critic, rollout, loss=value_loss(advantage), lr=1e-5),
+    )
+
+
+def rules_and_reward_model() -> Graph:
+    rollout = sampled()
+    rules = reward([exact, brief], rollout, weights=[1.0, 0.2])
+    score = add(rules, scores(Model("rm", BASE, head="scalar"), rollout), weights=[1.0, 0.5])
+    objective = clipped_policy_loss(group_advantage(rollout, score)) + 0.01 * entropy_loss()
+    return Graph("rules", train(policy, rollout, loss=objective, lr=warmup(10, cosine(1e-6, 0.0, 100))))
+
+
+def language_model_judge() -> Graph:
+    rollout = sampled()
+    question = ask_judge(rollout, rubric="Is this right?")
+    verdict = generate(Model("judge", "models/large"), question, temperature=0.0, max_tokens=4, name="verdict")
+    advantage = group_advantage(rollout, read_verdict(verdict))
+    return Graph("judge", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+
+
+def online_dpo() -> Graph:
+    rollout = sampled()
+    pairs = pair(reward(exact, rollout))
+    rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
+    objective = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.1)
+    return Graph("online_dpo", train(policy, rollout, loss=objective, lr=5e-7))
+
+
+def distillation() -> Graph:
+    rollout = sampled(n=1)
+    advantage = teacher_advantage(rollout, logprobs(Model("teacher", "models/large"), rollout))
+    return Graph("distillation", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
+
+
+def expert_iteration() -> Graph:
+    rollout = sampled()
+    best = select(rollout, where=best_of(reward(exact, rollout), k=1, above=0.5))
+    return Graph("expert_iteration", train(policy, best, loss=supervised_loss(), lr=1e-5, minibatches=5))
+
+
+def with_evaluation() -> Graph:
+    rollout = sampled()
+    held = generate(policy, prompts(TEST, name="held_out"), temperature=0.0, max_tokens=64, name="held_out_rollout")
+    return Graph(
+        "with_evaluation",
+        train(policy, rollout, loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))), lr=1e-6),
+        evaluate(policy, reward(exact, held, name="held_out_reward"), every=50, keep_best=1),
+    )
+
+
+def evaluation_on_training_data_that_is_meant() -> Graph:
+    rollout = sampled()
+    seen = generate(policy, prompts(DATA, name="seen"), temperature=0.0, max_tokens=64, name="seen_rollout")
+    return Graph(
+        "meant",
+        train(policy, rollout, loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))), lr=1e-6),
+        evaluate(policy, reward(exact, seen, name="seen_reward"), every=50, allow_train_data=True),
+    )
+
+
+def two_generators() -> Graph:
+    prompt = prompts(DATA, batch=64)
+    models = [Model(name, BASE, trainable=True) for name in ("red", "blue")]
+    sinks = []
+    for model in models:
+        rollout = generate(model, prompt, n=4, max_tokens=64, name=f"{model.name}_rollout")
+        score = reward(exact, rollout, name=f"{model.name}_score")
+        advantage = group_advantage(rollout, score, name=f"{model.name}_advantage")
+        sinks.append(train(model, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    return Graph("two_generators", *sinks)
+
+
+def own_loss() -> Graph:
+    rollout = sampled()
+    advantage = group_advantage(rollout, reward(exact, rollout))
+    return Graph("own_loss", train(policy, rollout, loss=cautious(advantage, strength=0.5), lr=1e-6))
+
+
+RIGHT = (
+    plain_grpo,
+    plain_ppo,
+    edited_ppo,
+    plain_sft,
+    dapo,
+    rloo,
+    reinforce_plus_plus,
+    remax,
+    areal,
+    trajectory_balance_with_reset,
+    slow_critic,
+    rules_and_reward_model,
+    language_model_judge,
+    online_dpo,
+    distillation,
+    expert_iteration,
+    with_evaluation,
+    evaluation_on_training_data_that_is_meant,
+    two_generators,
+    own_loss,
+)

@@ -1,0 +1,304 @@
+"""The check: every wrong graph is refused with its whole message, every right one passes and is known.
+
+`GOLDEN=write pytest tests/unit/test_check.py` writes the golden messages anew; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dataflow.check import CheckedGraph, check
+from dataflow.errors import GraphError
+from dataflow.graph import Graph
+from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.schema import Advantage, Completion, Keep, Logprobs, Reward
+from dataflow.user import Columns, operator
+from operators.advantage import add
+from operators.data import demonstrations, prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import supervised_loss
+from operators.reward import reward
+from operators.select import best_of, select
+from operators.train import train
+from tests import right_graphs
+from tests.right_graphs import RIGHT
+from tests.wrong_graphs import numbers, states, wires
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "check"
+DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
+DEMONSTRATIONS = {"prompt": pa.utf8(), "completion": pa.utf8(), "answer": pa.utf8()}
+
+
+def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
+    """The columns that every data file of these tests has."""
+    return DEMONSTRATIONS if "demos" in data else DATA
+
+
+def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
+    """The wrong graphs of a module, in the order of its lines."""
+    made = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    return [f for f in made if inspect.signature(f).return_annotation == "Graph"]
+
+
+WRONG = [f for module in (wires, states, numbers) for f in graphs_of(module)]
+
+
+def refusal(make: Callable[[], Graph]) -> str:
+    """The message with which a graph is refused, while it is built or when it is checked."""
+    real_files = make.__name__ == "missing_data_file"
+    with pytest.raises(GraphError) as caught:
+        check(make(), None if real_files else headers)
+    return f"{caught.value}\n"
+
+
+@pytest.mark.parametrize("make", WRONG, ids=lambda f: f.__name__)
+def test_a_wrong_graph_is_refused_with_this_message(make: Callable[[], Graph]) -> None:
+    golden, message = GOLDEN / f"{make.__name__}.txt", refusal(make)
+    if os.environ.get("GOLDEN") == "write":
+        golden.write_text(message, encoding="ascii")
+    assert message == golden.read_text(encoding="ascii")
+
+
+def checked(make: Callable[[], Graph]) -> CheckedGraph:
+    return check(make(), headers)
+
+
+@pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
+def test_a_right_graph_passes(make: Callable[[], Graph]) -> None:
+    graph = make()
+    known = check(graph, headers)
+    assert known.graph is graph
+    assert set(known.columns) == {(n.name, i) for n in graph.nodes for i in range(len(n.schemas))}
+    assert set(known.bound) == {s.name for s in graph.sinks if s.operator.work == "train"}
+
+
+def test_every_rule_refuses_something() -> None:
+    found = set()
+    for make in WRONG:
+        try:
+            check(make(), headers)
+        except GraphError as error:
+            found |= {fault.rule for fault in error.faults}
+    assert found >= {
+        "names", "parameters", "columns", "rows", "groups", "normalised",
+        "state", "versions", "liveness", "clocks", "held_out", "vocabulary",
+    }  # fmt: skip
+
+
+def test_faults_are_in_the_order_of_the_lines() -> None:
+    with pytest.raises(GraphError) as caught:
+        check(wires.several_faults_at_once(), headers)
+    lines = [fault.origin.line for fault in caught.value.faults if fault.origin]
+    assert len(lines) == 5
+    assert lines == sorted(lines)
+
+
+def test_sizes_are_said_as_a_user_counts_them() -> None:
+    sizes = checked(right_graphs.plain_grpo).sizes["prompts"]
+    assert sizes.describe() == "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
+    (size,) = sizes.trains
+    assert (size.rows, size.group, size.updates, size.rows_an_update, size.full) == (512, 8, 4, 128, True)
+
+
+def test_epochs_multiply_updates_and_an_evaluation_has_no_size() -> None:
+    assert [t.updates for t in checked(right_graphs.plain_ppo).sizes["prompts"].trains] == [16, 16]
+    sizes = checked(right_graphs.with_evaluation).sizes
+    assert (sizes["held_out"].prompts, sizes["held_out"].trains) == (None, ())
+
+
+def test_a_selection_of_pairs_has_two_rows_a_prompt_and_one_of_rows_may_leave_fewer() -> None:
+    (pairs,) = checked(right_graphs.online_dpo).sizes["prompts"].trains
+    assert (pairs.group, pairs.rows, pairs.full) == (2, 128, True)
+    (best,) = checked(right_graphs.expert_iteration).sizes["prompts"].trains
+    assert not best.full
+    assert "at most 64 prompts x 8" in checked(right_graphs.expert_iteration).sizes["prompts"].describe()
+
+
+def test_lags_and_the_bound_that_follows() -> None:
+    known = checked(right_graphs.areal)
+    assert known.lag == {"rollout": 4, "proximal": 0}
+    assert known.bound == {"train_policy": 4}
+    assert known.regions.of["proximal"] == "step"
+
+
+def test_a_reader_of_a_follower_has_a_lag_and_one_of_a_frozen_model_has_none() -> None:
+    assert checked(right_graphs.slow_critic).lag == {"rollout": 0, "values": 0}
+    assert "reference" not in checked(right_graphs.plain_grpo).lag
+
+
+def test_an_evaluation_reads_one_version() -> None:
+    known = checked(right_graphs.with_evaluation)
+    assert known.lag["held_out_rollout"] == 0
+    assert known.regions.of["held_out_rollout"] == "evaluation"
+
+
+def test_columns_of_a_port_are_its_own_and_the_data_that_its_rows_descend_from() -> None:
+    columns = checked(right_graphs.plain_grpo).columns
+    assert columns["prompts", 0] == DATA
+    assert columns["rollout", 0]["completion_ids"] == pa.large_list(pa.field("item", pa.int32(), nullable=False))
+    assert columns["score", 0] == {"reward": pa.float32(), **DATA}
+
+
+def test_the_type_of_a_prompt_is_that_of_the_file() -> None:
+    messages = pa.list_(pa.struct({"role": pa.utf8(), "content": pa.utf8()}))
+    known = check(right_graphs.plain_grpo(), lambda data, split: DATA | {"prompt": messages})
+    assert known.columns["prompts", 0]["prompt"] == messages
+
+
+def test_dialects_and_warnings_are_told() -> None:
+    known = check(right_graphs.grpo("models/tiny", "data/train.parquet", right_graphs.exact), headers)
+    assert known.dialects == {"advantage": "trl"}
+    assert [w.partition(" ")[2] for w in known.warnings] == [
+        "train_policy: 'reference' is not read: clipped_policy_loss has beta=0.0"
+    ]
+    assert "warning: " in known.describe()
+    assert checked(right_graphs.plain_grpo).warnings == ()
+
+
+def test_lags_of_nothing_are_warned_of() -> None:
+    rollout = right_graphs.sampled(n=1)
+    frozen = logprobs(Model("frozen", "models/tiny"), rollout, max_lag=3)
+    advantage = right_graphs.teacher_advantage(rollout, frozen)
+    objective = right_graphs.policy_gradient_loss(advantage)
+    sink = train(right_graphs.policy, rollout, loss=objective, lr=1e-6, intake="drop")
+    warnings = check(Graph("g", sink), headers).warnings
+    assert [w.split(": ", 1)[1] for w in warnings] == [
+        "max_lag changes nothing: Model 'frozen' is never trained",
+        "intake='drop' changes nothing: no row may lag",
+    ]
+
+
+def test_the_description_names_sizes_staleness_and_the_cut() -> None:
+    text = checked(right_graphs.areal).describe()
+    assert "16 = 1,024 completions a Step, 4 updates of 256" in text
+    assert "rows at most 4 versions old" in text
+    assert "proximal: after the cut, it reads 'policy' at lag 0" in text
+
+
+def a_prompt_file(folder: Path, line: str) -> Graph:
+    file = folder / "train.jsonl"
+    file.write_text(line + "\n", encoding="utf-8")
+    return right_graphs.grpo("models/tiny", str(file), right_graphs.exact)
+
+
+def test_data_files_are_read_for_their_columns(tmp_path: Path) -> None:
+    known = check(a_prompt_file(tmp_path, '{"prompt": "2+2", "answer": "4"}'))
+    assert known.columns["prompts", 0] == {"prompt": pa.utf8(), "answer": pa.utf8()}
+
+
+def test_a_file_without_prompts_is_a_fault_of_the_source(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'"):
+        check(a_prompt_file(tmp_path, '{"question": "2+2", "answer": "4"}'))
+
+
+def test_a_file_without_the_answer_is_a_fault_of_the_reward(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"):
+        check(a_prompt_file(tmp_path, '{"prompt": "2+2"}'))
+
+
+def test_a_column_that_a_reward_can_do_without_is_not_asked_for() -> None:
+    def tolerant(completions: list[str], hint: list[str] | None = None) -> list[float]:
+        return [1.0 for _ in completions]
+
+    check(right_graphs.grpo("models/tiny", "data/train.parquet", tolerant), headers)
+
+
+def test_a_users_operator_asks_for_its_dataset_columns() -> None:
+    with pytest.raises(GraphError, match="ask_judge: wants 'answer'"):
+        check(right_graphs.language_model_judge(), lambda data, split: {"prompt": pa.utf8()})
+
+
+def test_demonstrations_have_the_vocabulary_of_the_model_trained_on_them() -> None:
+    base = str(states.TOKENIZERS / "words")
+    student, other = Model("student", base, trainable=True), Model("other", str(states.TOKENIZERS / "others"))
+    rows = demonstrations("data/demos.jsonl", batch=8)
+    gap = logprobs(other, rows)
+
+    @operator()
+    def weigh(rows: Columns[Completion], gap: Columns[Logprobs]) -> Columns[Advantage]:
+        return Columns.make(Advantage, like=rows, advantage=gap["logprobs"])
+
+    @loss()
+    def weighted(now: Now, advantage: Tensors[Advantage]) -> Terms:
+        assert now.logprobs is not None
+        return Terms(now.logprobs * advantage["advantage"])
+
+    sink = train(student, rows, loss=weighted(weigh(rows, gap)), lr=1e-5)
+    with pytest.raises(GraphError, match="vocabulary"):
+        check(Graph("g", sink), headers)
+    check(Graph("g", train(student, rows, loss=supervised_loss(), lr=1e-5)), headers)
+
+
+def test_a_selected_port_keeps_its_own_tokenizer() -> None:
+    words, others = (str(states.TOKENIZERS / name) for name in ("words", "others"))
+    policy = Model("policy", words, trainable=True)
+    rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8)
+    kept = select(rollout, where=best_of(reward(right_graphs.exact, rollout)))
+    teacher = logprobs(Model("teacher", others), kept)
+    sink = train(
+        policy, kept, loss=right_graphs.policy_gradient_loss(right_graphs.teacher_advantage(kept, teacher)), lr=1e-6
+    )
+    with pytest.raises(GraphError, match="logprobs 'teacher': vocabulary"):
+        check(Graph("g", sink), headers)
+
+
+JUNK = (None, -1, 0, 1.5, float("nan"), "x", True, (1, 2), [], object())
+
+
+DERIVED = {"loss", "fns", "columns", "required"}
+"""Parameters that the vocabulary computes or has checked itself when the node was made."""
+
+
+def with_param(graph: Graph, node: Node, **params: Any) -> Graph:
+    """The graph with a parameter of one node set to whatever it is."""
+    changed = node.changed(params=node.params | params)
+    if node in graph.sinks:
+        return Graph(graph.name, *(changed if s is node else s for s in graph.sinks))
+    return graph.replace(**{node.name: changed.ports})
+
+
+@pytest.mark.parametrize("make", [right_graphs.plain_ppo, right_graphs.dapo, right_graphs.with_evaluation])
+def test_no_value_of_a_parameter_makes_the_check_itself_fail(make: Callable[[], Graph]) -> None:
+    graph, refused = make(), 0
+    for node in graph.nodes:
+        for name in node.params.keys() - DERIVED:
+            for junk in JUNK:
+                try:
+                    check(with_param(graph, node, **{name: junk}), headers)
+                except GraphError:
+                    refused += 1
+    assert refused > 100
+
+
+@operator()
+def positive(score: Columns[Reward]) -> Columns[Keep]:
+    return Columns.make(Keep, like=score, keep=(score["reward"] > 0).astype("uint8"))
+
+
+def test_a_graph_of_a_thousand_nodes_is_checked() -> None:
+    rollout = right_graphs.sampled(n=1)
+    score = reward(right_graphs.exact, rollout)
+    rows = rollout
+    for i in range(300):
+        keep = positive.named(f"keep_{i}")(score)
+        rows, score = select(rows, score, where=keep, refill=True, name=f"select_{i}")
+        score = add(score, name=f"shaped_{i}")
+    advantage = right_graphs.returns(rows, score)
+    sink = train(right_graphs.policy, rows, loss=right_graphs.policy_gradient_loss(advantage), lr=1e-6)
+    graph = Graph("deep", sink)
+    assert len(graph.nodes) > 900
+    domain = check(graph, headers).domains.of_node(sink)
+    assert domain is not None
+    assert len(list(domain.ancestors())) == 301
+    assert domain.describe().count("kept by") == 300

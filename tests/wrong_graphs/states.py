@@ -1,0 +1,152 @@
+"""Models, versions, loops, clocks and held-out data that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from dataflow.graph import Graph
+from dataflow.model import Model
+from operators.advantage import gae, group_advantage, whiten
+from operators.data import prompts
+from operators.forward import logprobs, scores, values
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
+from operators.reward import reward
+from operators.train import evaluate, train
+from tests.wrong_graphs.parts import BASE, DATA, compared, critic, exact, graph, policy, sampled, scored, updated
+
+TOKENIZERS = Path(__file__).parent / "tokenizers"
+
+
+def message_4_two_writers() -> Graph:
+    rollout = sampled()
+    loss = clipped_policy_loss(compared(rollout))
+    first = train(policy, rollout, loss=loss, lr=1e-6)
+    second = train(policy, rollout, loss=loss, lr=1e-5, name="train_policy_2")
+    return graph(first, second)
+
+
+def message_5_trainable_without_a_writer() -> Graph:
+    rollout = sampled(n=1)
+    value = values(critic, rollout)
+    return graph(updated(rollout, clipped_policy_loss(whiten(gae(rollout, scored(rollout), value), rollout))))
+
+
+def writer_of_a_model_that_is_not_trainable() -> Graph:
+    frozen = Model("frozen", BASE)
+    rollout = generate(frozen, prompts(DATA, batch=64), n=8, max_tokens=64)
+    return graph(train(frozen, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6))
+
+
+def follower_of_an_untrained_leader() -> Graph:
+    rollout = sampled()
+    reference = logprobs(Model("reference", BASE, follows=Model("leader", BASE)), rollout)
+    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+
+
+def follower_of_another_base() -> Graph:
+    rollout = sampled()
+    reference = logprobs(Model("reference", "models/large", follows=policy, every=50), rollout)
+    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+
+
+def followers_in_a_circle() -> Graph:
+    a = Model("a", BASE, follows=Model("b", BASE, follows=Model("a", BASE, follows=policy)))
+    rollout = sampled()
+    reference = logprobs(a, rollout)
+    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+
+
+def values_of_a_language_head() -> Graph:
+    rollout = sampled(n=1)
+    value = values(policy, rollout)
+    return graph(updated(rollout, clipped_policy_loss(gae(rollout, scored(rollout), value))))
+
+
+def value_loss_of_a_language_head() -> Graph:
+    rollout = sampled(n=1)
+    score = scores(Model("rm", BASE, head="scalar"), rollout)
+    value = values(Model("judge", BASE, head="scalar"), rollout)
+    return graph(updated(rollout, value_loss(gae(rollout, score, value))))
+
+
+def generation_by_a_scalar_head() -> Graph:
+    rollout = generate(critic, prompts(DATA, batch=64), n=8, max_tokens=64)
+    return graph(train(critic, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6))
+
+
+def text_for_a_model() -> Graph:
+    rollout = generate(cast(Any, BASE), prompts(DATA, batch=64), n=8, max_tokens=64)
+    return graph(updated(rollout))
+
+
+def proximal_of_another_model() -> Graph:
+    rollout = sampled(max_lag=4)
+    proximal = logprobs(Model("reference", BASE), rollout)
+    return graph(updated(rollout, decoupled_policy_loss(compared(rollout), proximal=proximal)))
+
+
+def proximal_that_lags() -> Graph:
+    rollout = sampled(max_lag=4)
+    proximal = logprobs(policy, rollout, max_lag=4, name="proximal")
+    return graph(updated(rollout, decoupled_policy_loss(compared(rollout), proximal=proximal)))
+
+
+def intakes_that_differ() -> Graph:
+    rollout = sampled(n=1, max_lag=2)
+    value = values(critic, rollout)
+    advantage = gae(rollout, scored(rollout), value)
+    return graph(
+        train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6, intake="drop"),
+        train(critic, rollout, loss=value_loss(advantage, old=value), lr=1e-5),
+    )
+
+
+def negative_lag() -> Graph:
+    return graph(updated(sampled(max_lag=-1)))
+
+
+def no_sinks() -> Graph:
+    return graph()
+
+
+def training_without_a_batch() -> Graph:
+    return graph(updated(sampled(batch=None)))
+
+
+def evaluation_that_never_ends() -> Graph:
+    held = generate(policy, prompts("data/test.parquet", batch=64, name="held_out"), max_tokens=64, name="answers")
+    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+
+
+def evaluation_on_the_very_prompts() -> Graph:
+    rollout = sampled()
+    score = scored(rollout)
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    return graph(updated(rollout, loss), evaluate(policy, score, every=10, allow_train_data=True))
+
+
+def message_10_evaluation_on_training_data() -> Graph:
+    rollout = sampled()
+    score = scored(rollout)
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    return graph(updated(rollout, loss), evaluate(policy, score, every=10))
+
+
+def evaluation_on_the_same_file() -> Graph:
+    held = generate(policy, prompts(DATA, name="held_out"), max_tokens=64, name="answers")
+    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+
+
+def evaluation_of_a_model_that_made_nothing() -> Graph:
+    held = generate(Model("other", BASE), prompts("data/test.parquet", name="held_out"), max_tokens=64, name="answers")
+    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+
+
+def message_7_teacher_of_another_vocabulary() -> Graph:
+    student = Model("student", str(TOKENIZERS / "words"), trainable=True)
+    rollout = generate(student, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
+    teacher = logprobs(Model("teacher", str(TOKENIZERS / "others")), rollout)
+    loss = clipped_policy_loss(compared(rollout), reference=teacher, beta=0.1)
+    return graph(train(student, rollout, loss=loss, lr=1e-6))
