@@ -45,25 +45,34 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     """
     where = f"Model {model.name!r}"
     config = _config(where, model.base)
-    kinds: dict[str, Any] = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}
-    kind = kinds[model.head]
-    if type(config) not in kind._model_mapping:
-        raise KernelError(
-            f"{where}: expected an architecture with a {model.head!r} head, found {config.model_type!r} at "
-            f"{model.base}. Fix: a decoder such as Qwen2, Qwen3, Llama or Mistral."
-        )
-    only = {"num_labels": 1, "ignore_mismatched_sizes": False} if model.head == "scalar" else {}
-    with _quiet():
-        module, info = kind.from_pretrained(
-            model.base,
-            dtype=getattr(torch, model.dtype),
-            attn_implementation=ATTENTION,
-            output_loading_info=True,
-            **only,
-        )
+    kind = _class_of(where, model, config)
+    only = {"num_labels": 1} if model.head == "scalar" else {}
+    try:
+        with _quiet():
+            module, info = kind.from_pretrained(
+                model.base,
+                dtype=getattr(torch, model.dtype),
+                attn_implementation=ATTENTION,
+                output_loading_info=True,
+                **only,
+            )
+    except OSError as error:
+        raise KernelError(f"{where}: no weights at {model.base}: {error} Fix: a complete model directory.") from error
     _complete(where, model, module, set(info["missing_keys"]))
     _without_dropout(module)
     return module.to(device or default_device()).eval()
+
+
+def _class_of(where: str, model: Model, config: Any) -> Any:
+    """The class of transformers that has the Model's head; refuses those that would not ask our attention."""
+    auto: Any = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}[model.head]
+    kind = auto._model_mapping.get(type(config), None)
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise KernelError(
+            f"{where}: expected an architecture with a {model.head!r} head on transformers' attention interface, found "
+            f"{config.model_type!r} at {model.base}. Fix: a decoder such as Qwen2, Qwen3, Llama or Mistral."
+        )
+    return kind
 
 
 def default_device() -> torch.device:

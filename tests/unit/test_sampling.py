@@ -1,0 +1,109 @@
+"""Sampling: the distribution drawn from, and the log-probability on record."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.errors import KernelError
+from operators.kernels.torch import sampling
+from operators.kernels.torch.sampling import Sampling, sample
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, -1.0, 0.0], [0.0, 0.0, 0.0, 3.0, -2.0]])
+
+
+def drawn(how: Sampling, count: int = 4000) -> np.ndarray:
+    """How often each token of LOGITS comes out, over draws that lie evenly in [0, 1)."""
+    draws = torch.from_numpy((np.arange(count) + 0.5) / count)
+    shares = []
+    for row in LOGITS:
+        tokens, _ = sample(row.expand(count, -1), draws, how)
+        shares.append(np.bincount(tokens.numpy(), minlength=5) / count)
+    return np.array(shares)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+def test_tokens_come_out_as_often_as_the_softmax_says(temperature: float) -> None:
+    np.testing.assert_allclose(
+        drawn(Sampling(temperature=temperature)), torch.softmax(LOGITS / temperature, -1), atol=3e-4
+    )
+
+
+def test_top_k_keeps_the_k_most_likely_and_ties_with_the_last() -> None:
+    shares = drawn(Sampling(top_k=2))
+    p = torch.softmax(LOGITS, -1)
+    np.testing.assert_allclose(shares[0], (p[0] * torch.tensor([1, 1, 0, 0, 0])) / p[0, :2].sum(), atol=3e-4)
+    np.testing.assert_allclose(shares[1], (p[1] * torch.tensor([1, 1, 1, 1, 0])) / p[1, :4].sum(), atol=3e-4)
+
+
+def test_top_p_keeps_the_least_set_that_reaches_it() -> None:
+    p = torch.softmax(LOGITS[0], -1)  # 0.56 0.21 0.13 0.03 0.08: tokens 0, 1 and 2 reach 0.85
+    expected = p * torch.tensor([1, 1, 1, 0, 0]) / p[:3].sum()
+    np.testing.assert_allclose(drawn(Sampling(top_p=0.85))[0], expected, atol=3e-4)
+    assert drawn(Sampling(top_p=0.5))[0].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_top_p_counts_shares_of_what_top_k_left() -> None:
+    # Of tokens 0 and 1 alone, token 0 has 0.73: enough for 0.7, though it has only 0.56 of the whole.
+    assert drawn(Sampling(top_k=2, top_p=0.7))[0].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_recorded_logprob_is_that_before_truncation() -> None:
+    draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
+    for how in (Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=2), Sampling(temperature=0.7, top_p=0.6)):
+        tokens, logprobs = sample(LOGITS, draws, how)
+        expected = torch.log_softmax(LOGITS / 0.7, -1).gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(logprobs, expected)
+
+
+def test_greedy_takes_the_first_maximum_and_records_at_temperature_one() -> None:
+    tokens, logprobs = sample(LOGITS, torch.zeros(2, dtype=torch.float64), Sampling(temperature=0.0))
+    assert tokens.tolist() == [0, 3]
+    torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS, -1).amax(-1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=12),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 4),
+    st.floats(0.05, 1.0),
+)
+def test_a_token_that_was_cut_is_never_drawn(logits: list[float], draw: float, top_k: int, top_p: float) -> None:
+    row = torch.tensor([logits], dtype=torch.float32)
+    for u in (draw, 0.0, 1.0 - 2.0**-53):
+        how = Sampling(top_k=top_k, top_p=top_p)
+        tokens, logprobs = sample(row, torch.tensor([u], dtype=torch.float64), how)
+        better = (row[0] > row[0, tokens[0]]).sum()
+        assert not top_k or better < top_k
+        mass = torch.softmax(row[0], -1)[row[0] > row[0, tokens[0]]].sum()
+        assert mass < top_p + 1e-6 or top_k
+        assert torch.isfinite(logprobs).all()
+
+
+def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    logits, draws = torch.randn(23, 50), torch.rand(23, dtype=torch.float64)
+    whole = sample(logits, draws, Sampling(top_k=9))
+    monkeypatch.setattr(sampling, "BLOCK", 100)
+    parts = sample(logits, draws, Sampling(top_k=9))
+    assert torch.equal(whole[0], parts[0])
+    assert torch.equal(whole[1], parts[1])
+
+
+def test_a_row_depends_on_its_own_logits_and_draw_alone() -> None:
+    torch.manual_seed(0)
+    logits, draws = torch.randn(40, 30), torch.rand(40, dtype=torch.float64)
+    tokens, _ = sample(logits, draws, Sampling(top_p=0.8))
+    order = torch.randperm(40)
+    again, _ = sample(logits[order], draws[order], Sampling(top_p=0.8))
+    assert torch.equal(tokens[order], again)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}])
+def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(KernelError, match="0 < top_p <= 1"):
+        Sampling(**wrong)  # type: ignore[arg-type]
