@@ -8,7 +8,7 @@ what a graph may be (check.py); a Graph may be wrong.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dataflow.errors import Fault, GraphError, Origin, nearest
@@ -99,6 +99,23 @@ class Graph:
     def renamed(self, name: str) -> Graph:
         """The same graph under another name."""
         return self if name == self.name else Graph(name, *self.sinks, origin=self.origin)
+
+    def map(self, change: Callable[[Node], Node]) -> Graph:
+        """Every node as `change` returns it, on what became of its inputs; the same Graph where nothing changed."""
+        new: dict[int, Node] = {}
+
+        def port(old: Port[Any]) -> Port[Any]:
+            node = new[id(old.node)]
+            return old if node is old.node else Port(node, old.index)
+
+        for node in self.nodes:
+            states = {k: _moved(s, new) for k, s in node.states.items()}
+            changed = change(node)
+            inputs = {k: port(p) for k, p in changed.inputs.items()}
+            new[id(node)] = changed.rebuilt(inputs, states if changed is node else None)
+        sinks = tuple(new[id(s)] for s in self.sinks)
+        same = all(a is b for a, b in zip(sinks, self.sinks, strict=True))
+        return self if same else Graph(self.name, *sinks, origin=self.origin)
 
     def _rewritten(self, given: Mapping[str, tuple[Port[Any], ...]]) -> Graph:
         kept = {id(n) for n in _reach([p.node for new in given.values() for p in new])}

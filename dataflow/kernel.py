@@ -60,6 +60,10 @@ class KernelNode:
     function: Callable[..., Any] | None = None
     """The user's function of a user operator."""
     schemas: Mapping[str, Any] = field(default_factory=dict)
+    """The Schema of each input's port."""
+    scope: str = "row"
+    inproc: bool = False
+    """Whether user functions are to run in this process, for breakpoints; there is no time limit then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,7 @@ class Chunk:
 
     Every input declared `rows` has the same keys in the same order, sorted by (position, sample); an input declared
     `parent` has been looked up, so it has that order and length too. step: the Step that these rows are for where that
-    is known (0 where it is not). A source's chunk has no inputs; `positions` says which prompts to make.
+    is known (0 where it is not). A source's chunk has no inputs; its keys say which positions to make.
     """
 
     id: int

@@ -62,8 +62,8 @@ def reward(
 ) -> Port[Reward]:
     """A number for each completion, from one function or a weighted sum of several, each in a process of its own.
 
-    A function has TRL's signature: keywords only, `prompts`, `completions`, `completion_ids` and every dataset column by
-    name; it may be async, and answers None for a row to which it does not apply. It sees any chunk of rows; one that
+    A function has TRL's signature: keywords only, `prompts`, `completions`, `completion_ids` and every dataset column
+    by name; it may be async, and answers None for a row to which it does not apply. It sees any chunk of rows; one that
     compares completions of a prompt must say scope="group". timeout: seconds a call. on_error: what an exception, a
     wrong length, a NaN or a time-out does.
     """

@@ -20,49 +20,9 @@ import pyarrow as pa
 
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import CheckpointError
+from engine.coordinator.messages import Key, SourceCut
 
 FORMAT = 1
-
-Key = tuple[int, int, int]
-"""(position, sample, attempt)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceCut:
-    """The rows of one source.
-
-    next: the first position that was not made yet. watermark: all positions below it are retired. retired: the
-    retired positions at or above it, ascending. running: keys that begin again, with attempt + 1. finished: keys of
-    rows that wait to be trained; the rows themselves are in files (`write_rows`).
-    """
-
-    next: int = 0
-    watermark: int = 0
-    retired: tuple[int, ...] = ()
-    running: tuple[Key, ...] = ()
-    finished: tuple[Key, ...] = ()
-
-    def again(self) -> tuple[Key, ...]:
-        """The running keys as they are admitted again."""
-        return tuple((position, sample, attempt + 1) for position, sample, attempt in self.running)
-
-    def faults(self) -> list[str]:
-        """What contradicts itself: a prompt lost, or one that would be trained twice."""
-        live = {key[0] for key in (*self.running, *self.finished)}
-        retired = set(self.retired)
-        known = live | retired
-        checks = (
-            (not 0 <= self.watermark <= self.next, f"watermark {self.watermark} is not within 0..{self.next}"),
-            (not all(a < b for a, b in pairwise(self.retired)), "retired positions do not ascend"),
-            (any(p < self.watermark for p in known), "a position below the watermark is listed again"),
-            (any(p >= self.next for p in known), f"a position at or above next={self.next} is listed"),
-            (bool(live & retired), "a retired position has running or finished rows"),
-            (_repeats(self.running) or _repeats(self.finished), "a row is listed twice"),
-            (any(min(key) < 0 for key in (*self.running, *self.finished)), "a key has a negative part"),
-        )
-        lost = self.next - self.watermark - len(known)
-        found = [problem for wrong, problem in checks if wrong]
-        return found or ([f"{lost} made positions are neither retired, running nor finished"] if lost else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +63,32 @@ class Cut:
             )
 
 
+def faults(cut: SourceCut) -> list[str]:
+    """What contradicts itself: a prompt lost, or one that would be trained twice."""
+    live = {key[0] for key in (*cut.running, *cut.finished)}
+    retired = set(cut.retired)
+    known = live | retired
+    checks = (
+        (not 0 <= cut.watermark <= cut.next, f"watermark {cut.watermark} is not within 0..{cut.next}"),
+        (not all(a < b for a, b in pairwise(cut.retired)), "retired positions do not ascend"),
+        (any(p < cut.watermark for p in known), "a position below the watermark is listed again"),
+        (any(p >= cut.next for p in known), f"a position at or above next={cut.next} is listed"),
+        (bool(live & retired), "a retired position has running or finished rows"),
+        (_repeats(cut.running) or _repeats(cut.finished), "a row is listed twice"),
+        (any(min(key) < 0 for key in (*cut.running, *cut.finished)), "a key has a negative part"),
+    )
+    lost = cut.next - cut.watermark - len(known)
+    found = [problem for wrong, problem in checks if wrong]
+    return found or ([f"{lost} made positions are neither retired, running nor finished"] if lost else [])
+
+
 def _refuse(what: str, cut: Cut) -> None:
     if cut.format != FORMAT:
         raise CheckpointError(f"{what}: expected format {FORMAT}, found {cut.format}. Fix: resume with its release.")
     if cut.step < 0:
         raise CheckpointError(f"{what}: expected step >= 0, found {cut.step}. Fix: an earlier checkpoint.")
     for name, source in cut.sources.items():
-        for fault in source.faults():
+        for fault in faults(source):
             raise CheckpointError(f"{what} of Step {cut.step}, source {name!r}: {fault}. Fix: an earlier checkpoint.")
 
 

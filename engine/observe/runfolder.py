@@ -37,7 +37,7 @@ from dataflow.errors import RunError
 
 FORMAT = 1
 LOCK = ".lock"
-FILES = ("graph.json", "plan.json", "plan.txt", "metrics.jsonl", "command.txt", "versions.json", LOCK)
+FILES = ("graph.json", "plan.json", "plan.txt", "options.json", "metrics.jsonl", "command.txt", "versions.json", LOCK)
 FOLDERS = ("samples", "trace", "checkpoints", "logs")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -50,9 +50,9 @@ class Function:
 class Reward:
     """Kernel of `reward`: each function runs in a child process of its own, all at once.
 
-    params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or `drop_group`; scope:
-    `row` or `group`, the least rows that a function is given when a failed call is repeated; inproc: call the
-    functions in this process (no time limit).
+    params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or `drop_group`. The
+    node's scope is the least rows that a function is given when a failed call is repeated; inproc calls the functions
+    in this process (no time limit).
     """
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class Reward:
         ]
         self._timeout = float(node.params.get("timeout", 30.0))
         self._drop = node.params.get("on_error", "stop") == "drop_group"
-        self._by_group = node.params.get("scope", "row") == "group"
+        self._by_group = node.scope == "group"
         names = [f.name for f in self._functions]
-        self._scorers = InProcess(fns) if node.params.get("inproc") else Children(names, fns, self._timeout)
+        self._scorers = InProcess(fns) if node.inproc else Children(names, fns, self._timeout)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch with `reward` and, nullable, `reward/<function>`; rows given up are missing and tombstoned.

@@ -368,10 +368,6 @@ def test_a_cut_of_another_format_graph_or_seed_is_refused() -> None:
     cut.must_continue(graph="abc", seed=7)
 
 
-def test_running_rows_begin_again_with_the_next_attempt() -> None:
-    assert SourceCut(next=2, running=((0, 0, 0), (1, 0, 3))).again() == ((0, 0, 1), (1, 0, 4))
-
-
 def _rollout(lengths: list[int]) -> Batch:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.arange(offsets[-1], dtype=np.int32)

@@ -1,0 +1,30 @@
+"""The planner's passes, in their order.
+
+Owns: the list and the reason for each place in it. Does not own: any pass. Each is a pure
+function of a Draft; the last changes nothing and only verifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.plan.draft import Draft
+from engine.plan.passes.estimate import estimate
+from engine.plan.passes.kernels import choose_kernels
+from engine.plan.passes.place import place
+from engine.plan.passes.project import project
+from engine.plan.passes.prune import prune
+from engine.plan.passes.resolve import resolve
+from engine.plan.passes.shape import shape
+from engine.plan.passes.verify import verify
+
+PASSES: tuple[Callable[[Draft], Draft], ...] = (
+    prune,  # first: nothing else should look at what is dead
+    resolve,  # before shape: it still rewrites the graph, and is the last to do so
+    shape,  # the structure that all others speak of
+    project,  # after shape: needs rows; before estimate: bytes are those of the columns that travel
+    choose_kernels,  # before place: a kernel may ask for devices
+    place,  # before estimate: memory is counted for each worker, modules once
+    estimate,  # after every decision
+    verify,  # last: changes nothing
+)

@@ -1,0 +1,35 @@
+"""A plan in the making: what one pass hands to the next.
+
+Owns: the data type. Does not own: any decision (passes/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from dataflow.graph import Graph
+from engine.plan.cluster import Cluster
+from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The graph as rewritten so far and what has been decided about it.
+
+    dataset: for each source node, the columns of its data. threads: those of each kernel, None for all cores.
+    """
+
+    graph: Graph
+    seed: int
+    cluster: Cluster
+    threads: int | None = None
+    dataset: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
+    nodes: tuple[PlannedNode, ...] = ()
+    sources: tuple[PlannedSource, ...] = ()
+    models: tuple[PlannedModel, ...] = ()
+    edges: tuple[PlannedEdge, ...] = ()
+    recorded: tuple[PlannedInput, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,221 @@
+"""What the plan should cost: memory and seconds of nodes, bytes of edges, parameters of Models.
+
+Owns: putting the right numbers into the formulas. Does not own: the formulas (engine/cost),
+the judgement whether it all fits (verify.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from dataflow.loss import Loss
+from dataflow.model import Model
+from dataflow.node import Node
+from engine.cost import memory, time
+from engine.cost.bytes import column_bytes, data_bytes, row_bytes
+from engine.cost.lengths import Lengths, of_demonstration, of_rollout
+from engine.cost.memory import Work
+from engine.cost.models import ModelCost, model_cost
+from engine.plan.draft import Draft
+from engine.plan.passes.project import EVERY_REWARD
+from engine.plan.passes.resolve import row_line
+from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedNode
+
+ROUTE = "inproc"
+"""How rows move while every node is in one process."""
+
+
+def estimate(draft: Draft) -> Draft:
+    """Fill in the estimate of each node, the edges, and the parameters of each Model."""
+    cost = _Cost(draft)
+    models = tuple(replace(m, parameters=cost.models[m.name].parameters) for m in draft.models)
+    return replace(
+        draft,
+        nodes=tuple(replace(n, estimate=cost.node(n)) for n in draft.nodes),
+        edges=tuple(cost.edges()),
+        models=models,
+        notes=(*draft.notes, *cost.notes()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A node's Model as the formulas want it."""
+
+    use: ModelUse
+    model: Model
+    cost: ModelCost
+
+
+class _Cost:
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._nodes = {n.name: n for n in draft.graph.nodes}
+        self._planned = {n.name: n for n in draft.nodes}
+        self._sources = {s.name: s for s in draft.sources}
+        self._states = {s.name: s for s in draft.graph.states if isinstance(s, Model)}
+        self.models = {name: model_cost(m.base, m.head) for name, m in self._states.items()}
+        self._lengths = self._all_lengths()
+        self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
+        self._owners = _owners(draft)
+
+    # --- nodes --------------------------------------------------------------------------------------------------
+
+    def node(self, planned: PlannedNode) -> Estimate:
+        """Bytes by part and seconds of one node."""
+        use = self._use(planned)
+        parts: dict[str, int] = {}
+        if use is not None and use.cost.parameters is not None:
+            if self._owners.get((planned.workers, use.use.module)) == planned.name:
+                parts["weights"] = use.cost.parameters * memory.WIDTHS[use.model.dtype]
+            parts |= self._running(planned, use)
+        outbox = self._outbox(planned)
+        return Estimate(bytes=parts | ({"outbox": outbox} if outbox else {}), seconds=self._seconds(planned, use))
+
+    def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
+        work, shape, dtype, head = self._work(planned), use.cost.shape, use.model.dtype, use.model.head
+        if planned.work == "train":
+            return memory.train_parts(use.cost.parameters or 0, shape, work, dtype, head)
+        if shape is None:
+            return {}
+        decode = planned.work == "decode"
+        return memory.decode_parts(shape, work, dtype) if decode else memory.forward_parts(shape, work, dtype, head)
+
+    def _outbox(self, planned: PlannedNode) -> int:
+        """Rows are held until the Step that trains them is done: above the cut those of every admitted prompt."""
+        source = self._sources.get(planned.source)
+        if source is None:
+            return 0
+        prompts = source.batch * (1 + source.max_lag if planned.region == "stream" else 1)
+        return prompts * planned.rows * row_bytes(self._columns[planned.name], planned.returns)
+
+    def _seconds(self, planned: PlannedNode, use: _Use | None) -> float | None:
+        """None where nothing is known: users' functions, evaluations, unknown Models, GPUs (no rate is known)."""
+        if planned.region == "evaluation" or planned.work == "evaluate":
+            return None
+        if planned.work in ("decode", "forward", "train"):
+            known = use is not None and use.cost.parameters is not None and use.cost.shape is not None
+            return self._model_seconds(planned, use) if use and known and not self._draft.cluster.gpus else None
+        if not self._nodes[planned.name].operator.path.startswith("operators.") or planned.operator == "reward":
+            return None
+        moved = [e.bytes for e in self._edges_of(planned)] or [self._outbox(planned)]
+        return time.column_seconds(sum(moved))
+
+    def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
+        work, shape, parameters = self._work(planned), use.cost.shape, use.cost.parameters
+        assert shape is not None and parameters is not None
+        cores = min(planned.layout.threads, self._draft.cluster.cores)
+        if planned.work == "decode":
+            return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)
+        if planned.work == "forward":
+            return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
+        epochs = self._nodes[planned.name].params["epochs"]
+        return time.train_seconds(parameters, shape, work, epochs=epochs, cores=cores, head=use.model.head)
+
+    def _use(self, planned: PlannedNode) -> _Use | None:
+        found = next((u for u in planned.models if u.param != "tokenizer"), None)
+        if found is None or planned.work == "evaluate":
+            return None
+        return _Use(found, self._states[found.model], self.models[found.model])
+
+    def _work(self, planned: PlannedNode) -> Work:
+        node, lengths, layout = self._nodes[planned.name], self._lengths[planned.name], planned.layout
+        loss = node.params.get("loss")
+        terms = loss.terms if isinstance(loss, Loss) else ()
+        # Of an evaluation, whose rows are as many as its data has, only that they fill the slots is assumed.
+        source = self._sources.get(planned.source)
+        prompts = source.batch if source else layout.slots
+        group = lengths.prompt + planned.inner * lengths.completion
+        atomic = any(t.function.scope == "group" for t in terms)
+        return Work(
+            lengths=lengths,
+            prompts=prompts,
+            rows=prompts * (planned.rows if planned.work == "decode" else planned.inner),
+            budget=max(layout.tokens, group) if atomic else layout.tokens,
+            slots=layout.slots,
+            entropy=any(t.function.entropy for t in terms),
+        )
+
+    # --- edges --------------------------------------------------------------------------------------------------
+
+    def edges(self) -> Iterator[PlannedEdge]:
+        """Every data edge, with what a Step moves along it at the greatest lengths."""
+        for planned in self._draft.nodes:
+            yield from self._edges_of(planned)
+
+    def _edges_of(self, planned: PlannedNode) -> Iterator[PlannedEdge]:
+        columns: dict[str, dict[str, None]] = {}
+        for fetch in (f for i in planned.inputs for f in i.fetches):
+            columns.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
+        for producer, names in columns.items():
+            made = self._planned[producer]
+            source = self._sources.get(made.source)
+            rows = made.rows * (source.batch if source else 0)
+            sizes = self._columns[producer]
+            sent = row_bytes(sizes, tuple(names))
+            yield PlannedEdge(
+                producer=producer,
+                consumer=planned.name,
+                columns=tuple(names),
+                bytes=rows * sent,
+                route=ROUTE,
+                saved=rows * (sum(sizes.values()) - sent),
+            )
+
+    def _sizes(self, node: Node) -> dict[str, int]:
+        """Bytes of one row's value of each column that a node offers."""
+        lengths = self._lengths[node.name]
+        sizes = {c.name: column_bytes(c, lengths) for s in node.schemas for c in s.columns.values()}
+        if node.operator.work == "source":
+            data = self._draft.dataset.get(node.name, {})
+            sizes = {n: data_bytes(n, kind, lengths) for n, kind in data.items() if n not in sizes} | sizes
+        if node.operator.name == "reward":
+            sizes[EVERY_REWARD] = 4 * len(node.params["fns"])
+        return sizes
+
+    # --- lengths ------------------------------------------------------------------------------------------------
+
+    def _all_lengths(self) -> dict[str, Lengths]:
+        found: dict[str, Lengths] = {}
+        for node in self._draft.graph.nodes:
+            found[node.name] = self._lengths_of(node, found)
+            if node.operator.work == "decode":  # what it is asked is as long as it reads
+                for port in row_line(next(iter(node.inputs.values()))):
+                    prompt = found[node.name].prompt
+                    found[port.node.name] = replace(found[port.node.name], prompt=prompt)
+        return found
+
+    def _lengths_of(self, node: Node, found: Mapping[str, Lengths]) -> Lengths:
+        if node.operator.work == "decode":
+            policy = next(s for s in node.states.values() if isinstance(s, Model))
+            shape = self.models[policy.name].shape
+            lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
+            return lengths.clipped(shape.context) if shape else lengths
+        if node.operator.work == "source":
+            prompts = node.operator.name != "demonstrations"
+            return Lengths(prompt=of_rollout(0, None).prompt) if prompts else of_demonstration()
+        above = [found[p.node.name] for p in node.inputs.values()]
+        return max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
+
+    def notes(self) -> Iterator[str]:
+        """What is unknown or assumed."""
+        for name, cost in self.models.items():
+            if cost.parameters is None:
+                yield f"{name}: parameters, memory and seconds unknown: {cost.why}"
+        makers = [n.name for n in self._draft.graph.nodes if n.operator.work in ("decode", "source")]
+        for name in makers:
+            if self._lengths[name].assumed:
+                yield f"{name}: {self._lengths[name].assumed}"
+        if self._draft.cluster.gpus:
+            yield "no seconds are predicted for a GPU: its rate is not known"
+
+
+def _owners(draft: Draft) -> dict[tuple[tuple[str, ...], str], str]:
+    """(workers, module) -> the node that its weights are counted for: the one that trains them, else the first."""
+    owners: dict[tuple[tuple[str, ...], str], str] = {}
+    for node in sorted(draft.nodes, key=lambda n: n.work != "train"):
+        for use in node.models:
+            if use.param != "tokenizer" and node.work != "evaluate":
+                owners.setdefault((node.workers, use.module), node.name)
+    return owners

@@ -1,0 +1,162 @@
+"""Which columns travel on each edge: only those that somebody downstream reads.
+
+Owns: projection, and where a column really lies (behind a select, or with an ancestor).
+Does not own: the bytes that this saves (estimate.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from dataflow.loss import Loss
+from dataflow.node import Node, Port
+from dataflow.operator import Input
+from dataflow.rows import Domains
+from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenReward
+from engine.plan.draft import Draft
+from engine.plan.passes.resolve import row_line
+from engine.plan.passes.shape import width
+from engine.plan.plan import Fetch, PlannedInput, PlannedNode
+
+EVERY_REWARD = "reward/*"
+"""Each reward function's own column, whatever their names."""
+
+_ROLLOUT = ("completion", "completion_mask", "finish", "version")
+
+
+def project(draft: Draft) -> Draft:
+    """Give each input its fetches, each node the columns that it has to return, and the Step what is recorded of it."""
+    finder = _Finder(draft)
+    nodes = [replace(n, inputs=tuple(finder.inputs(n))) for n in draft.nodes]
+    recorded = tuple(finder.recorded(nodes))
+    wanted: dict[str, dict[str, None]] = {}
+    for i in [*(i for n in nodes for i in n.inputs), *recorded]:
+        for fetch in i.fetches:
+            wanted.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
+    nodes = [replace(n, returns=tuple(wanted.get(n.name, ()))) for n in nodes]
+    return replace(draft, nodes=tuple(nodes), recorded=recorded)
+
+
+def physical(port: Port[Any]) -> Port[Any]:
+    """The port that holds the bytes: a select moves no rows."""
+    while port.node.operator.work == "select":
+        port = port.node.inputs[f"port{port.index}"]
+    return port
+
+
+class _Finder:
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._domains = Domains(draft.graph)
+        self._nodes = {n.name: n for n in draft.graph.nodes}
+        self._rows = {n.name: n.rows for n in draft.nodes}
+
+    def inputs(self, planned: PlannedNode) -> Iterator[PlannedInput]:
+        node = self._nodes[planned.name]
+        for i in planned.inputs:
+            port = node.inputs[i.name]
+            declared = _declared(node, i.name)
+            fetches = self._fetches(port, self._wanted(node, port, declared), planned.inner)
+            yield replace(i, fetches=self._with_parts(port, fetches) if planned.work == "evaluate" else fetches)
+
+    def _with_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
+        """Beside the reward that an evaluation reads, each reward function's own, as its metrics show."""
+        parts = {n.name: self._rows[n.name] for n in _reward_nodes(score)}
+        merged = [replace(f, columns=(*f.columns, EVERY_REWARD)) if f.producer in parts else f for f in fetches]
+        known = {f.producer for f in fetches}
+        width_of_score = self._rows[physical(score).node.name]
+        others = [n for n, rows in parts.items() if n not in known and rows == width_of_score]
+        return (*merged, *(Fetch(producer=n, columns=(EVERY_REWARD,)) for n in others))
+
+    def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
+        """The rows of each Step as they are shown: of the first train node whose rows are rollouts."""
+        for planned in nodes:
+            node = self._nodes[planned.name]
+            if planned.work != "train" or not issubclass(node.inputs["rows"].schema, Rollout):
+                continue
+            rows = node.inputs["rows"]
+            columns = ["prompt", *_ROLLOUT]
+            fetches = list(self._fetches(rows, columns, planned.inner))
+            fetches += self._numbers(node, planned)
+            yield PlannedInput(name="rows", gate=rows.node.name, fetches=tuple(fetches))
+            return
+
+    def _numbers(self, train: Node, planned: PlannedNode) -> Iterator[Fetch]:
+        """The reward that is shown (the last Reward of these rows), each function's own, the advantage trained on."""
+        line = [n for n in self._draft.nodes if n.source == planned.source and n.region != "evaluation"]
+        nodes = [self._nodes[n.name] for n in line]
+        rewards = [n for n in nodes if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"]
+        rewards = [n for n in rewards if width(self._domains.of_node(n)) == planned.inner]
+        plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
+        shown = (plain or rewards)[-1:]
+        scored = [n for n in rewards if n.operator.name == "reward"]
+        for node in dict.fromkeys([*shown, *scored]):
+            columns = (("reward",) if node in shown else ()) + ((EVERY_REWARD,) if node in scored else ())
+            yield Fetch(producer=node.name, columns=columns)
+        for key, port in train.inputs.items():
+            if key.endswith(".advantage") and issubclass(port.schema, Advantage):
+                yield Fetch(producer=physical(port).node.name, columns=("advantage",))
+                return
+
+    def _wanted(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
+        own = list(port.schema.columns)
+        wanted = own if declared.columns is None else [c for c in declared.columns if c in own]
+        extra = list(declared.ancestors)
+        if declared.ancestors_from:
+            extra += node.params.get(declared.ancestors_from, ())
+        if "*" in extra:
+            extra = [c for c in extra if c != "*"] + list(self._dataset(port))
+        return list(dict.fromkeys([*wanted, *extra]))
+
+    def _dataset(self, port: Port[Any]) -> list[str]:
+        domain = self._domains.of(port)
+        return list(self._draft.dataset.get(domain.source.name, ())) if domain else []
+
+    def _fetches(self, port: Port[Any], columns: Iterable[str], rows: int) -> tuple[Fetch, ...]:
+        """Columns by the node that has them; those that nobody has are left out (they were optional)."""
+        found: dict[str, list[str]] = {}
+        for column in columns:
+            holder = self._holder(port, column)
+            if holder is not None:
+                found.setdefault(holder.name, []).append(column)
+        return tuple(
+            Fetch(producer=name, columns=tuple(c), ratio=max(1, rows // self._rows[name])) for name, c in found.items()
+        )
+
+    def _holder(self, port: Port[Any], column: str) -> Node | None:
+        real = physical(port)
+        if column in real.schema.columns:
+            return real.node
+        if column == "prompt":  # the nearest one: a judge's prompt is not the one that its task came with
+            asked = next((p.node for p in row_line(port) if issubclass(p.schema, Prompt)), None)
+            if asked is not None:
+                return asked
+        domain = self._domains.of(port)
+        source = domain.source if domain else None
+        if source is None:
+            return None
+        offered = set(self._draft.dataset.get(source.name, ())) | set(source.schemas[0].columns)
+        return source if column in offered and (issubclass(source.schemas[0], Prompt) or column != "prompt") else None
+
+
+def _declared(node: Node, key: str) -> Input:
+    loss = node.params.get("loss")
+    label, _, name = key.partition(".")
+    if name and isinstance(loss, Loss):
+        term = next(t for t in loss.terms if t.label == label)
+        return next(i for i in term.function.ports if i.name == name)
+    return node.operator.input(key)
+
+
+def _reward_nodes(score: Port[Any]) -> list[Node]:
+    """The nodes of user functions that a score is made of, in order of their names."""
+    seen: dict[int, Node] = {}
+    stack = [score.node]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen[id(node)] = node
+            stack.extend(port.node for port in node.inputs.values())
+    return sorted((n for n in seen.values() if n.operator.name == "reward"), key=lambda n: n.name)

@@ -1,0 +1,67 @@
+"""Leave out what cannot change a number: ports of weight 0, recomputation of what is known.
+
+Owns: the rewrites, and saying what they did. Does not own: dead columns (project.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dataflow.loss import Loss, LossTerm
+from dataflow.node import Node
+from engine.plan.draft import Draft
+from engine.plan.passes.resolve import sampler_of
+
+
+def prune(draft: Draft) -> Draft:
+    """Drop loss ports whose weight is the constant 0, and `old` where a Step has one update; then whatever is dead.
+
+    With one update, `old` recomputed at the version that the Step starts from is what the update itself computes first:
+    the loss reads its own log-probs, detached.
+    """
+    notes: list[str] = []
+    graph = draft.graph.map(lambda node: _pruned(node, notes))
+    before, after = {n.name for n in draft.graph.nodes}, {n.name for n in graph.nodes}
+    dead = [f"{name}: left out, nothing reads it" for name in sorted(before - after)]
+    return replace(draft, graph=graph, notes=(*draft.notes, *notes, *dead))
+
+
+def _pruned(node: Node, notes: list[str]) -> Node:
+    loss = node.params.get("loss")
+    if not isinstance(loss, Loss):
+        return node
+    inputs, terms = dict(node.inputs), []
+    for term in loss.terms:
+        for port in _zero_ports(term):
+            if inputs.pop(f"{term.label}.{port}", None) is not None:
+                parameter = dict(term.function.zero)[port]
+                notes.append(f"{node.name}: {term.label}.{port} left out, {parameter} is 0")
+        if _old_is_now(node, term):
+            del inputs[f"{term.label}.old"]
+            notes.append(
+                f"{node.name}: {term.label}.old left out, a Step has one update, so it is the current log-probs"
+            )
+            term = replace(term, now=("old",))
+        terms.append(term)
+    if inputs.keys() == node.inputs.keys():
+        return node
+    return node.changed(inputs=inputs, params=node.params | {"loss": Loss(tuple(terms))})
+
+
+def _zero_ports(term: LossTerm) -> list[str]:
+    params = dict(term.params)
+    return [port for port, parameter in term.function.zero if params.get(parameter) == 0]
+
+
+def _old_is_now(node: Node, term: LossTerm) -> bool:
+    port = node.inputs.get(f"{term.label}.old")
+    if port is None or node.params["epochs"] * node.params["minibatches"] != 1:
+        return False
+    made_by = port.node
+    if made_by.operator.name != "logprobs" or made_by.states.get("model") != node.states["model"]:
+        return False
+    own = made_by.params["temperature"]
+    sampler = sampler_of(node.inputs["rows"])
+    return made_by.params["max_lag"] == 0 and (
+        own is None or (sampler is not None and own == sampler.params["temperature"])
+    )

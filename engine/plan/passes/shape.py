@@ -1,0 +1,99 @@
+"""From nodes to planned nodes: relations, widths, regions, gates, lags.
+
+Owns: the structure that the coordinator runs on. Does not own: which columns travel
+(project.py), kernels, layouts or places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from dataflow.errors import PlanError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.operator import Expand, Fresh, Nothing, Subset
+from dataflow.regions import Region, regions, trained_models
+from dataflow.rows import Domain, Domains
+from engine.plan.draft import Draft
+from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation
+
+
+def shape(draft: Draft) -> Draft:
+    """One planned node for each node, in running order, the sinks of the Step in the order of the Graph's sinks."""
+    domains, found, trained = Domains(draft.graph), regions(draft.graph), trained_models(draft.graph)
+    order = {id(s): i for i, s in enumerate(draft.graph.sinks)}
+    ordered = sorted(draft.graph.nodes, key=lambda n: order.get(id(n), -1))
+    nodes = tuple(_node(n, domains, found.of, trained) for n in ordered)
+    return replace(draft, nodes=nodes, sources=tuple(_sources(draft.graph, nodes)))
+
+
+def width(domain: Domain | None) -> int:
+    """Rows for each prompt, selections not counted: the width of the coordinator's tables."""
+    return 1 if domain is None else prod(d.factor for d in domain.ancestors())
+
+
+def _node(node: Node, domains: Domains, region: dict[str, Region], trained: set[str]) -> PlannedNode:
+    domain = domains.of_node(node)
+    outer, inner = width(domain), max((width(domains.of(p)) for p in node.inputs.values()), default=1)
+    if domain is None:
+        raise PlanError(f"{node.name}: its rows cannot be derived. Fix: give {node.operator.name} at least one input.")
+    if isinstance(node.operator.rows, Expand) and region[node.name] == "step":
+        where = f"{node.name}: {node.operator.name} below the cut"
+        raise PlanError(
+            f"{where} makes new rows within a Step, which no plan does yet. Fix: let it read rows from above the cut."
+        )
+    return PlannedNode(
+        name=node.name,
+        operator=node.operator.name,
+        work=node.operator.work,
+        scope=node.operator.scope,
+        region=region[node.name],
+        relation=_relation(node),
+        source=domain.source.name,
+        rows=outer,
+        inner=inner,
+        inputs=tuple(
+            PlannedInput(name=key, gate=port.node.name, ratio=inner // width(domains.of(port)))
+            for key, port in node.inputs.items()
+        ),
+        models=tuple(_uses(node, trained)),
+        max_lag=int(node.params.get("max_lag", 0)),
+        refill=bool(node.params.get("refill", False)),
+        max_attempts=int(node.params.get("max_attempts", 10)),
+        every=int(node.params.get("every", 0)),
+    )
+
+
+def _relation(node: Node) -> Relation:
+    kind = node.operator.rows
+    if isinstance(kind, Fresh):
+        return "source"
+    if isinstance(kind, Nothing):
+        return "sink"
+    return "subset" if isinstance(kind, Subset) else "expand" if isinstance(kind, Expand) else "same"
+
+
+def _uses(node: Node, trained: set[str]) -> list[ModelUse]:
+    uses = []
+    for param, state in node.states.items():
+        if isinstance(state, Model):
+            access = "write" if param in node.operator.writes else "read"
+            uses.append(ModelUse(param=param, model=state.name, access=access, trained=state.name in trained))
+    return uses
+
+
+def _sources(graph: Graph, nodes: tuple[PlannedNode, ...]) -> list[PlannedSource]:
+    """Training sources. The lag is the least of those that the trained Models' readers above the cut allow."""
+    found = []
+    for node in nodes:
+        if node.work != "source" or node.region == "evaluation":
+            continue
+        line = [n for n in nodes if n.source == node.name]
+        lags = [n.max_lag for n in line if n.region == "stream" and any(u.trained for u in n.models)]
+        trains = [graph.node(n.name) for n in line if n.work == "train"]
+        policy = trains[0].params["intake"] if trains else "exact"
+        batch = graph.node(node.name).params["batch"]
+        found.append(PlannedSource(name=node.name, batch=batch, max_lag=min(lags, default=0), intake=policy))
+    return found

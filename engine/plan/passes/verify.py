@@ -1,0 +1,169 @@
+"""The last pass: changes nothing, and refuses a plan that cannot run.
+
+Owns: the checks of a finished plan. Does not own: the rules of graphs (dataflow/rules), nor
+any number that is compared here (estimate.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from dataflow.errors import PlanError, nearest
+from engine.cost.memory import HOST_PARTS, peak
+from engine.plan.draft import Draft
+from engine.plan.plan import Fetch, PlannedInput, PlannedNode
+
+
+def verify(draft: Draft) -> Draft:
+    """The same draft. Raises PlanError with every check that failed, by its name."""
+    problems = [f"{name}: {problem}" for name, check in CHECKS.items() for problem in check(draft)]
+    if problems:
+        raise PlanError("\n".join(problems))
+    return draft
+
+
+def _kernels(draft: Draft) -> Iterator[str]:
+    """Each node has a kernel, each use of a Model a module."""
+    for node in draft.nodes:
+        if not node.kernel:
+            yield f"{node.name} has none. Fix: the pass choose_kernels comes before this one."
+        for use in node.models:
+            if not use.module:
+                yield f"{node.name} has no module for {use.model!r}. Fix: the pass place comes before this one."
+
+
+def _producers(draft: Draft) -> Iterator[str]:
+    """Whatever is fetched is made, by a node that runs before; and each gate is such a node."""
+    before: set[str] = set()
+    made = {n.name: n for n in draft.nodes}
+    for node in draft.nodes:
+        for i in node.inputs:
+            yield from _input(node.name, i, before, made)
+        before.add(node.name)
+    for i in draft.recorded:
+        yield from _input("recorded", i, before, made)
+
+
+def _input(where: str, i: PlannedInput, before: set[str], made: Mapping[str, PlannedNode]) -> Iterator[str]:
+    for name in (i.gate, *(f.producer for f in i.fetches)):
+        if name not in before:
+            found = "runs after it" if name in made else "is no node"
+            near = nearest(name, before) or "a node upstream"
+            yield f"{where}.{i.name} expects rows of a node upstream, {name!r} {found}. Fix: {near}."
+    for fetch in i.fetches:
+        missing = [c for c in fetch.columns if fetch.producer in made and c not in made[fetch.producer].returns]
+        if missing or not fetch.columns:
+            lacks = f"does not return {', '.join(missing)}" if missing else "is asked for no column"
+            yield f"{where}.{i.name}: {fetch.producer!r} {lacks}. Fix: the pass project says what returns."
+
+
+def _ratios(draft: Draft) -> Iterator[str]:
+    """Rows of a node's inputs are a whole multiple, as stated, of the rows of each gate and of each producer."""
+    made = {n.name: n for n in draft.nodes}
+    for node in draft.nodes:
+        for i in node.inputs:
+            pairs: list[PlannedInput | Fetch] = [i, *i.fetches]
+            for part in pairs:
+                above = made.get(part.gate if isinstance(part, PlannedInput) else part.producer)
+                if above is not None and above.rows * part.ratio != node.inner:
+                    yield (
+                        f"{node.name}.{i.name}: {node.inner} rows a prompt, and {part.ratio} for each of the "
+                        f"{above.rows} of {above.name!r}. Fix: rows that {above.name!r} is an ancestor of."
+                    )
+        if node.rows % node.inner and node.relation != "source":
+            yield f"{node.name}: {node.rows} rows a prompt of {node.inner}. Fix: a whole number of rows for each."
+
+
+def _groups(draft: Draft) -> Iterator[str]:
+    """Every update has at least one whole group, and the same number of groups where the Step is full."""
+    batches = {s.name: s.batch for s in draft.sources}
+    loose = {n.source for n in draft.nodes if n.relation == "subset" and not n.refill and n.region != "evaluation"}
+    for node in draft.nodes:
+        parts, batch = draft.graph.node(node.name).params.get("minibatches", 1), batches.get(node.source)
+        if node.work != "train" or batch is None or (batch % parts == 0) or (node.source in loose and batch >= parts):
+            continue
+        near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
+        yield f"{node.name}: {batch} prompts in {parts} minibatches of whole groups. Fix: minibatches={near}."
+
+
+def _constant(draft: Draft) -> Iterator[str]:
+    """aggregate="constant" divides by the longest completion, which only a sampler sets."""
+    for node in draft.nodes:
+        params = draft.graph.node(node.name).params
+        if params.get("aggregate") == "constant" and not params.get("max_tokens"):
+            problem = f"{node.name}: aggregate='constant' divides by max_tokens, and nothing sampled its rows"
+            yield f"{problem}. Fix: aggregate='token_mean'."
+
+
+def _workers(draft: Draft) -> Iterator[str]:
+    """Each node is on as many workers as it has replicas, with threads that there are."""
+    for node in draft.nodes:
+        if len(node.workers) != node.layout.replicas or not all(node.workers):
+            yield f"{node.name}: {node.layout.replicas} replicas on {list(node.workers)}. Fix: a worker each."
+        if node.layout.threads < 1:
+            yield f"{node.name}: {node.layout.threads} threads. Fix: threads=1."
+
+
+def _aliases(draft: Draft) -> Iterator[str]:
+    """A module is shared with its writer only by readers of the same worker, and above the cut only at lag 0."""
+    lags = {s.name: s.max_lag for s in draft.sources}
+    writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
+    for node in draft.nodes:
+        for use in node.models:
+            writer = writers.get(use.module)
+            if writer is None or node is writer or node.work == "evaluate" or use.param == "tokenizer":
+                continue
+            lag = lags.get(node.source, 0) if node.region == "stream" else 0
+            if node.workers != writer.workers or lag:
+                what = f"at lag {lag}" if lag else "from another worker"
+                yield f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its own."
+
+
+def _memory(draft: Draft) -> Iterator[str]:
+    """The peak of each worker fits: on the GPU what is on it, in host memory everything else."""
+    cluster = draft.cluster
+    for worker in dict.fromkeys(w for n in draft.nodes for w in n.workers):
+        nodes = [n for n in draft.nodes if worker in n.workers]
+        if cluster.gpus:
+            yield from _fits(worker, nodes, cluster.gpus[0], "the GPU", HOST_PARTS)
+            held = sum(n.estimate.bytes.get(p, 0) for n in nodes for p in HOST_PARTS)
+            if held > cluster.memory:
+                yield f"{worker}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower batch or max_lag."
+        else:
+            yield from _fits(worker, nodes, cluster.memory, "this host", ())
+
+
+def _fits(worker: str, nodes: list[PlannedNode], room: int, where: str, without: tuple[str, ...]) -> Iterator[str]:
+    need = peak((n.estimate.bytes for n in nodes), without=without)
+    if need <= room:
+        return
+    parts = [(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items() if part not in without]
+    largest = sorted(parts, reverse=True)[:4]
+    shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
+    yield f"{worker} needs {_gib(need)}, {where} has {_gib(room)}: {shown}. Fix: {_smaller(largest[0][1])}."
+
+
+def _smaller(part: str) -> str:
+    """The nearest way to less of a part."""
+    if part in ("kv_cache", "outbox"):
+        return "a lower batch, n, max_tokens or max_prompt_tokens"
+    if part in ("activations", "logits"):
+        return "shorter rows: a lower max_tokens or max_prompt_tokens"
+    return 'a smaller base, or dtype="bfloat16" for Models that are not trained'
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
+    "kernels": _kernels,
+    "producers": _producers,
+    "ratios": _ratios,
+    "groups": _groups,
+    "constant": _constant,
+    "workers": _workers,
+    "aliases": _aliases,
+    "memory": _memory,
+}
+"""By the name that a PlanError gives: each yields what is wrong."""

@@ -1,0 +1,43 @@
+"""Planning: from a CheckedGraph to a Plan.
+
+Owns: running the passes in their order. Does not own: any decision (passes/), their order
+(passes/__init__.py), nor showing a plan (explain.py).
+"""
+
+from __future__ import annotations
+
+from dataflow.check import CheckedGraph
+from engine.plan.cluster import Cluster, detect
+from engine.plan.draft import Draft
+from engine.plan.passes import PASSES
+from engine.plan.plan import Plan
+
+
+def make_plan(checked: CheckedGraph, *, seed: int, threads: int | None, cluster: Cluster | None = None) -> Plan:
+    """Decide everything about a checked graph on a cluster (None: this host).
+
+    threads: those of each kernel, None for all cores. Raises PlanError where the cluster or the kernels that are
+    installed cannot run the graph.
+    """
+    sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
+    draft = Draft(
+        graph=checked.graph,
+        seed=seed,
+        cluster=cluster or detect(),
+        threads=threads,
+        dataset={name: dict(checked.columns[name, 0]) for name in sources},
+    )
+    for run in PASSES:
+        draft = run(draft)
+    return Plan(
+        graph=draft.graph.name,
+        digest=draft.graph.digest,
+        seed=seed,
+        nodes=draft.nodes,
+        sources=draft.sources,
+        models=draft.models,
+        edges=draft.edges,
+        recorded=draft.recorded,
+        notes=draft.notes,
+        program=draft.graph,
+    )

@@ -1,0 +1,197 @@
+"""The loop: carries instructions to the Worker and events to the coordinator.
+
+    waits for                               unblocked by
+    an instruction to be carried out        the Worker
+    the coordinator's next instructions     the event just handled
+
+Owns: the order of I/O, the Step's metrics, checkpoints on disk, the stop on Ctrl-C, the
+watchdog. Does not own: any decision (coordinator), any kernel (worker.py).
+
+Instructions are carried out in the order in which they were given. When none is left and the
+coordinator has not finished, nothing will ever happen again: that is an error that says who
+waits for whom.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dataflow.errors import RunError
+from engine.checkpoint.cut import Cut
+from engine.checkpoint.store import CheckpointStore
+from engine.coordinator.core import Coordinator, Restored
+from engine.coordinator.messages import (
+    Checkpoint,
+    Checkpointed,
+    Event,
+    Finish,
+    Instruction,
+    Release,
+    StepClosed,
+    StopRequested,
+)
+from engine.observe.metrics import StepMetrics
+from engine.observe.sinks import Sink
+from engine.observe.trace import Trace
+from engine.plan.plan import Plan
+from engine.runtime.stop import Stop
+from engine.runtime.worker import Worker
+
+_SUMS = ("time/", "data/rows", "completion/tokens", "generate/tokens", "train/tokens")
+"""Metrics of which a Step's number is the sum of its reports, not their mean."""
+
+OnStep = Callable[[Mapping[str, float]], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Observers:
+    """Who is told: sinks of metrics, a trace, anything that wants each Step's row."""
+
+    sinks: Sequence[Sink] = ()
+    trace: Trace | None = None
+    on_step: Sequence[OnStep] = field(default_factory=tuple)
+
+
+class Loop:
+    """One run of one plan in this process."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        coordinator: Coordinator,
+        worker: Worker,
+        store: CheckpointStore,
+        observers: Observers,
+        stop: Stop,
+    ) -> None:
+        self._plan = plan
+        self._coordinator = coordinator
+        self._worker = worker
+        self._store = store
+        self._observers = observers
+        self._stop = stop
+        self._queue: deque[Instruction] = deque()
+        self._metrics = StepMetrics()
+        self._sums: dict[str, float] = {}
+        self._initial: dict[str, float] = {}
+        self._since = time.perf_counter()
+        self._told = False
+        self.last: dict[str, float] = {}
+        if observers.trace is not None:
+            trace = observers.trace
+            worker.span = lambda track, name, start, end: trace.span(f"{worker.name}/{track}", name, start, end)
+
+    def run(self, restore: Callable[[], Restored | None]) -> Finish:
+        """Until the coordinator finishes. restore: reads a checkpoint into the opened Worker, or answers None.
+
+        Raises RunError where the run fails or where nothing can move any more.
+        """
+        opened = list(self._worker.open())
+        self._queue.extend(self._coordinator.start(restore()))
+        for event in opened:
+            self._hear(event)
+        self._drain_reports()
+        self._sums.clear()
+        self._since = time.perf_counter()
+        while True:
+            if self._stop.requested and not self._told:
+                self._told = True
+                self._hear(StopRequested(reason=self._stop.reason))
+            if not self._queue:
+                raise RunError(self._starved())
+            instruction = self._queue.popleft()
+            self._stop.alive()
+            if isinstance(instruction, Finish):
+                return self._finished(instruction)
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Release):
+            self._worker.release(instruction.blocks)
+        elif isinstance(instruction, StepClosed):
+            self._close_step(instruction)
+        elif isinstance(instruction, Checkpoint):
+            self._checkpoint(instruction)
+        else:
+            for event in self._worker.execute(instruction):
+                self._hear(event)
+            self._drain_reports()
+
+    def _hear(self, event: Event) -> None:
+        self._queue.extend(self._coordinator.handle(event, time.perf_counter()))
+
+    def _finished(self, message: Finish) -> Finish:
+        if message.error:
+            raise RunError(message.error)
+        return message
+
+    def _starved(self) -> str:
+        lines = "\n  ".join(self._coordinator.waiting())
+        return f"nothing is under way and the run has not finished; who waits for whom:\n  {lines}"
+
+    # --- metrics ------------------------------------------------------------------------------------------------
+
+    def _drain_reports(self) -> None:
+        for name, value, count in self._worker.reports():
+            if name.startswith(_SUMS):
+                self._sums[name] = self._sums.get(name, 0.0) + value
+            else:
+                self._metrics.add(name, value, count)
+
+    def _close_step(self, closed: StepClosed) -> None:
+        """One row of metrics. What was measured before Step 1 goes into its row, under eval/initial/."""
+        now = time.perf_counter()
+        if closed.step == 0:
+            found = self._metrics.row(0)
+            self._initial = {
+                f"eval/initial/{k.removeprefix('eval/')}": v for k, v in found.items() if k.startswith("eval/")
+            }
+        else:
+            self._write_row(closed, now - self._since)
+        self._metrics.clear()
+        self._sums.clear()
+        self._since = now
+
+    def _write_row(self, closed: StepClosed, seconds: float) -> None:
+        for name, value in (self._sums | dict(closed.metrics) | self._initial | self._rates(seconds)).items():
+            self._metrics.add(name, value)
+        self._initial = {}
+        self.last = self._metrics.row(closed.step)
+        numbers = {name: value for name, value in self.last.items() if name != "step"}
+        for sink in self._observers.sinks:
+            sink.write(closed.step, numbers)
+        for tell in self._observers.on_step:
+            tell(self.last)
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        kernels = sum(value for name, value in self._sums.items() if name.startswith("time/"))
+        found = {"time/step": seconds, "time/engine": max(0.0, seconds - kernels)}
+        rows, tokens = self._sums.get("data/rows"), self._sums.get("completion/tokens")
+        if rows is not None and seconds > 0:
+            found["throughput/samples_per_second"] = rows / seconds
+        if tokens is not None and seconds > 0:
+            found["throughput/tokens_per_second"] = tokens / seconds
+        return found
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, message: Checkpoint) -> None:
+        """Write it; sinks are flushed by their own writes, and their lines after it are cut off by a resume."""
+        cut = Cut(step=message.step, seed=self._plan.seed, graph=self._plan.digest, sources=message.sources)
+
+        def fill(directory: Path) -> None:
+            (directory / "cut.json").write_bytes(cut.to_json())
+            self._worker.save(directory, message)
+
+        start = time.perf_counter()
+        self._store.write(message.step, fill, {"graph": self._plan.graph})
+        end = time.perf_counter()
+        if self._observers.trace is not None:
+            self._observers.trace.span(f"{self._worker.name}/checkpoint", f"step {message.step}", start, end)
+            self._observers.trace.flush()
+        self._sums["time/checkpoint"] = self._sums.get("time/checkpoint", 0.0) + end - start
+        self._hear(Checkpointed(step=message.step))

@@ -1,0 +1,73 @@
+"""The session: all of the engine that a kernel sees.
+
+Owns: random streams, metrics and tombstones of one node, and the modules that nodes of a
+Worker share. Does not own: the kernels, nor where reports go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dataflow.batch import Keys
+from dataflow.randomness import row_seeds
+
+T = TypeVar("T")
+
+Report = tuple[str, float, float]
+"""(metric, value, count)."""
+
+
+class Modules:
+    """The modules of one Worker by the name that the plan gave them."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def get(self, name: str, make: Callable[[], T]) -> T:
+        """The module of that name, made at its first use."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+class NodeSession:
+    """The Session of one node (see dataflow.kernel.Session)."""
+
+    def __init__(self, node: str, seed: int, modules: Modules, names: Mapping[str, str]) -> None:
+        self.seed = seed
+        self.rank = 0
+        self.world = 1
+        self._node = node
+        self._modules = modules
+        self._names = names
+        self._reports: list[Report] = []
+        self._tombstones: list[tuple[tuple[int, int, int], str]] = []
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        """uint64 [rows], keyed by seed, node and row."""
+        return row_seeds(self.seed, self._node, keys)
+
+    def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        """Kept until the Worker reports."""
+        self._reports.append((name, float(value), float(count)))
+
+    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+        """Kept until the Worker reports."""
+        self._tombstones.append((key, error))
+
+    def module(self, model: Any, make: Callable[[], T]) -> T:
+        """The module that the plan lets this node use for a Model."""
+        return self._modules.get(self._names[model.name], make)
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call."""
+        found, self._reports = self._reports, []
+        return found
+
+    def tombstones(self) -> list[tuple[tuple[int, int, int], str]]:
+        """Failed rows since the last call."""
+        found, self._tombstones = self._tombstones, []
+        return found

@@ -1,0 +1,74 @@
+"""Ctrl-C and the watchdog: the two ways in which a run is stopped from outside.
+
+Owns: the signal handler and the thread that notices that nothing moves. Does not own: what
+stopping means (the coordinator ends the Step under way and writes a checkpoint).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_HUNG = signal.SIGINT
+
+
+class Stop:
+    """`requested` after the first Ctrl-C; the second raises KeyboardInterrupt. Use as a context manager.
+
+    watchdog: seconds without `alive` after which `describe` is printed with the stack of every thread, and the run is
+    interrupted; 0 is never. Outside of the main thread there are no signals: then only the watchdog's text is printed.
+    """
+
+    def __init__(self, watchdog: float, describe: Callable[[], str]) -> None:
+        self.requested = False
+        self.reason = "stopped by Ctrl-C"
+        self.hung = ""
+        self._watchdog = watchdog
+        self._describe = describe
+        self._last = time.monotonic()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._previous: Any = None
+
+    def alive(self) -> None:
+        """Something moved."""
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Stop:
+        self.alive()
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        if self._watchdog > 0:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self.requested or self.hung:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping after this Step with a checkpoint; Ctrl-C again to stop now", file=sys.stderr, flush=True)
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, self._watchdog / 4)):
+            if time.monotonic() - self._last > self._watchdog:
+                self.hung = f"nothing has moved for {self._watchdog:g} s; {self._describe()}"
+                print(self.hung, file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(file=sys.stderr)
+                os.kill(os.getpid(), _HUNG)
+                return
