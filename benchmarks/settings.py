@@ -120,7 +120,7 @@ SETTINGS = {
             max_new_tokens=10,
             reward="agreement",
             lr=1e-4,
-            teacher_steps=150,
+            teacher_steps=80,
             steps=10,
             warmup_steps=3,
         ),
