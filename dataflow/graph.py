@@ -68,10 +68,11 @@ class Graph:
         found: dict[State, None] = {}
         for node in self.nodes:
             for state in node.states.values():
-                leader = getattr(state, "follows", None)
-                if leader is not None:
-                    found.setdefault(leader)
-                found.setdefault(state)
+                line = [state]
+                while (leader := getattr(line[-1], "follows", None)) is not None:
+                    line.append(leader)
+                for known in reversed(line):
+                    found.setdefault(known)
         return tuple(found)
 
     def users(self, node: Node) -> tuple[Node, ...]:

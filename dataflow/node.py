@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import Fault, GraphError, Origin
-from dataflow.model import Buffer, State
+from dataflow.model import Buffer, Model, State, Table
 from dataflow.operator import Operator, call_site
 from dataflow.schema import Schema
 
@@ -50,6 +50,8 @@ class Node:
         self.origin = origin or call_site()
         for key, port in self.inputs.items():
             _require_port(self, key, port)
+        for param, state in self.states.items():
+            _require_state(self, param, state)
         self.digest = _digest(self)
 
     def __eq__(self, other: object) -> bool:
@@ -143,6 +145,14 @@ def _require_port(node: Node, key: str, port: object) -> None:
                 origin=node.origin,
             )
         )
+
+
+def _require_state(node: Node, param: str, state: object) -> None:
+    if not isinstance(state, (Model, Buffer, Table)):
+        where = f"{node.operator.name}.{param}"
+        problem = f"expected a Model, found {type(state).__name__} {state!r:.60}"
+        fix = f'Model("{param}", "path/to/model")'
+        raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=node.origin))
 
 
 def _declares(operator: Operator, key: str) -> bool:

@@ -10,6 +10,7 @@ decision which finished rows form a Step (engine/coordinator/intake.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,7 +60,15 @@ def trained_models(graph: Graph) -> set[str]:
         s.name for n in graph.nodes for p, s in n.states.items() if p in n.operator.writes and isinstance(s, Model)
     }
     models = [s for s in graph.states if isinstance(s, Model)]
-    return written | {m.name for m in models if m.follows is not None and m.follows.name in written}
+    return written | {m.name for m in models if any(leader.name in written for leader in leaders(m))}
+
+
+def leaders(model: Model) -> Iterator[Model]:
+    """The Model that this one follows, the one that that one follows, and so on."""
+    at = model.follows
+    while at is not None:
+        yield at
+        at = at.follows
 
 
 def _above(graph: Graph, sinks: list[Node]) -> set[int]:

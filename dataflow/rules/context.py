@@ -17,7 +17,7 @@ import pyarrow as pa
 from dataflow.errors import DataError, Fault, Origin
 from dataflow.graph import Graph
 from dataflow.loss import Loss
-from dataflow.model import Buffer, Model, Table
+from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Input
 from dataflow.regions import Regions, regions, trained_models
@@ -83,8 +83,7 @@ def context_of(graph: Graph, columns_of: ColumnReader | None = None) -> Context:
     for node in graph.nodes:
         for param, state in node.states.items():
             kind = "writes" if param in node.operator.writes else "reads"
-            if isinstance(state, (Model, Table, Buffer)):
-                states[kind].setdefault(state.name, []).append(node)
+            states[kind].setdefault(state.name, []).append(node)
     sources = tuple(n for n in graph.nodes if n.operator.work == "source")
     wires = {id(n): tuple(_wires(n)) for n in graph.nodes}
     data, faults = _read_columns(sources, columns_of)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dataflow.errors import Fault
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.regions import leaders
 from dataflow.rules.context import Context
 
 if TYPE_CHECKING:
@@ -61,20 +62,16 @@ def token_graph(context: Context) -> MultiDiGraph:
                 lag = node.params.get("max_lag", 0)
                 graph.add_edge(_named(state), node.name, tokens=1 + lag if isinstance(lag, int) else 1)
     for model in context.models:
-        at = model
-        while at.follows is not None:
-            graph.add_edge(_named(at.follows), _named(at), tokens=0)
-            at = at.follows
+        if model.follows is not None:
+            graph.add_edge(_named(model.follows), _named(model), tokens=0)
     return graph
 
 
 def _leaders(node: Node) -> Iterator[str]:
     """The Models that a node reads or writes, with those that they follow."""
     for state in node.states.values():
-        at = state if isinstance(state, Model) else None
-        while at is not None:
-            yield _named(at)
-            at = at.follows
+        if isinstance(state, Model):
+            yield from (_named(model) for model in (state, *leaders(state)))
 
 
 def _named(model: Model) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataflow.errors import Fault
 from dataflow.model import Model, State
 from dataflow.node import Node
+from dataflow.regions import leaders
 from dataflow.rules.context import Context, line_of, place
 
 _LEGAL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
@@ -31,7 +32,7 @@ def _illegal(context: Context) -> Iterator[Fault]:
         if not _legal(node.name):
             yield _not_legal(node, f"{node.operator.name} {node.name!r}", node.operator.name)
     for state in context.graph.states:
-        if hasattr(state, "name") and not _legal(state.name):
+        if not _legal(state.name):
             yield _not_legal(_user(context, state), f"{type(state).__name__} {state.name!r}", "policy")
 
 
@@ -68,7 +69,7 @@ def _both_write(a: Node, b: Node) -> bool:
 def _states(context: Context) -> Iterator[Fault]:
     seen: dict[str, State] = {}
     for state in context.graph.states:
-        first = seen.setdefault(state.name, state) if hasattr(state, "name") else state
+        first = seen.setdefault(state.name, state)
         if first == state:
             continue
         user = _user(context, state)
@@ -85,7 +86,7 @@ def _user(context: Context, state: State) -> Node | None:
     """The first node that has this State, or one that follows it."""
     for node in context.graph.nodes:
         for used in node.states.values():
-            if used is state or (isinstance(used, Model) and used.follows is state):
+            if used is state or (isinstance(used, Model) and any(m is state for m in leaders(used))):
                 return node
     return None
 

@@ -10,14 +10,17 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault, Origin
 from dataflow.loss import Loss
-from dataflow.model import Buffer, Model, Table
+from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.rules.context import Context, line_of, place
 from dataflow.schema import Logprobs, Reward, Values
 
+_OF_MODELS = ("decode", "forward", "train", "evaluate")
+"""Kinds of work whose States are Models."""
+
 
 def check(context: Context) -> Iterator[Fault]:
-    """States that are none, writers, followers, heads."""
+    """States of the wrong kind, writers, followers, heads."""
     for node in context.graph.nodes:
         yield from _kinds(node)
         yield from _heads(node)
@@ -31,9 +34,9 @@ def check(context: Context) -> Iterator[Fault]:
 
 def _kinds(node: Node) -> Iterator[Fault]:
     for param, state in node.states.items():
-        if not isinstance(state, (Model, Buffer, Table)):
+        if node.operator.work in _OF_MODELS and not isinstance(state, Model):
             where = f"{node.operator.name}.{param}"
-            problem = f"expected a Model, found {type(state).__name__} {state!r:.60}"
+            problem = f"expected a Model, found {type(state).__name__} {state.name!r}"
             yield Fault(rule="state", where=where, problem=problem, fix=f'Model("{param}", base)', origin=node.origin)
 
 
@@ -75,7 +78,7 @@ def _follower(context: Context, model: Model) -> Iterator[Fault]:
     if leader is None:
         return
     where = f"Model {model.name!r}"
-    if leader.name not in context.writers and leader.follows is None and not leader.trainable:
+    if leader.name not in context.trained and not leader.trainable:
         problem = f"it follows {leader.name!r}, which no train node writes"
         fix = f"train {leader.name!r}, or leave follows= out"
         yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model))

@@ -179,6 +179,20 @@ def test_lags_of_nothing_are_warned_of() -> None:
     ]
 
 
+def test_the_lag_of_an_evaluation_is_warned_of() -> None:
+    policy, rollout = right_graphs.policy, right_graphs.sampled()
+    objective = right_graphs.clipped_policy_loss(
+        right_graphs.group_advantage(rollout, reward(right_graphs.exact, rollout))
+    )
+    test = prompts("data/test.parquet", name="test")
+    held = generate(policy, test, max_tokens=8, max_lag=2, name="held")
+    sink = right_graphs.evaluate(policy, reward(right_graphs.exact, held, name="held_reward"), every=5)
+    known = check(Graph("g", train(policy, rollout, loss=objective, lr=1e-6), sink), headers)
+    (warning,) = known.warnings
+    assert warning.endswith("generate 'held': max_lag changes nothing: an evaluation reads exactly one version")
+    assert known.lag["held"] == 0
+
+
 def test_the_description_names_sizes_staleness_and_the_cut() -> None:
     text = checked(right_graphs.areal).describe()
     assert "16 = 1,024 completions a Step, 4 updates of 256" in text

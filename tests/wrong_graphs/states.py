@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dataflow.graph import Graph
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from operators.advantage import gae, group_advantage, whiten
 from operators.data import prompts
 from operators.forward import logprobs, scores, values
@@ -150,3 +150,9 @@ def message_7_teacher_of_another_vocabulary() -> Graph:
     teacher = logprobs(Model("teacher", str(TOKENIZERS / "others")), rollout)
     loss = clipped_policy_loss(compared(rollout), reference=teacher, beta=0.1)
     return graph(train(student, rollout, loss=loss, lr=1e-6))
+
+
+def table_for_a_model() -> Graph:
+    table: Any = Table("success")
+    rollout = generate(table, prompts(DATA, batch=64), n=8, max_tokens=64)
+    return graph(updated(rollout))
