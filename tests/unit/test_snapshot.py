@@ -171,7 +171,8 @@ class Setting:
 
 VALUES = [
     None, True, 0, -3, 1.0, 0.1, float("inf"), "a\u00e9\n", (), [], (1,), [1], (1, [2.0, (3,)]), {},
-    {"a": (1,), 2: [None]}, {(1, 2): "x"}, pa.int32(), pa.large_list(pa.float32()), pa.struct([pa.field("role", pa.utf8(), nullable=False)]),
+    {"a": (1,), 2: [None]}, {(1, 2): "x"},
+    pa.int32(), pa.large_list(pa.float32()), pa.struct([pa.field("role", pa.utf8(), nullable=False)]),
     pa.timestamp("us", "UTC"), np.float32(0.1), np.int64(3), np.dtype("float16"), Completion, Noted, exact_match,
     Schedule(kind="linear", start=1.0, stop=0.0, steps=3), Setting(betas=(0.9, 0.95)),
 ]  # fmt: skip

@@ -1,0 +1,79 @@
+"""The command line: `dataflow COMMAND TARGET [flags]`.
+
+Owns: which commands there are, and how an error ends a process. Does not own: any command (one
+file each), nor any flag (flags.py derives them).
+
+Exit codes: 0 done, 1 a graph, plan or data that cannot be right, 2 a wrong command line, 3 a run
+that failed, 130 Ctrl-C. The first cause is the last thing on the screen; `--traceback` adds where
+it was raised.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
+from engine.cli.target import FORMS, UsageError
+
+COMMANDS = {
+    "check": "prove that a graph can be run, and draw it",
+    "draw": "draw a graph: text, Mermaid, DOT or SVG",
+    "explain": "show the plan: devices, memory, seconds, what was rejected",
+    "run": "run a graph",
+    "resume": "go on from a run folder's last checkpoint",
+    "peek": "show the first rows of one node's output",
+    "diff": "show what changes from one graph to another",
+}
+"""Command -> what it does; each is the module of that name here, imported when it is asked for."""
+
+_FAILED_RUN = (RunError, KernelError, CheckpointError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. arguments: those of the process by default."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    traceback = "--traceback" in given
+    given = [argument for argument in given if argument != "--traceback"]
+    try:
+        return _command(given)
+    except DataflowError as error:
+        if traceback:
+            raise
+        sys.stdout.flush()
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `dataflow draw ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as stop:  # how the parser of flags ends --help (0) and wrong flags (2)
+        return stop.code if isinstance(stop.code, int) else 2
+
+
+def _command(given: Sequence[str]) -> int:
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if given else 2
+    if given[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("dataflow-rl"))
+        return 0
+    if given[0] not in COMMANDS:
+        near = nearest(given[0], COMMANDS)
+        fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
+        raise UsageError(f"dataflow: no command {given[0]!r}. Fix: {fix}.")
+    return importlib.import_module(f"engine.cli.{given[0]}").main(given[1:])
+
+
+def usage() -> str:
+    """What `dataflow --help` prints."""
+    wide = max(map(len, COMMANDS)) + 2
+    lines = ["usage: dataflow COMMAND TARGET [flags]", "", *(f"  {k.ljust(wide)}{v}" for k, v in COMMANDS.items())]
+    lines += ["", f"TARGET is {FORMS}.", "Its flags are its function's parameters: dataflow run TARGET --help."]
+    return "\n".join([*lines, "--traceback shows where an error was raised."])

@@ -1,0 +1,27 @@
+"""`dataflow check TARGET`: prove that a graph can be run, and draw it.
+
+Owns: what the command prints. Does not own: any rule (dataflow.check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dataflow.check import check
+from dataflow.draw import draw
+from engine.cli.flags import graph_and
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """Prove that a graph can be run, and draw it; reads no weights."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the drawing, then what the check found out; raises GraphError with every fault."""
+    graph, _ = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
+    checked = check(graph)
+    print(draw(graph))
+    print(checked.describe())
+    return 0

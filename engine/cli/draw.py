@@ -1,0 +1,49 @@
+"""`dataflow draw TARGET`: a drawing on the screen or in a file.
+
+Owns: the command's options. Does not own: any drawing (dataflow.draw).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataflow.draw import Form, draw
+from engine.cli.flags import graph_and
+from engine.cli.target import UsageError
+
+_ENDINGS: dict[str, Form] = {
+    ".txt": "text",
+    ".mmd": "mermaid",
+    ".md": "mermaid",
+    ".dot": "dot",
+    ".gv": "dot",
+    ".svg": "svg",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawOptions:
+    """Draw a graph; a wrong one too."""
+
+    form: Form | None = None
+    """Text, Mermaid, DOT or SVG; by the ending of --out where it has one, else text."""
+    out: Path | None = None
+    """File to write; the screen by default."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw what TARGET makes."""
+    graph, options = graph_and(DrawOptions, "draw", "dataflow draw TARGET [flags]", arguments)
+    form = options.form or (_ENDINGS.get(options.out.suffix) if options.out else "text")
+    if form is None:
+        known = ", ".join(_ENDINGS)
+        raise UsageError(f"dataflow draw: {options.out} has no ending of {known}. Fix: give --form too.")
+    made = draw(graph, form)
+    if options.out is None:
+        print(made, end="")
+    else:
+        options.out.write_text(made, encoding="utf-8")
+        print(f"{form} of {graph.name} in {options.out}")
+    return 0

@@ -1,0 +1,201 @@
+"""Flags from signatures: the graph function's own parameters, and the fields of option classes.
+
+Owns: how a parameter's annotation becomes a flag, and a flag's text an argument. Does not own:
+any flag; none is defined twice.
+
+A Number (a float or a schedule) is a float here. A parameter that takes a function is given
+as `module:function`, several separated by commas.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, is_dataclass, make_dataclass
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from dataflow.draw.picture import shown_value
+from dataflow.graph import Graph
+from dataflow.model import Schedule
+from engine.cli.target import Target, UsageError, load_function, load_target
+
+O1 = TypeVar("O1")
+_FLAT = (tyro.conf.OmitArgPrefixes,)
+_PLAIN = (str, int, float, bool, types.NoneType)
+
+
+def graph_and(options: type[O1], command: str, usage: str, arguments: Sequence[str]) -> tuple[Graph, O1]:
+    """The graph that TARGET and its flags make, and the command's own options. Raises SystemExit(2) for wrong flags."""
+    target, flags = split_target(command, usage, options, arguments)
+    values, found = parse(command, target, (options,), flags)
+    return target.graph(**values), found[0]
+
+
+def split_target(
+    command: str, usage: str, options: type[Any], arguments: Sequence[str]
+) -> tuple[Target, Sequence[str]]:
+    """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        tyro.cli(options, args=["--help"], prog=usage, description=f"{inspect.getdoc(options) or ''}")
+    if not arguments or arguments[0].startswith("-"):
+        found = f"{arguments[0]!r}" if arguments else "nothing"
+        raise UsageError(f"dataflow {command}: expected TARGET first, found {found}. Fix: {usage}.")
+    return load_target(arguments[0]), arguments[1:]
+
+
+def parse(
+    command: str, target: Target, options: Sequence[type[Any]], arguments: Sequence[str]
+) -> tuple[dict[str, Any], list[Any]]:
+    """The graph function's arguments by name, and an instance of each option class."""
+    made, _ = _parsed(command, target, options, arguments, strict=True)
+    return made
+
+
+def parse_shared(command: str, targets: Sequence[Target], arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """The arguments of several graph functions from one set of flags; each flag must belong to one of them at least."""
+    parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
+    rests = [rest for _, rest in parsed]
+    unknown = [word for word in rests[0] if word.startswith("--") and all(word in rest for rest in rests)]
+    unknown += [rest[0] for rest in rests if rest and not rest[0].startswith("-")]  # the value of no flag at all
+    if unknown:
+        raise UsageError(f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help.")
+    return [values for (values, _), _ in parsed]
+
+
+def _parsed(
+    command: str, target: Target, options: Sequence[type[Any]], arguments: Sequence[str], *, strict: bool
+) -> tuple[tuple[dict[str, Any], list[Any]], list[str]]:
+    own = _parameters(target)
+    _refuse_clashes(target, own, options)
+    groups = [("graph", _as_class(target, own)), *((_title(kind), kind) for kind in options)]
+    whole = make_dataclass("Flags", [group for group in groups if group[0] != "graph" or own], kw_only=True)
+    prog, about, rest = f"dataflow {command} {target.text}", _summary(target.function), []
+    if strict:
+        made: Any = tyro.cli(whole, args=list(arguments), prog=prog, description=about, config=_FLAT)
+    else:
+        made, rest = tyro.cli(
+            whole, args=list(arguments), prog=prog, description=about, config=_FLAT, return_unknown_args=True
+        )
+    given = {name: getattr(made.graph, name) for name in own}
+    values = {name: _argument(own[name], value) for name, value in given.items()}
+    kept = {name: value for name, value in values.items() if not (value is None and own[name].default is not None)}
+    return (kept, [getattr(made, _title(kind)) for kind in options]), list(rest)
+
+
+def _title(options: type[Any]) -> str:
+    """RunOptions -> `run`: the heading above its flags in the help."""
+    return options.__name__.removesuffix("Options").lower()
+
+
+def _parameters(target: Target) -> dict[str, inspect.Parameter]:
+    """The graph function's parameters, annotations resolved. Raises UsageError for one that can be no flag."""
+    signature = inspect.signature(target.function)
+    hints = get_type_hints(target.function)
+    found = {}
+    for parameter in signature.parameters.values():
+        kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if parameter.kind not in kinds or parameter.name not in hints:
+            raise UsageError(
+                f"{target.text}: parameter {str(parameter)!r} cannot be a flag: graph functions annotate every "
+                f"parameter and take no *args or **kwargs. Fix: {parameter.name}: int = ..."
+            )
+        found[parameter.name] = parameter.replace(annotation=hints[parameter.name])
+    return found
+
+
+def _refuse_clashes(target: Target, own: Mapping[str, Any], options: Sequence[type[Any]]) -> None:
+    for kind in options:
+        assert is_dataclass(kind)
+        for name in kind.__dataclass_fields__:
+            if name in own:
+                fix = f"another name for the parameter, {name}_ for one"
+                raise UsageError(f"{target.text}: parameter {name!r} has the name of a run option. Fix: {fix}.")
+
+
+def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]:
+    helps = _argument_helps(target.function)
+    fields: list[Any] = []
+    for name, parameter in own.items():
+        kind, default = _flag(target, parameter)
+        words = helps.get(name, "")
+        if default is None and parameter.default not in (None, parameter.empty):
+            words += f" (default: {shown_value(parameter.default)})"
+        metavar = "MODULE:FUNCTION" if takes_function(parameter.annotation) else None
+        marked = Annotated[kind, tyro.conf.arg(help=words, metavar=metavar)]
+        required = parameter.default is parameter.empty
+        fields.append((name, marked) if required else (name, marked, field(default=default)))
+    return make_dataclass("Parameters", fields, kw_only=True)
+
+
+def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
+    """The type of a flag, and its default; None stands for a default that no text can say (a function, a schedule)."""
+    default = parameter.default
+    if takes_function(parameter.annotation):
+        required = default is parameter.empty
+        return (str, default) if required else (Union[str, None], None)  # noqa: UP007
+    kind = _without(parameter.annotation, Schedule)
+    if not _readable(kind):
+        raise UsageError(
+            f"{target.text}: parameter {parameter.name!r} is {parameter.annotation}, which no flag can give. "
+            "Fix: str, int, float, bool, a Literal, a tuple of these, a Number, or a function."
+        )
+    return (Union[kind, None], None) if isinstance(default, Schedule) else (kind, default)  # noqa: UP007
+
+
+def takes_function(annotation: Any) -> bool:
+    """Whether a parameter takes functions: Callable[...], alone, in a list or beside None."""
+    if annotation is Callable or get_origin(annotation) is collections.abc.Callable:
+        return True
+    origin = get_origin(annotation)
+    inside = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
+    return inside and any(takes_function(part) for part in get_args(annotation))
+
+
+def _without(annotation: Any, kind: type[Any]) -> Any:
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation
+    return Union[tuple(part for part in get_args(annotation) if part is not kind)]  # noqa: UP007
+
+
+def _readable(kind: Any) -> bool:
+    if kind in _PLAIN or kind is Ellipsis or get_origin(kind) is types.NoneType:
+        return True
+    if get_origin(kind) in (Union, types.UnionType, tuple, list, collections.abc.Sequence):
+        return all(_readable(part) for part in get_args(kind))
+    return str(get_origin(kind)) == "typing.Literal"
+
+
+def _argument(parameter: inspect.Parameter, value: Any) -> Any:
+    if value is None or not takes_function(parameter.annotation):
+        return value
+    functions = [load_function(text.strip(), f"--{parameter.name.replace('_', '-')}") for text in value.split(",")]
+    return functions if len(functions) > 1 else functions[0]
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    doc = inspect.getdoc(function) or ""
+    return re.split(r"^\s*(?:Args|Raises|Returns):", doc, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def _argument_helps(function: Callable[..., Any]) -> dict[str, str]:
+    """Name -> what the docstring's `Args:` say of it, continued lines joined."""
+    _, _, block = (inspect.getdoc(function) or "").partition("Args:\n")
+    helps: dict[str, str] = {}
+    name, depth = "", 0
+    for line in block.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if not line.strip() or indent == 0:
+            break
+        depth = depth or indent
+        started = re.match(r"\s*(\w+)(?: \([^)]*\))?: *(.*)", line) if indent == depth else None
+        if started:
+            name = started.group(1)
+            helps[name] = started.group(2)
+        elif name:
+            helps[name] = f"{helps[name]} {line.strip()}".strip()
+    return helps

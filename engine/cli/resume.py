@@ -1,0 +1,60 @@
+"""`dataflow resume RUN_FOLDER`: go on from the last checkpoint.
+
+Owns: which options of the run may be given anew. Does not own: the options (engine.options), nor
+the run (engine.api).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from engine.cli.run import told
+from engine.cli.target import UsageError
+from engine.options import RunOptions
+
+_FIXED = ("seed", "name", "runs", "overwrite")
+"""What makes a run the run it is."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Resume; raises CheckpointError where there is nothing to go on from."""
+    folder, flags = _folder(arguments)
+    changes = changed_options(flags)
+    from engine.api import resume  # here: it imports what runs kernels
+
+    print(told(resume(folder, **changes)))
+    return 0
+
+
+def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    if arguments and arguments[0] in ("-h", "--help"):
+        changed_options(["--help"])
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError("dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags].")
+    path = Path(arguments[0])
+    if not path.is_dir():
+        raise UsageError(f"dataflow resume: no folder {str(path)!r}. Fix: the run folder, such as runs/grpo.")
+    return path, arguments[1:]
+
+
+def changed_options(flags: Sequence[str]) -> dict[str, Any]:
+    """The options that were given, by name; all others stay those of the run. Raises UsageError for a fixed one."""
+    about = "Go on from a run folder's last checkpoint. Options that are not given stay as the run had them."
+    options = tyro.cli(RunOptions, args=list(flags), prog="dataflow resume RUN_FOLDER", description=about)
+    words = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
+    given = [f.name for f in fields(RunOptions) if words & _flags_of(f.name)]
+    for name in given:
+        if name in _FIXED:
+            fix = f"leave --{name} out, or start another run"
+            raise UsageError(f"dataflow resume: {name} cannot change in the middle of a run. Fix: {fix}.")
+    return {name: getattr(options, name) for name in given}
+
+
+def _flags_of(name: str) -> set[str]:
+    flag = name.replace("_", "-")
+    return {f"--{flag}", f"--no-{flag}"}

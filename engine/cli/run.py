@@ -1,0 +1,32 @@
+"""`dataflow run TARGET`: run a graph from its beginning.
+
+Owns: what is printed when the run has ended. Does not own: the run (engine.api), nor any option
+(engine.options).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.cli.flags import graph_and
+from engine.options import RunOptions
+
+if TYPE_CHECKING:
+    from engine.api import Result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; raises what made the run fail."""
+    graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
+    from engine.api import run  # here: it imports what runs kernels
+
+    print(told(run(graph, options)))
+    return 0
+
+
+def told(result: Result) -> str:
+    """How a run ended, and where its things are."""
+    lines = [f"{result.reason}: step {result.step}", f"run folder  {result.folder}"]
+    lines += [f"{name}  {folder}" for name, folder in result.trained.items()]
+    return "\n".join(lines)

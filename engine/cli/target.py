@@ -1,0 +1,122 @@
+"""What a command is given to work on: a graph function, or a snapshot.
+
+Owns: `module:function`, `file.py:function` and `graph.json`, how each is found, and the
+usage error where it is not. Does not own: flags (flags.py), nor what a graph may be.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dataflow.errors import DataflowError, nearest
+from dataflow.graph import Graph
+from dataflow.snapshot import from_json
+
+FORMS = "module:function, file.py:function or a run's graph.json"
+
+
+class UsageError(DataflowError):
+    """The command line itself is wrong; exit code 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A graph function, with the name it was asked for by."""
+
+    text: str
+    function: Callable[..., Any]
+
+    def graph(self, **arguments: Any) -> Graph:
+        """Call it. Raises UsageError where it makes no Graph."""
+        made = self.function(**arguments)
+        if not isinstance(made, Graph):
+            found = f"{type(made).__name__} {made!r:.60}"
+            raise UsageError(f"{self.text}: expected a function that returns a Graph, found {found}.")
+        return made
+
+
+def load_target(text: str) -> Target:
+    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError, GraphError."""
+    if text.endswith(".json"):
+        return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot")))
+    return Target(text=text, function=load_function(text, "TARGET"))
+
+
+def _snapshot(path: Path) -> Callable[[], Graph]:
+    def snapshot() -> Graph:
+        return from_json(path.read_text(encoding="utf-8"))
+
+    snapshot.__doc__ = f"The graph kept in {path}."
+    return snapshot
+
+
+def load_function(text: str, what: str) -> Callable[..., Any]:
+    """The function at `module:function` or `file.py:function`. Raises UsageError naming the nearest there is.
+
+    What a module raises while it is imported is the user's to see, with its traceback.
+    """
+    place, mark, name = text.rpartition(":")
+    if not mark or not place or not name:
+        raise UsageError(f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo.")
+    module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UsageError(_missing(module, name, what, text))
+    return found
+
+
+def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
+    own = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
+    near = nearest(name, own)
+    fix = f"{text.rpartition(':')[0]}:{near}" if near else f"one of: {', '.join(own) or '(it has no function)'}"
+    return f"{what} {text!r}: no function {name!r} in {module.__name__}. Fix: {fix}."
+
+
+def _existing(path: Path, what: str) -> Path:
+    if path.is_file():
+        return path.resolve()
+    there = [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    near = nearest(path.name, there)
+    fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
+    raise UsageError(f"{what}: no file {str(path)!r}. Fix: {fix}.")
+
+
+def _named_module(name: str, what: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # as `python -m` does: a console script alone does not see the folder it is called in
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the module is there, and something that it imports is not
+        file = Path(*name.split(".")).with_suffix(".py")
+        fix = (
+            f"{file}:... names a file"
+            if file.is_file()
+            else "a module that Python finds from here, or file.py:function"
+        )
+        raise UsageError(f"{what}: no module {error.name!r} (for {name!r}). Fix: {fix}.") from None
+
+
+def _file_module(path: Path) -> ModuleType:
+    """Import a file under the name by which a worker process finds it again: from its package's root, if it has one."""
+    folder, name = path.parent, path.stem
+    while (folder / "__init__.py").is_file():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    module = importlib.import_module(name)
+    if Path(getattr(module, "__file__", None) or "").resolve() != path:
+        other = getattr(module, "__file__", "built in")
+        raise UsageError(f"{path.name}: Python has another module {name!r} ({other}). Fix: give the file another name.")
+    return module

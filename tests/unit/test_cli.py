@@ -1,0 +1,358 @@
+"""The command line: targets, flags from signatures, exit codes; a few commands in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow.errors import CheckpointError, GraphError
+from dataflow.model import Schedule
+from dataflow.snapshot import to_json
+from engine.cli import COMMANDS, main, usage
+from engine.cli.flags import parse
+from engine.cli.resume import changed_options
+from engine.cli.target import UsageError, load_function, load_target
+from engine.options import RunOptions
+from graphs.sft import sft
+
+ROOT = Path(__file__).parents[2]
+
+TINY = '''
+from typing import Literal
+
+from dataflow.errors import RunError
+from dataflow.graph import Graph
+from dataflow.model import Model, Number, linear
+from operators.data import demonstrations
+from operators.losses import supervised_loss
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def exact(completions, answer):
+    return [1.0 for _ in completions]
+
+
+def length(completions):
+    return [0.0 for _ in completions]
+
+
+def tiny(base: str, data: str, *, batch: int = 4, lr: Number = 1e-5) -> Graph:
+    """Imitate a few rows.
+
+    Args:
+        base: a model directory.
+        data: rows to imitate,
+            in JSONL.
+        batch: rows in a Step.
+    """
+    policy = Model("policy", base, trainable=True)
+    return Graph("tiny", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr))
+
+
+def larger(base: str, data: str, *, batch: int = 8, lr: Number = 1e-5, epochs: int = 2) -> Graph:
+    policy = Model("policy", base, trainable=True)
+    rows = demonstrations(data, batch=batch)
+    return Graph("larger", train(policy, rows, loss=supervised_loss(), lr=lr, epochs=epochs))
+
+
+def many(
+    fn: RewardFn,
+    *,
+    other: RewardFn | None = None,
+    known: RewardFn = exact,
+    flag: bool = False,
+    kind: Literal["a", "b"] = "a",
+    clip: float | tuple[float, float] = 0.2,
+    beta: Number = linear(1.0, 0.0, 10),
+    rate: Number = 0.5,
+    text: str | None = None,
+) -> Graph:
+    raise RunError(f"the run failed on purpose: {kind}")
+
+
+def clashes(seed: int = 0) -> Graph:
+    return Graph("clashes")
+
+
+def unannotated(n) -> Graph:
+    return Graph("unannotated")
+
+
+def open_ended(**kw: int) -> Graph:
+    return Graph("open_ended")
+
+
+def unreadable(table: dict[str, int]) -> Graph:
+    return Graph("unreadable")
+
+
+def no_graph() -> Graph:
+    return 3
+
+
+def interrupted() -> Graph:
+    raise KeyboardInterrupt
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with tiny_graphs.py and rows.jsonl, in which the command line is called."""
+    (tmp_path / "tiny_graphs.py").write_text(TINY)
+    rows = [{"prompt": f"{i}+{i}", "completion": f"{2 * i}"} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+DATA = ["--base", "models/base", "--data", "rows.jsonl"]
+
+
+def values(name: str, *flags: str) -> dict[str, Any]:
+    return parse("draw", load_target(f"tiny_graphs.py:{name}"), (), flags)[0]
+
+
+def test_the_flags_of_run_are_the_signature_and_the_run_options(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Frozen: a flag appears only by a new parameter or a new field of RunOptions."""
+    assert main(["run", "tiny_graphs.py:tiny", "--help"]) == 0
+    found = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", capsys.readouterr().out))
+    names = {"base", "data", "batch", "lr", *(f.name for f in dataclasses.fields(RunOptions)), "help"}
+    negated = {f"no_{f.name}" for f in dataclasses.fields(RunOptions) if f.type == "bool"}
+    assert found == {f"--{name.replace('_', '-')}" for name in names | negated}
+
+
+def test_help_shows_what_the_docstring_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "tiny_graphs.py:tiny", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Imitate a few rows." in shown
+    assert "rows to imitate, in JSONL. (required)" in shown
+    assert "rows in a Step. (default: 4)" in shown
+    assert "Args:" not in shown
+
+
+def test_defaults_are_those_of_the_function(folder: Path) -> None:
+    assert values("tiny", *DATA) == {"base": "models/base", "data": "rows.jsonl", "batch": 4, "lr": 1e-5}
+
+
+def test_every_kind_of_parameter_can_be_given(folder: Path) -> None:
+    given = values(
+        "many", "--fn", "tiny_graphs:exact,tiny_graphs:length", "--other", "tiny_graphs.py:length", "--flag",
+        "--kind", "b", "--clip", "0.2", "0.28", "--beta", "0.5", "--rate", "0", "--text", "hello",
+    )  # fmt: skip
+    assert [fn.__name__ for fn in given["fn"]] == ["exact", "length"]
+    assert given["other"].__name__ == "length"
+    assert given["other"] is given["fn"][1]  # one module, whichever way it is named
+    assert (given["flag"], given["kind"], given["clip"]) == (True, "b", (0.2, 0.28))
+    assert (given["beta"], given["rate"], given["text"]) == (0.5, 0.0, "hello")
+    assert "known" not in given  # left to the function's own default
+
+
+def test_defaults_that_no_text_can_say_are_left_to_the_function(folder: Path) -> None:
+    given = values("many", "--fn", "tiny_graphs:exact")
+    assert given["clip"] == 0.2
+    assert given["other"] is None
+    assert given.keys() >= {"fn", "flag", "kind", "clip", "rate", "text"}
+    assert not given.keys() & {"beta", "known"}
+    module = sys.modules["tiny_graphs"]
+    assert isinstance(module.many.__kwdefaults__["beta"], Schedule)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("clashes", r"parameter 'seed' has the name of a run option. Fix: "),
+        ("unannotated", r"parameter 'n' cannot be a flag: graph functions annotate every parameter"),
+        ("open_ended", r"parameter '\*\*kw: int' cannot be a flag"),
+        ("unreadable", r"parameter 'table' is dict\[str, int\], which no flag can give. Fix: "),
+    ],
+)
+def test_signatures_that_can_be_no_flags_are_refused(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse("run", load_target(f"tiny_graphs.py:{name}"), (RunOptions,), [])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("tiny_graphs", r"TARGET 'tiny_graphs': expected module:function, file.py:function or"),
+        ("tiny_graphs:tinny", r"no function 'tinny' in tiny_graphs. Fix: tiny_graphs:tiny\."),
+        ("tiny_graphs:zzz", r"Fix: one of: exact, length, tiny, larger,"),
+        ("tiny_graph.py:tiny", r"no file 'tiny_graph.py'. Fix: tiny_graphs.py\."),
+        ("tiny_grafs:tiny", r"no module 'tiny_grafs'"),
+        ("graphs.grpp:grpo", r"no module 'graphs.grpp'"),
+        ("missing.json", r"no file 'missing.json'"),
+    ],
+)
+def test_targets_that_are_not_there(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_target(text)
+
+
+def test_what_a_users_module_raises_is_shown_as_it_is(folder: Path) -> None:
+    (folder / "broken_graphs.py").write_text("import no_such_library\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        load_target("broken_graphs:f")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        load_target("broken_graphs.py:f")
+
+
+def test_a_file_that_has_another_modules_name_is_refused(folder: Path) -> None:
+    (folder / "json.py").write_text("def f(): ...\n")
+    with pytest.raises(UsageError, match=r"Python has another module 'json' .*Fix: give the file another name"):
+        load_target("json.py:f")
+
+
+def test_a_file_in_a_package_is_imported_by_its_whole_name(folder: Path) -> None:
+    package = folder / "my_package" / "inner"
+    package.mkdir(parents=True)
+    for init in (package, package.parent):
+        (init / "__init__.py").write_text("")
+    (package / "rewards.py").write_text("def f(completions): return [0.0 for _ in completions]\n")
+    assert load_function("my_package/inner/rewards.py:f", "--fn").__module__ == "my_package.inner.rewards"
+
+
+def test_a_snapshot_is_a_target_without_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "graph.json").write_text(to_json(sft("models/base", "rows.jsonl")))
+    assert main(["draw", "graph.json"]) == 0
+    assert capsys.readouterr().out.startswith("sft")
+    assert main(["diff", "graph.json", "tiny_graphs.py:tiny", *DATA]) == 0
+    assert "batch: 128 -> 4" in capsys.readouterr().out
+
+
+TARGET_FIRST = "dataflow check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
+NO_GRAPH = "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3."
+NO_NODE = "dataflow peek: expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
+NO_FOLDER = "dataflow resume: no folder 'nowhere'. Fix: the run folder, such as runs/grpo."
+FOLDER_FIRST = "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
+NO_ENDING = "dataflow draw: x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
+NO_FLAG = "dataflow diff: no graph function takes '--epohs'. Fix: see --help."
+
+
+@pytest.mark.parametrize(
+    "arguments, code, last",
+    [
+        (["--help"], 0, ""),
+        ([], 2, ""),
+        (["chek"], 2, "dataflow: no command 'chek'. Fix: dataflow check."),
+        (["check"], 2, TARGET_FIRST),
+        (["check", "tiny_graphs.py:no_graph"], 2, NO_GRAPH),
+        (["peek", "tiny_graphs.py:tiny"], 2, NO_NODE),
+        (["resume"], 2, FOLDER_FIRST),
+        (["resume", "nowhere"], 2, NO_FOLDER),
+        (["draw", "tiny_graphs.py:interrupted"], 130, "interrupted"),
+        (["draw", "tiny_graphs.py:many", "--fn", "tiny_graphs:exact"], 3, "the run failed on purpose: a"),
+        (["draw", "tiny_graphs.py:tiny", *DATA, "--out", "x.png"], 2, NO_ENDING),
+        (["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epohs", "3"], 2, NO_FLAG),
+    ],
+)
+def test_exit_codes_and_the_last_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, last: str
+) -> None:
+    assert main(arguments) == code
+    assert (capsys.readouterr().err.splitlines() or [""])[-1] == last
+
+
+def test_a_wrong_graph_ends_with_1_and_its_faults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "tiny_graphs.py:tiny", "--base", "b", "--data", "row.jsonl"]) == 1
+    assert "row.jsonl" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_wrong_flags_end_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--batch", "many"]) == 2
+    assert main(["draw", "tiny_graphs.py:tiny", "--base", "b"]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_traceback_raises(folder: Path) -> None:
+    with pytest.raises(UsageError):
+        main(["--traceback", "chek"])
+    with pytest.raises(GraphError):
+        main(["check", "tiny_graphs.py:tiny", "--base", "b", "--data", "row.jsonl", "--traceback"])
+
+
+def test_peek_asks_for_a_node_that_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peek", "tiny_graphs.py:tiny", "demonstration", *DATA]) == 1
+    assert "Fix: 'demonstrations'." in capsys.readouterr().err
+
+
+def test_draw_takes_its_form_from_the_file(folder: Path) -> None:
+    for name, start in (("g.svg", "<?xml"), ("g.mmd", "---"), ("g.dot", "digraph"), ("g.txt", "tiny")):
+        assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--out", name]) == 0
+        assert (folder / name).read_text().startswith(start)
+    assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--out", "g.txt", "--form", "dot"]) == 0
+    assert (folder / "g.txt").read_text().startswith("digraph")
+
+
+def test_diff_gives_a_flag_to_whoever_has_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epochs", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "epochs: 1 -> 3" in shown
+    assert "batch: 4 -> 8" in shown
+    assert main(["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--batch", "2", "--epochs", "1"]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_resume_changes_only_what_is_given() -> None:
+    assert changed_options([]) == {}
+    assert changed_options(["--steps", "9", "--no-progress", "--checkpoint_every=2"]) == {
+        "steps": 9,
+        "progress": False,
+        "checkpoint_every": 2,
+    }
+    with pytest.raises(UsageError, match=r"seed cannot change in the middle of a run. Fix: leave --seed out"):
+        changed_options(["--seed", "1"])
+
+
+def test_every_command_has_a_module_and_a_line_of_help() -> None:
+    for command in COMMANDS:
+        assert (ROOT / "engine" / "cli" / f"{command}.py").is_file()
+        assert re.search(rf"^  {command} +\w", usage(), re.MULTILINE)
+
+
+def test_a_failed_run_is_told_from_a_wrong_graph() -> None:
+    from engine.cli import _FAILED_RUN
+
+    assert issubclass(CheckpointError, _FAILED_RUN)
+    assert not issubclass(GraphError, _FAILED_RUN)
+
+
+CALL = """
+import sys
+from engine.cli import main
+code = main(sys.argv[1:])
+heavy = {"torch", "transformers", "vllm"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments, shown",
+    [
+        (["check", "tiny_graphs.py:tiny", *DATA], "+-> train_policy"),
+        (["draw", "tiny_graphs.py:tiny", *DATA, "--form", "svg"], "</svg>"),
+        (["diff", "tiny_graphs.py:tiny", "graphs.sft:sft", *DATA], "batch: 4 -> 128"),
+    ],
+)
+def test_looking_at_a_graph_imports_nothing_heavy(folder: Path, arguments: list[str], shown: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, *arguments],
+        cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
