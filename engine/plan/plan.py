@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.regions import Region
+from engine.plan.cluster import Cluster
 
 FORMAT = 1
 
@@ -44,7 +46,7 @@ class PlannedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """How a node has a Model. share: name of the node whose module it uses (alias), empty where it has its own.
+    """How a node has a Model. module: uses of one name in one worker share a module (the writer's, for an alias).
 
     trained: whether the Model's versions reach it by a weight edge.
     """
@@ -53,7 +55,7 @@ class ModelUse:
     model: str
     access: Literal["read", "write"]
     trained: bool = False
-    share: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,10 @@ class Plan:
     """Columns that samples and row metrics are made of, taken when a Step has been trained."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
+    cluster: Cluster | None = None
+    """The machine that it was made for."""
+    program: Graph | None = field(default=None, compare=False, repr=False)
+    """The graph that the nodes stand for, pruned and resolved; its own file in a run folder (graph.json)."""
 
     def node(self, name: str) -> PlannedNode:
         """The planned node of that name; KeyError where there is none."""
@@ -176,7 +182,9 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, default=_plain)
+        data = asdict(replace(self, program=None))
+        del data["program"]
+        return json.dumps({"format": FORMAT, **data}, indent=1, default=_plain)
 
 
 def _plain(value: Any) -> Any:

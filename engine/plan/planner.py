@@ -39,5 +39,6 @@ def make_plan(checked: CheckedGraph, *, seed: int, threads: int | None, cluster:
         edges=draft.edges,
         recorded=draft.recorded,
         notes=draft.notes,
+        cluster=draft.cluster,
         program=draft.graph,
     )

@@ -104,7 +104,8 @@ class _Cost:
 
     def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
         work, shape, parameters = self._work(planned), use.cost.shape, use.cost.parameters
-        assert shape is not None and parameters is not None
+        assert shape is not None
+        assert parameters is not None
         cores = min(planned.layout.threads, self._draft.cluster.cores)
         if planned.work == "decode":
             return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)

@@ -101,7 +101,8 @@ class _Finder:
                 return
 
     def _wanted(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
-        own = list(port.schema.columns)
+        # A loss sees what it declares; a column function may hand on whatever else its port has.
+        own = list(declared.schema.columns if _of_loss(node, declared) else port.schema.columns)
         wanted = own if declared.columns is None else [c for c in declared.columns if c in own]
         extra = list(declared.ancestors)
         if declared.ancestors_from:
@@ -148,6 +149,10 @@ def _declared(node: Node, key: str) -> Input:
         term = next(t for t in loss.terms if t.label == label)
         return next(i for i in term.function.ports if i.name == name)
     return node.operator.input(key)
+
+
+def _of_loss(node: Node, declared: Input) -> bool:
+    return node.operator.work == "train" and declared not in node.operator.inputs
 
 
 def _reward_nodes(score: Port[Any]) -> list[Node]:

@@ -1,0 +1,50 @@
+"""The greatest lengths that rows can have.
+
+Owns: tokens of prompt and completion of a node's rows, and what is assumed where the graph
+sets no bound. Does not own: bytes (bytes.py, memory.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ASSUMED_PROMPT = 512
+"""Tokens of a prompt where `max_prompt_tokens` is not given. A guess, and `explain` says so."""
+
+ASSUMED_ANSWER = 512
+"""Tokens of a demonstration's answer: its file is not tokenised before the run. A guess, and `explain` says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """prompt and completion: tokens, at their greatest. assumed: what of it is a guess, in words."""
+
+    prompt: int
+    completion: int = 0
+    assumed: str = ""
+
+    @property
+    def row(self) -> int:
+        """Tokens of a whole row."""
+        return self.prompt + self.completion
+
+    def clipped(self, context: int) -> Lengths:
+        """A guessed prompt fits what the model's context leaves beside the completion."""
+        room = context - self.completion
+        if not self.assumed or not 0 < room < self.prompt:
+            return self
+        return Lengths(prompt=room, completion=self.completion, assumed=self.assumed)
+
+
+def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
+    """Rows of `generate`."""
+    if max_prompt_tokens is not None:
+        return Lengths(prompt=max_prompt_tokens, completion=max_tokens)
+    said = f"prompts of {ASSUMED_PROMPT} tokens assumed; generate(max_prompt_tokens=...) sets a bound"
+    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, assumed=said)
+
+
+def of_demonstration() -> Lengths:
+    """Rows of `demonstrations`."""
+    said = f"prompts of {ASSUMED_PROMPT} and answers of {ASSUMED_ANSWER} tokens assumed: demonstrations have no bound"
+    return Lengths(prompt=ASSUMED_PROMPT, completion=ASSUMED_ANSWER, assumed=said)

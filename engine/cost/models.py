@@ -1,0 +1,163 @@
+"""What a Model is made of, read from its Hugging Face directory without torch.
+
+Owns: parameters (exact from the headers of safetensors files, else by formula) and the shape
+that the other formulas need. Does not own: bytes (memory.py), operations (time.py).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from dataflow.errors import PlanError
+
+Head = Literal["lm", "scalar"]
+
+FAMILY = ("qwen2", "qwen3", "llama", "mistral")
+"""`model_type`s whose parameters the formula counts; of others only those with safetensors files are known."""
+
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_LARGEST_HEADER = 100 * 2**20
+"""The format's own bound (safetensors README, "Format")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A dense decoder: sizes as in its config.json. `context`: max_position_embeddings."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int
+    tied: bool
+
+    @property
+    def attention(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        """Width of all key heads together; the values have the same."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCost:
+    """A Model's parameters and shape; `why` says where the count comes from, or why there is none."""
+
+    parameters: int | None = None
+    shape: Shape | None = None
+    why: str = ""
+
+
+def model_cost(base: str, head: Head = "lm") -> ModelCost:
+    """Read config.json and the headers of *.safetensors; the same answer where the files have not changed.
+
+    A scalar head is a linear [hidden, 1] with its bias in the place of the language model's head. Raises PlanError for
+    a file that is damaged; a base that is no directory here, or of another architecture, is unknown.
+    """
+    folder = Path(base).expanduser()
+    config = folder / "config.json"
+    if not config.is_file():
+        return ModelCost(why="base is not a local directory" if not folder.is_dir() else "no config.json in its base")
+    return _read(folder, head, tuple((p.name, p.stat().st_mtime_ns) for p in [config, *_weight_files(folder)]))
+
+
+@lru_cache(maxsize=64)
+def _read(folder: Path, head: Head, _stamps: tuple[tuple[str, int], ...]) -> ModelCost:
+    config = _json(folder / "config.json", (folder / "config.json").read_bytes())
+    shape = _shape(config)
+    files = _weight_files(folder)
+    if files:
+        tensors = {name: size for path in files for name, size in _tensors(path)}
+        counted = _counted(tensors, head, shape)
+        return ModelCost(parameters=counted, shape=shape, why="counted in its safetensors files")
+    if shape is None or config.get("model_type") not in FAMILY:
+        return ModelCost(why=f"no safetensors files, and no formula for model_type {config.get('model_type')!r}")
+    return ModelCost(parameters=formula(shape, config, head), shape=shape, why="by formula from config.json")
+
+
+def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
+    """Parameters of a dense decoder of the Llama family.
+
+    vocabulary * hidden for the embedding, once more for a head that is not tied to it; a layer: query, key, value and
+    output projections, three MLP matrices, two norms; a last norm (Touvron et al., arXiv:2302.13971, section 2.2;
+    grouped key heads: arXiv:2305.13245). Qwen2 adds biases to query, key and value (arXiv:2407.10671), Qwen3 norms
+    of queries and keys in their place (arXiv:2505.09388).
+    """
+    kind, d, inner = config.get("model_type"), shape.hidden, shape.intermediate
+    projections = 2 * d * shape.attention + 2 * d * shape.kv
+    qkv_bias = kind == "qwen2" or config.get("attention_bias", False)
+    biases = (shape.attention + 2 * shape.kv) * qkv_bias
+    biases += d * (kind != "qwen2" and config.get("attention_bias", False))
+    biases += (2 * inner + d) * bool(config.get("mlp_bias", False))
+    norms = 2 * d + 2 * shape.head_dim * (kind == "qwen3")
+    body = shape.layers * (projections + 3 * d * inner + biases + norms) + d
+    embedding = shape.vocabulary * d
+    return body + embedding + (d + 1 if head == "scalar" else 0 if shape.tied else embedding)
+
+
+def _shape(config: Mapping[str, Any]) -> Shape | None:
+    if any(not isinstance(config.get(key), int) for key in _NEEDED):
+        return None
+    heads = config["num_attention_heads"]
+    return Shape(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+        context=config.get("max_position_embeddings") or 0,
+        tied=bool(config.get("tie_word_embeddings", config.get("model_type") not in FAMILY)),
+    )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, elements) of each tensor. The header: 8 bytes little-endian length, then JSON (safetensors, "Format")."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= _LARGEST_HEADER:
+            raise PlanError(f"{path}: expected a safetensors file, found no header. Fix: copy the model again.")
+        header = _json(path, file.read(length))
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield name, prod(entry["shape"])
+
+
+def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
+    """Elements that the module trains: of the two heads the one that it has, buffers of old files left out."""
+    tied = shape is not None and shape.tied
+    body = {n: s for n, s in tensors.items() if not n.endswith(("rotary_emb.inv_freq", ".masked_bias"))}
+    heads = {n: body.pop(n) for n in list(body) if n.split(".")[0] in ("lm_head", "score")}
+    if head == "lm":
+        return sum(body.values()) + (0 if tied else sum(s for n, s in heads.items() if n.startswith("lm_head")))
+    scalar = sum(s for n, s in heads.items() if n.startswith("score"))
+    return sum(body.values()) + (scalar or (shape.hidden + 1 if shape else 0))
+
+
+def _json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise PlanError(f"{path}: expected JSON, found: {error}. Fix: copy the model again.") from error
+    if not isinstance(found, dict):
+        raise PlanError(f"{path}: expected a JSON object, found {type(found).__name__}. Fix: copy the model again.")
+    return found

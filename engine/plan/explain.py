@@ -1,0 +1,335 @@
+"""A plan in words: what runs where, what it should cost, and why.
+
+Owns: the text, ASCII and at most 120 columns wide. Does not own: any number (passes/,
+engine/cost), drawings (dataflow/draw).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dataflow.node import Node
+from dataflow.regions import regions
+from engine.cost.memory import HOST_PARTS, LASTING, peak
+from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
+
+WIDTH = 120
+_NAME = 24
+"""Widest name that shares its line with what is said of it."""
+
+
+def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
+    """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
+    sections = [
+        _header(plan),
+        _section("nodes, in the order in which they can run", _nodes(plan, measured)),
+        _section("where streaming ends", _cut(plan)),
+        _section(
+            "edges: bytes a Step at the greatest lengths; saved: of columns that stay, nobody there reads them",
+            _edges(plan),
+        ),
+        _section("weights", _weights(plan)),
+        _section("conventions that peers do not share", _dialects(plan)),
+        _section("recorded of each Step", _recorded(plan)),
+        _section("notes", _notes(plan)),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    """A title and its lines, nothing at all where there are none."""
+    body = [f"  {line}".rstrip() for line in lines]
+    return [title, *body] if body else []
+
+
+# --- header -----------------------------------------------------------------------------------------------------
+
+
+def _header(plan: Plan) -> list[str]:
+    where = f" on {plan.cluster.describe()}" if plan.cluster else ""
+    lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
+    lines += [f"  {line}" for line in [*_steps(plan), *_staleness(plan), *_memory(plan), *_time(plan)]]
+    return lines
+
+
+def _steps(plan: Plan) -> Iterator[str]:
+    """`64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)`."""
+    nodes = _program(plan)
+    for source in plan.sources:
+        line = [n for n in plan.nodes if n.source == source.name]
+        loose = any(n.relation == "subset" and not (n.refill and _keeps_groups(nodes, n)) for n in line)
+        limit = "at most " if loose else ""
+        for train in (n for n in line if n.work == "train"):
+            rows = source.batch * train.inner
+            grouped = f"{_count(source.batch, 'prompt')} x {train.inner} = {_count(rows, 'completion')}"
+            shown = grouped if train.inner > 1 else _count(rows, "row")
+            yield f"{limit}{shown} a Step{_updates(nodes.get(train.name), rows)} ({train.name})"
+
+
+def _keeps_groups(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
+    node = nodes.get(select.name)
+    return node is not None and node.inputs["where"].node.operator.keeps in ("groups", "pairs")
+
+
+def _updates(train: Node | None, rows: int) -> str:
+    if train is None:
+        return ""
+    epochs, parts = train.params["epochs"], train.params["minibatches"]
+    return f", {_count(epochs * parts, 'update')} of {rows // parts:,}"
+
+
+def _staleness(plan: Plan) -> Iterator[str]:
+    for source in plan.sources:
+        if not source.max_lag:
+            yield f"{source.name}: synchronous, each row is trained by the version that made it"
+        else:
+            yield f"{source.name}: {_bound(source)}"
+
+
+def _bound(source: PlannedSource) -> str:
+    versions = _count(source.max_lag, "version")
+    if source.intake == "admission":
+        return f"up to {versions} ahead at admission; a row that took long may be older (intake=admission)"
+    how = "the oldest finished rows train first" if source.intake == "exact" else "older rows are dropped and made anew"
+    return f"no row is more than {versions} old when it is trained; {how} (intake={source.intake})"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    """Totals against the memory that there is, for each worker."""
+    for worker in plan.workers:
+        nodes = [n for n in plan.nodes if worker in n.workers]
+        parts = [n.estimate.bytes for n in nodes]
+        if plan.cluster and plan.cluster.gpus:
+            yield f"{worker}: {_peak(nodes, HOST_PARTS)}, of {_size(plan.cluster.gpus[0])} on the GPU"
+            held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
+            yield f"{worker}: {_size(held)} of rows, of {_size(plan.cluster.memory)} on this host"
+        else:
+            room = f", of {_size(plan.cluster.memory)}" if plan.cluster else ""
+            yield f"{worker}: {_peak(nodes, ())}{room}"
+
+
+def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
+    total = peak((n.estimate.bytes for n in nodes), without=without)
+    last = peak(({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes), without=without)
+    most = max(nodes, key=_passing)
+    return f"at most {_size(total)}: {_size(last)} always, {_size(total - last)} more while {most.name} runs"
+
+
+def _passing(node: PlannedNode) -> int:
+    return sum(size for part, size in node.estimate.bytes.items() if part not in LASTING)
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
+    if known:
+        total = _duration(sum(known))
+        yield f"at most about {total} a Step, users' functions not counted; from rough rates a core, so trust the order"
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------
+
+
+def _nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
+    batch = {s.name: s.batch for s in plan.sources}
+    owners = {u.module: n.name for n in plan.nodes for u in n.models if "weights" in n.estimate.bytes}
+    name_width = _width(n.name for n in plan.nodes)
+    heads = ["region", "rows", "on", "peak", "seconds", *(["measured"] if measured is not None else [])]
+    widths = [10, 16, 30, 10, 9, 9]
+    yield _columns(["", *heads], [name_width, *widths])
+    for node in plan.nodes:
+        cells = [node.region, _rows(node, batch.get(node.source)), _on(node), _size(node.estimate.total)]
+        cells.append(_duration(node.estimate.seconds))
+        if measured is not None:
+            cells.append(_duration(measured.get(node.name)))
+        yield from _named(node.name, name_width, _columns(cells, widths))
+        yield from _wrapped(_how(node), indent=name_width + 2)
+        yield from _wrapped(_parts(node, owners), indent=name_width + 2)
+
+
+def _rows(node: PlannedNode, batch: int | None) -> str:
+    """Rows a Step of its output; those that it reads, for a sink."""
+    rows = node.inner if node.relation == "sink" else node.rows
+    if batch is None:
+        return "all there are" if rows == 1 else f"all x {rows}"
+    return f"{batch:,} x {rows} = {batch * rows:,}" if rows > 1 else f"{batch:,}"
+
+
+def _on(node: PlannedNode) -> str:
+    layout = node.layout
+    slots = f", {layout.slots} slots" if node.work == "decode" else ""
+    return f"{'+'.join(node.workers)}, {_count(layout.threads, 'thread')}{slots}"
+
+
+def _how(node: PlannedNode) -> str:
+    """Kernel and chunking; of a node below the cut the chunk is the Step."""
+    kernel = f"{node.operator} by {node.kernel}"
+    if node.region == "step":
+        return f"{kernel}, the whole Step at once"
+    if node.region == "evaluation":
+        return f"{kernel}, at one version of the Model"
+    together = "prompts admitted together" if node.chunking == "cohort" else f"whatever is ready, by {node.scope}"
+    return f"{kernel}, chunks of {together}"
+
+
+def _parts(node: PlannedNode, owners: Mapping[str, str]) -> str:
+    parts = [f"{part} {_size(size)}" for part, size in node.estimate.bytes.items()]
+    used = [u.module for u in node.models if u.param != "tokenizer" and node.work != "evaluate"]
+    shared = [owners[module] for module in used if owners.get(module, node.name) != node.name]
+    if shared:
+        parts.append(f"weights those of {shared[0]}")
+    return ", ".join(parts)
+
+
+# --- the cut, edges, weights --------------------------------------------------------------------------------------
+
+
+def _cut(plan: Plan) -> Iterator[str]:
+    stream = [n.name for n in plan.nodes if n.region == "stream"]
+    yield from _wrapped(f"stream any time: {', '.join(stream)}", after=2)
+    why = regions(plan.program).why if plan.program else {}
+    below = [n for n in plan.nodes if n.region == "step"]
+    for node in below:
+        yield from _wrapped(f"ends at {node.name}: {why.get(node.name, 'it needs the whole Step')}", after=2)
+    for node in (n for n in plan.nodes if n.work == "evaluate"):
+        yield f"outside: {node.name}, at the start, after every {_count(node.every, 'Step')} and at the end"
+
+
+def _edges(plan: Plan) -> Iterator[str]:
+    if not plan.edges:
+        return
+    shown = [f"{e.producer} -> {e.consumer}" for e in plan.edges]
+    width, evaluated = _width(shown, 44), {n.name for n in plan.nodes if n.region == "evaluation"}
+    widths = [10, 10, 8]
+    yield _columns(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
+    for name, edge in zip(shown, plan.edges, strict=True):
+        moved = ["evaluation", ""] if edge.consumer in evaluated else [_size(edge.bytes), _size(edge.saved)]
+        first = _columns([*moved, edge.route], widths)
+        yield from _named(name, width, first, tail=", ".join(edge.columns))
+    yield _columns(["all", *_totals(plan.edges)], [width, 10, 10])
+
+
+def _totals(edges: Iterable[PlannedEdge]) -> list[str]:
+    moved, saved = zip(*((e.bytes, e.saved) for e in edges), strict=True)
+    return [_size(sum(moved)), _size(sum(saved))]
+
+
+def _weights(plan: Plan) -> Iterator[str]:
+    nodes = {n.name: n for n in plan.nodes}
+    width = _width(m.name for m in plan.models)
+    for model in plan.models:
+        size = "parameters unknown" if model.parameters is None else f"{_count(model.parameters, 'parameter')}"
+        yield from _named(model.name, width, f"{size}, from {model.base}", tail="")
+        for line in _versions(model, nodes):
+            yield " " * (width + 2) + line
+
+
+def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode]) -> Iterator[str]:
+    """How its versions get from the writer to each reader."""
+    if model.follows:
+        way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
+        yield f"follows {model.follows}: {way}, every {_count(model.every, 'Step')}"
+    if not model.writer:
+        if model.readers:
+            yield f"{'' if model.follows else 'frozen, '}read by {', '.join(model.readers)}"
+        return
+    for reader in model.readers:
+        node = nodes[reader]
+        lag = node.max_lag if node.region == "stream" else 0
+        how = "alias, they take turns with one module" if reader in model.aliases else "copy, verified by hash"
+        yield f"{model.writer} -> {reader}: {how}; lag {lag}"
+    if not model.readers:
+        yield f"written by {model.writer}, read by nobody"
+
+
+# --- the rest -----------------------------------------------------------------------------------------------------
+
+
+def _dialects(plan: Plan) -> Iterator[str]:
+    for name, node in _program(plan).items():
+        if "dialect" in node.params:
+            dialect = node.params["dialect"]
+            yield f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})"
+
+
+def _recorded(plan: Plan) -> Iterator[str]:
+    for i in plan.recorded:
+        for fetch in i.fetches:
+            yield from _wrapped(f"{fetch.producer}: {', '.join(fetch.columns)}", after=2)
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    for note in plan.notes:
+        yield from _wrapped(note, after=2)
+
+
+def _program(plan: Plan) -> dict[str, Node]:
+    return {n.name: n for n in plan.program.nodes} if plan.program else {}
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _size(count: int) -> str:
+    """`381 MiB`, `5.3 MiB`, `96 B`."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def _duration(seconds: float | None) -> str:
+    """`21 s`, `1.3 s`, `4 ms`; `-` where nothing is known."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{seconds * 1e3:.1f} ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:,.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+
+
+def _width(names: Iterable[str], limit: int = _NAME) -> int:
+    return min(limit, max((len(name) for name in names), default=0))
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells side by side, two blanks between them; one that is too wide pushes the rest along."""
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
+
+
+def _named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
+    """A name and what is said of it; a name that is too long has its own line. The tail wraps behind the text."""
+    head = name.ljust(width) if len(name) <= width else " " * width
+    if len(name) > width:
+        yield name
+    start = f"{head}  {text}"
+    if not tail:
+        yield from textwrap.wrap(
+            start, WIDTH - 2, drop_whitespace=True, subsequent_indent=" " * (width + 2), replace_whitespace=False
+        )
+        return
+    yield from textwrap.wrap(
+        f"{start.ljust(len(start))}  {tail}",
+        WIDTH - 2,
+        subsequent_indent=" " * (len(start) + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _wrapped(text: str, *, indent: int = 0, after: int = 0) -> Iterator[str]:
+    """Text in lines that fit; continuation lines are indented by `after` more."""
+    first = " " * indent
+    yield from textwrap.wrap(
+        text,
+        WIDTH - 2,
+        initial_indent=first,
+        subsequent_indent=first + " " * after,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
