@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,6 +45,9 @@ from engine.runtime.worker import Worker
 
 OPTIONS = "options.json"
 
+Until = Callable[[Mapping[str, float]], bool]
+"""Of a Step's metrics: whether the run is to end there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -66,8 +69,14 @@ def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan
     return make_plan(checked, seed=options.seed, threads=options.threads)
 
 
-def run(graph: Graph | CheckedGraph, options: RunOptions | None = None, *, on_step: Sequence[OnStep] = ()) -> Result:
-    """Run a graph from its beginning. on_step: called with each Step's metrics.
+def run(
+    graph: Graph | CheckedGraph,
+    options: RunOptions | None = None,
+    *,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+) -> Result:
+    """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run when it holds.
 
     Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails.
     """
@@ -80,10 +89,17 @@ def run(graph: Graph | CheckedGraph, options: RunOptions | None = None, *, on_st
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, _options_json(options))
-        return _go(planned, options, folder, on_step)
+        return _go(planned, options, folder, on_step, until)
 
 
-def resume(folder: Path | str, *, graph: Graph | None = None, on_step: Sequence[OnStep] = (), **changes: Any) -> Result:
+def resume(
+    folder: Path | str,
+    *,
+    graph: Graph | None = None,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    **changes: Any,
+) -> Result:
     """Go on from a run folder's last checkpoint. changes: options that are to differ, such as steps=.
 
     graph: the graph of the run, for one whose functions cannot be imported (lambdas, a notebook's).
@@ -97,7 +113,7 @@ def resume(folder: Path | str, *, graph: Graph | None = None, on_step: Sequence[
         store = CheckpointStore(opened.checkpoints, keep=options.keep)
         if store.latest() is None:
             raise CheckpointError(f"{path}: no checkpoint was written yet. Fix: run again with --overwrite.")
-        return _go(planned, options, opened, on_step, resumed=True)
+        return _go(planned, options, opened, on_step, until, resumed=True)
 
 
 def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:
@@ -107,7 +123,13 @@ def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = No
 
 
 def _go(
-    planned: Plan, options: RunOptions, folder: RunFolder, on_step: Sequence[OnStep], *, resumed: bool = False
+    planned: Plan,
+    options: RunOptions,
+    folder: RunFolder,
+    on_step: Sequence[OnStep],
+    until: Until | None,
+    *,
+    resumed: bool = False,
 ) -> Result:
     store = CheckpointStore(folder.checkpoints, keep=options.keep)
     samples = SampleWriter(folder.samples, every=options.samples_every)
@@ -122,7 +144,7 @@ def _go(
         trace = stack.enter_context(_closing(Trace(folder.trace / f"run_{number}.json", process="dataflow")))
         progress = stack.enter_context(Progress(options.steps, title=planned.graph)) if options.progress else None
         tell = [*on_step, progress.update] if progress is not None else list(on_step)
-        observers = Observers(sinks=sinks, trace=trace, on_step=tell)
+        observers = Observers(sinks=sinks, trace=trace, on_step=tell, until=until)
         stop = stack.enter_context(Stop(options.watchdog, lambda: _describe(worker, coordinator)))
         loop = Loop(planned, coordinator, worker, store, observers, stop)
         finish = _run_loop(loop, stop, lambda: _restored(store, worker, planned, samples) if resumed else None)

@@ -54,6 +54,8 @@ class Observers:
     sinks: Sequence[Sink] = ()
     trace: Trace | None = None
     on_step: Sequence[OnStep] = field(default_factory=tuple)
+    until: Callable[[Mapping[str, float]], bool] | None = None
+    """Ends the run after the first Step for whose metrics it holds."""
 
 
 class Loop:
@@ -166,6 +168,8 @@ class Loop:
             sink.write(closed.step, numbers)
         for tell in self._observers.on_step:
             tell(self.last)
+        if self._observers.until is not None and self._observers.until(self.last):
+            self._hear(StopRequested(reason=f"its condition held after step {closed.step}"))
 
     def _rates(self, seconds: float) -> dict[str, float]:
         kernels = sum(value for name, value in self._sums.items() if name.startswith("time/"))
