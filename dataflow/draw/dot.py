@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from html import escape
 
 from dataflow.draw.colours import FILLS, STATE, WIRE, fill_of
 from dataflow.draw.mermaid import out_of
@@ -16,7 +17,7 @@ from dataflow.draw.text import lag_words, wrapped
 from dataflow.errors import DataflowError
 
 _HEAD = (
-    'graph [rankdir=TB, fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.35, ranksep=0.45];',
+    'graph [rankdir=TB, newrank=true, fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.35, ranksep=0.45];',
     'node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11, margin="0.15,0.08"];',
     f'edge [color="{WIRE}", fontname="Helvetica", fontsize=9];',
 )
@@ -33,7 +34,7 @@ def dot(picture: Picture) -> str:
             lines += [f"  subgraph cluster_{region} {{", f'    label={_quoted(title)}; style="rounded,dashed";']
             lines += [f'    color="{WIRE}"; fontcolor="{WIRE}";', *(f"    {_box(box)}" for box in boxes), "  }"]
     lines += [f"  {_state(state)}" for state in picture.states]
-    lines += [f"  {edge}" for edge in (*_wires(picture), *_weights(picture))]
+    lines += [f"  {edge}" for edge in (*_wires(picture), *_weights(picture), *_below(picture))]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -77,9 +78,22 @@ def _weights(picture: Picture) -> Iterator[str]:
             yield f"s{at[state.leader]} -> s{state.index} [label=follows, {style}];"
 
 
+def _below(picture: Picture) -> Iterator[str]:
+    """Unseen edges that keep every node of the step region below the cut."""
+    ends = {wire.source for box in picture.within("stream") for wire in box.wires}
+    last = [box.index for box in picture.within("stream") if box.index not in ends]
+    step = picture.within("step")
+    inside = {box.index for box in step}
+    first = [box.index for box in step if not any(wire.source in inside for wire in box.wires)]
+    for above in last:
+        for below in first:
+            yield f"n{above} -> n{below} [style=invis];"
+
+
 def _quoted(words: str) -> str:
     return '"' + words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
-def _lines(*lines: str) -> str:
-    return '"' + "\\n".join(_quoted(line)[1:-1] for line in lines if line) + '"'
+def _lines(name: str, *lines: str) -> str:
+    """A label in Graphviz's HTML: the name bold, the rest below it."""
+    return "<" + "<br/>".join([f"<b>{escape(name)}</b>", *(escape(line) for line in lines if line)]) + ">"
