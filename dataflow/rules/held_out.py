@@ -7,6 +7,7 @@ own: overlaps inside different files, which only their rows could show.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from dataflow.errors import Fault
 from dataflow.node import Node
@@ -16,15 +17,15 @@ from dataflow.rules.context import Context, data_name
 def check(context: Context) -> Iterator[Fault]:
     """Sources whose data both a train node and an evaluation see."""
     trained: dict[str, list[tuple[Node, Node]]] = {}
-    sources = [s for s in context.sources if isinstance(s.params.get("data"), str)]
-    for source in sources:
+    sources = {s: str(PurePath(data)) for s in context.sources if isinstance(data := s.params.get("data"), str)}
+    for source, data in sources.items():
         for sink in context.fed[id(source)]:
             if sink.operator.work == "train":
-                trained.setdefault(source.params["data"], []).append((source, sink))
-    for source in sources:
+                trained.setdefault(data, []).append((source, sink))
+    for source, data in sources.items():
         for sink in context.fed[id(source)]:
             if sink.operator.work == "evaluate" and not sink.params.get("allow_train_data"):
-                yield from _seen(source, sink, trained.get(source.params["data"], []))
+                yield from _seen(source, sink, trained.get(data, []))
 
 
 def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Iterator[Fault]:

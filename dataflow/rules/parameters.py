@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from dataflow.errors import Fault, Origin
-from dataflow.limits import Limit
+from dataflow.limits import Limit, number
 from dataflow.loss import Loss, LossFunction, LossTerm
 from dataflow.model import Schedule
 from dataflow.node import Node
 from dataflow.rules.context import Context
+
+_WEIGHT = number(like=1.0)
 
 
 def check(context: Context) -> Iterator[Fault]:
@@ -56,6 +58,7 @@ def _shown(value: Any) -> str:
 def _term(term: LossTerm, node: Node) -> Iterator[Fault]:
     function, origin = term.function, term.origin or node.origin
     limits = dict(function.limits)
+    yield from _value(function.name, "weight", term.weight, _WEIGHT, True, origin)
     for name, value in term.params:
         yield from _value(function.name, name, value, limits.get(name), _takes_number(function, name), origin)
     aggregate = node.params.get("aggregate")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import networkx
 import pyarrow as pa
 import pytest
 
@@ -21,6 +22,8 @@ from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.rules.context import context_of
+from dataflow.rules.liveness import token_graph
 from dataflow.schema import Advantage, Completion, Keep, Logprobs, Reward
 from dataflow.user import Columns, operator
 from operators.advantage import add
@@ -177,6 +180,24 @@ def test_lags_of_nothing_are_warned_of() -> None:
         "max_lag changes nothing: Model 'frozen' is never trained",
         "intake='drop' changes nothing: no row may lag",
     ]
+
+
+def test_every_cycle_of_a_right_graph_holds_a_token() -> None:
+    for make in RIGHT:
+        tokens = token_graph(context_of(make(), headers))
+        cycles = list(networkx.simple_cycles(networkx.DiGraph(tokens)))
+        for cycle in cycles:
+            edges = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+            assert sum(min(e["tokens"] for e in tokens[u][v].values()) for u, v in edges) >= 1
+        assert cycles or make is right_graphs.plain_sft
+
+
+def test_lag_adds_tokens() -> None:
+    tokens = token_graph(context_of(right_graphs.areal(), headers))
+    held = {(u, v): count for u, v, count in tokens.edges(data="tokens")}
+    assert held["Model 'policy'", "rollout"] == 5
+    assert held["Model 'policy'", "proximal"] == 1
+    assert held["train_policy", "Model 'policy'"] == 0
 
 
 def test_the_lag_of_an_evaluation_is_warned_of() -> None:

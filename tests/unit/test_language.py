@@ -400,7 +400,7 @@ def test_the_check_of_a_graph_loads_no_torch() -> None:
         "import pyarrow, tests.right_graphs as g; from dataflow import check; "
         "check(g.plain_grpo(), lambda data, split: {'prompt': pyarrow.utf8(), 'answer': pyarrow.utf8()})"
     )
-    assert (HEAVY - {"networkx"}) & set(loaded_by(statement)) == set()
+    assert HEAVY & set(loaded_by(statement)) == set()
 
 
 def test_declarations_name_kernels_and_import_none() -> None:

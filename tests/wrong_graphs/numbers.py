@@ -154,3 +154,8 @@ def one_weight_for_two_functions() -> Graph:
     rollout = sampled()
     score = reward([exact, exact], rollout, weights=[1.0])
     return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+
+
+def weight_that_is_no_number() -> Graph:
+    rollout = sampled()
+    return graph(updated(rollout, float("nan") * clipped_policy_loss(compared(rollout))))

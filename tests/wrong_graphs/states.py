@@ -156,3 +156,8 @@ def table_for_a_model() -> Graph:
     table: Any = Table("success")
     rollout = generate(table, prompts(DATA, batch=64), n=8, max_tokens=64)
     return graph(updated(rollout))
+
+
+def evaluation_on_the_same_file_under_another_path() -> Graph:
+    held = generate(policy, prompts("./data//train.parquet", name="held_out"), max_tokens=64, name="answers")
+    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
