@@ -52,6 +52,19 @@ def tokens_of(batch: Batch) -> dict[tuple[int, int, int], list[int]]:
     return {key: ids[i].tolist() for i, key in enumerate(batch.keys.rows())}
 
 
+def logprobs_under(base: str, batch: Batch, temperature: float) -> np.ndarray:
+    """Of each completion token, by a full forward of transformers with its own eager attention."""
+    reference = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    found = []
+    for row in range(len(batch)):
+        prompt, answer = batch.ragged("prompt_ids")[row], batch.ragged("completion_ids")[row]
+        ids = torch.tensor(np.concatenate([prompt, answer]), dtype=torch.int64)
+        with torch.no_grad():
+            logits = reference(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
+        found.append(torch.log_softmax(logits, -1).gather(1, ids[len(prompt) :, None])[:, 0].numpy())
+    return np.concatenate(found)
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 @pytest.mark.parametrize("prompts", [PREFIXED, MIXED])
 def test_greedy_is_the_greedy_of_transformers_token_for_token(
@@ -73,14 +86,8 @@ def test_logprobs_are_those_of_a_full_forward(
     bases: dict[str, str], kind: str, prompts: list[str], temperature: float
 ) -> None:
     batch = generated(opened(bases[kind], n=3, temperature=temperature), prompts)
-    reference = AutoModelForCausalLM.from_pretrained(bases[kind], attn_implementation="eager")
-    for row in range(len(batch)):
-        prompt, answer = batch.ragged("prompt_ids")[row], batch.ragged("completion_ids")[row]
-        ids = torch.tensor(np.concatenate([prompt, answer]), dtype=torch.int64)
-        with torch.no_grad():
-            logits = reference(ids[None]).logits[0, len(prompt) - 1 : -1] / (temperature or 1.0)
-        expected = torch.log_softmax(logits, -1).gather(1, ids[len(prompt) :, None])[:, 0]
-        np.testing.assert_allclose(batch.ragged("sampler_logprobs")[row], expected.numpy(), atol=1e-5)
+    expected = logprobs_under(bases[kind], batch, temperature or 1.0)
+    np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
 
 
 def test_rows_do_not_depend_on_slots_budget_company_or_order(bases: dict[str, str]) -> None:
@@ -236,8 +243,29 @@ def test_loaded_weights_are_used_and_their_version_is_recorded(bases: dict[str, 
     assert generated(kernel, MIXED).ragged("version").values[0] == 8
 
 
-def test_weights_that_arrive_within_a_chunk_are_an_error(bases: dict[str, str]) -> None:
-    kernel = opened(bases["qwen2"], layout=Layout(slots=2), n=2)
+@pytest.mark.parametrize("slots", [5, 8])
+def test_weights_that_arrive_within_a_chunk_interrupt_its_rows(
+    bases: dict[str, str], tmp_path: Path, slots: int
+) -> None:
+    other = save_tiny(tmp_path, "qwen2", seed=1)
+    kernel = opened(
+        bases["qwen2"], layout=Layout(slots=slots), n=3, max_tokens=25, temperature=0.9, stop=("a", "X", "7")
+    )
+    running = kernel.run(prompt_chunk(MIXED * 3))
+    first = [next(running) for _ in range(3)]
+    kernel.load(pieces(opened(other)._module), 3)
+    batch = Batch.concat(first + list(running))
+    assert set(Batch.concat(first).ragged("version").values) == {0}
+    versions = batch.ragged("version")
+    assert any(len(set(versions[i])) == 2 for i in range(len(batch)))
+    expected = np.where(
+        versions.values == 0, logprobs_under(bases["qwen2"], batch, 0.9), logprobs_under(other, batch, 0.9)
+    )
+    np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
+
+
+def test_weights_that_arrive_within_a_draining_chunk_are_an_error(bases: dict[str, str]) -> None:
+    kernel = opened(bases["qwen2"], layout=Layout(slots=2), n=2, on_update="drain")
     running = kernel.run(prompt_chunk(MIXED))
     next(running)
     kernel.load([], 3)

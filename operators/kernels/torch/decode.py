@@ -52,10 +52,11 @@ class Task:
 
 @dataclass(slots=True)
 class Written:
-    """What was written so far: tokens int32 and logprobs float32 [rows, room], length int32 and stop bool [rows]."""
+    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop bool [rows]."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
+    versions: np.ndarray
     length: np.ndarray
     stop: np.ndarray
 
@@ -65,19 +66,22 @@ class Written:
         return Written(
             np.zeros((rows, 0), np.int32),
             np.zeros((rows, 0), np.float32),
+            np.zeros((rows, 0), np.int32),
             np.zeros(rows, np.int32),
             np.zeros(rows, bool),
         )
 
-    def append(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+    def append(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int) -> None:
         """One more token for each of some rows."""
         where = self.length[rows]
         room = self.tokens.shape[1]
         if where.max() >= room:
             more = ((0, 0), (0, max(16, room)))
             self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
+            self.versions = np.pad(self.versions, more)
         self.tokens[rows, where] = tokens
         self.logprobs[rows, where] = logprobs
+        self.versions[rows, where] = version
         self.length[rows] = where + 1
 
 
@@ -92,9 +96,10 @@ class Counts:
 class Decoder:
     """Runs one Task on one module; `finished` drives it, `written` holds the result."""
 
-    def __init__(self, module: PreTrainedModel, task: Task) -> None:
+    def __init__(self, module: PreTrainedModel, task: Task, version: int = 0) -> None:
         rows = len(task.prompts) * task.n
         self.module, self.task, self.device = module, task, module.device
+        self.version = version
         self.written = Written.empty(rows)
         self.counts = Counts()
         self._slots = min(task.slots, rows)
@@ -116,6 +121,24 @@ class Decoder:
             done = self._admit(min(free, rows - self._waiting)) if admit else self._step()
             if len(done):
                 yield done
+
+    @torch.inference_mode()
+    def renew(self, version: int) -> None:
+        """Go on under new weights: live rows keep their tokens, and all keys and values are computed again.
+
+        Completions are fed again one token a forward, as many forwards as the longest live row has tokens.
+        """
+        self.version = version
+        prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
+        self._cache = Cache(prefix=self._cache.prefix)
+        logits = [self._prefill(part) for part in _budgeted(prompts, self._lengths[prompts], self.task.budget)]
+        if self._waiting % self.task.n:
+            held = int(self._group[self._waiting // self.task.n])
+            self._next = torch.cat(logits)[held : held + 1]
+        lengths = self.written.length[self._row].astype(np.int64)
+        for index in range(int(lengths.max(initial=0)) - 1):
+            # A row that has fewer tokens writes its last but one again: the same key at the same place.
+            self._forward(np.minimum(index, np.maximum(lengths - 2, 0)), keep=self._to(np.zeros(1)))
 
     @torch.inference_mode()
     def _admit(self, count: int) -> np.ndarray:
@@ -163,13 +186,17 @@ class Decoder:
     def _step(self) -> np.ndarray:
         """One more token for each live row; returns the rows that ended with it."""
         rows = self._row
-        last = self.written.length[rows].astype(np.int64) - 1
+        logits = self._forward(self.written.length[rows].astype(np.int64) - 1)
+        return self._drop(self._write(rows, logits))
+
+    def _forward(self, last: np.ndarray, keep: Tensor | None = None) -> Tensor:
+        """Feed each live row its token at index `last` [rows]; returns the logits behind it, or behind those kept."""
+        rows = self._row
         ids = self.written.tokens[rows, last]
         positions = self._lengths[rows // self.task.n] + last
-        logits = forward(self.module, self._to(ids), self._to(positions), self._pass(last))
         self.counts.rows += len(rows)
         self.counts.slots += self._slots
-        return self._drop(self._write(rows, logits))
+        return forward(self.module, self._to(ids), self._to(positions), self._pass(last), keep=keep)
 
     def _pass(self, last: np.ndarray) -> Decode:
         if self._layout is None:
@@ -209,7 +236,7 @@ class Decoder:
         task, written = self.task, self.written
         draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
         tokens, logprobs = (x.cpu().numpy() for x in sample(logits, draws, task.how))
-        written.append(rows, tokens, logprobs)
+        written.append(rows, tokens, logprobs, self.version)
         stop = (tokens[:, None] == task.ends).any(1)
         if task.stopped is not None:
             lengths = written.length[rows]

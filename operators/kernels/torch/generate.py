@@ -55,6 +55,7 @@ class TorchGenerate:
         stop = given.get("stop", ())
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self._version = 0
+        self._drains = given.get("on_update") == "drain"
         self._module: Any = session.module(model, lambda: load_model(model))
         self._tokenizer: Any = load_tokenizer(model.base)
 
@@ -66,28 +67,34 @@ class TorchGenerate:
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.
 
-        Raises DataError for a prompt longer than max_prompt_tokens, KernelError where weights are loaded between two
-        batches of one chunk (its rows hold keys and values of the old ones).
+        Weights that are loaded between two batches of a chunk interrupt its rows: they keep their tokens, each with
+        its version, and go on under the new weights; with on_update="drain" that is a KernelError. Raises DataError
+        for a prompt longer than max_prompt_tokens.
         """
         if torch.get_num_threads() != self._layout.threads:
             torch.set_num_threads(self._layout.threads)
         keys = chunk.keys.expand(self._n)
         if not len(keys):
             return
-        prompts, version = self._encoded(chunk), self._version
-        decoder = Decoder(self._module, self._task(prompts, keys))
+        prompts = self._encoded(chunk)
+        decoder = Decoder(self._module, self._task(prompts, keys), self._version)
         for rows in _whole_groups(decoder.finished(), self._n, len(keys), self._least(len(keys))):
-            yield self._batch(decoder, prompts, keys, rows, version)
-            if self._version != version:
-                raise KernelError(
-                    f"{self._node.name}: version {self._version} came between two batches of a chunk begun at "
-                    f"version {version}. Fix: load between chunks."
-                )
+            yield self._batch(decoder, prompts, keys, rows)
+            if self._version != decoder.version:
+                self._interrupt(decoder)
         self._count(decoder)
 
     def close(self) -> None:
         """Let module and tokenizer go."""
         self._module, self._tokenizer = None, None
+
+    def _interrupt(self, decoder: Decoder) -> None:
+        if self._drains:
+            raise KernelError(
+                f"{self._node.name}: version {self._version} came between two batches of a chunk begun at version "
+                f"{decoder.version}, and on_update='drain'. Fix: load between chunks, or on_update='interrupt'."
+            )
+        decoder.renew(self._version)
 
     def _encoded(self, chunk: Chunk) -> Ragged:
         column = chunk.inputs["prompt"].array("prompt")
@@ -125,7 +132,7 @@ class TorchGenerate:
     def _least(self, rows: int) -> int:
         return rows if rows <= self._layout.slots else max(1, self._layout.slots // 4)
 
-    def _batch(self, decoder: Decoder, prompts: Ragged, keys: Keys, rows: np.ndarray, version: int) -> Batch:
+    def _batch(self, decoder: Decoder, prompts: Ragged, keys: Keys, rows: np.ndarray) -> Batch:
         """The wanted columns of some finished rows."""
         written = decoder.written
         lengths = written.length[rows]
@@ -140,7 +147,7 @@ class TorchGenerate:
             "completion_mask": lambda: ids.like(np.ones(len(ids.values), np.uint8)),
             "completion": lambda: pa.array(self._tokenizer.decode(ids), pa.utf8()),
             "sampler_logprobs": lambda: ids.like(written.logprobs[rows, : inside.shape[1]][inside]),
-            "version": lambda: ids.like(np.full(len(ids.values), version, np.int32)),
+            "version": lambda: ids.like(written.versions[rows, : inside.shape[1]][inside]),
             "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
         }
         wanted = self._node.returns or tuple(make)
