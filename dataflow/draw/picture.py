@@ -196,7 +196,9 @@ def _facts(state: State) -> str:
     if state.follows is not None:
         pace = f"every {state.every} Steps" if state.every > 1 else "every Step"
         facts.append(f"follows {state.follows.name} {pace}" + (f" by {state.rate:g}" if state.rate != 1.0 else ""))
-    return ", ".join([*facts, "trainable" if state.trainable else "fixed" if state.follows is None else "a follower"])
+    elif not state.trainable:
+        facts.append("fixed")
+    return ", ".join([*facts, *(["trainable"] if state.trainable else [])])
 
 
 def call_of(node: Node) -> str:
@@ -257,7 +259,7 @@ def shown_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}".replace("e-0", "e-").replace("e+0", "e+")
     if isinstance(value, str):
-        return shorten(value)
+        return f'"{shorten(value)}"' if any(mark.isspace() for mark in value) else shorten(value)
     if isinstance(value, Schedule):
         return _schedule(value)
     if isinstance(value, (list, tuple)):

@@ -103,8 +103,9 @@ def _panel(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Panel:
     width = max(sheet.left + sheet.placed.width + right, least)
     height = sheet.placed.height + _PAD + (_LANE if lanes else 0.0)
     panel = _Panel(width=width, height=height)
-    panel.parts += _background(picture, sheet, panel, cut, ghosts=ghosts)
-    panel.parts += _edges(sheet, panel, lanes)
+    panel.parts += _background(sheet, panel, cut)
+    panel.parts += _edges(sheet, lanes)
+    panel.parts += _titles(picture, sheet, cut, ghosts=ghosts)
     panel.parts += [_box(sheet, item, box) for item, box in sheet.boxes.items()]
     panel.parts += [_state(sheet, item, state) for item, state in sheet.states.items()]
     return panel
@@ -172,22 +173,27 @@ def _cut_words(picture: Picture) -> str:
     return f"the cut: {picture.step} make a Step" if picture.step else "the cut: what makes a Step"
 
 
-def _background(picture: Picture, sheet: _Sheet, panel: _Panel, cut: int, *, ghosts: bool) -> Iterator[str]:
-    """The panel, its title, and the cut as a line across it."""
+def _background(sheet: _Sheet, panel: _Panel, cut: int) -> Iterator[str]:
+    """The panel, and the cut as a line across it."""
     yield shapes.rectangle(0, 0, panel.width, panel.height, fill="#fbfcfe", line="#dde2ea", radius=10)
-    if ghosts:
-        yield shapes.words(14, 20, TITLES["evaluation"], size=11, fill=SOFT)
-        return
     if cut:
-        yield shapes.words(14, 20, TITLES["stream"], size=11, fill=SOFT)
-        y = sheet.placed.tops[cut] - _TITLE - 6.0
+        y = _cut_at(sheet, cut)
         yield f'<line x1="0" y1="{y:.1f}" x2="{panel.width:.1f}" y2="{y:.1f}" stroke="{CUT}" stroke-dasharray="7 5"/>'
-        yield shapes.words(14, y + 16, _cut_words(picture), size=11, fill=CUT)
-    else:
-        yield shapes.words(14, 20, TITLES["step"], size=11, fill=SOFT)
 
 
-def _edges(sheet: _Sheet, panel: _Panel, lanes: dict[Edge, tuple[int, int]]) -> Iterator[str]:
+def _cut_at(sheet: _Sheet, cut: int) -> float:
+    return sheet.placed.tops[cut] - _TITLE - 6.0
+
+
+def _titles(picture: Picture, sheet: _Sheet, cut: int, *, ghosts: bool) -> Iterator[str]:
+    """What each region is, above the edges that pass there."""
+    title = TITLES["evaluation"] if ghosts else TITLES["stream"] if cut else TITLES["step"]
+    yield shapes.words(14, 20, title, size=11, fill=SOFT)
+    if cut:
+        yield shapes.words(14, _cut_at(sheet, cut) + 16, _cut_words(picture), size=11, fill=CUT)
+
+
+def _edges(sheet: _Sheet, lanes: dict[Edge, tuple[int, int]]) -> Iterator[str]:
     """Data edges, weight edges, then the ways back from writers to their States."""
     ends = _ends(sheet)
     for edge, label in (*sheet.wires.items(), *sheet.weights.items()):
@@ -198,7 +204,7 @@ def _edges(sheet: _Sheet, panel: _Panel, lanes: dict[Edge, tuple[int, int]]) -> 
             x, y = points[-1]
             yield shapes.words(x + 6, y - 9, label, size=10, fill=STATE[1] if weight else SOFT)
     for edge in sheet.backs:
-        yield from _way_back(sheet, panel, edge, *lanes[edge])
+        yield from _way_back(sheet, edge, *lanes[edge])
 
 
 def _ends(sheet: _Sheet) -> dict[Edge, float]:
@@ -239,7 +245,7 @@ def _lanes(sheet: _Sheet) -> dict[Edge, tuple[int, int]]:
     return lanes
 
 
-def _way_back(sheet: _Sheet, panel: _Panel, edge: Edge, side: int, lane: int) -> Iterator[str]:
+def _way_back(sheet: _Sheet, edge: Edge, side: int, lane: int) -> Iterator[str]:
     placed, (writer, state) = sheet.placed, edge
     x = sheet.left - 14 - lane * _LANE if side < 0 else sheet.left + placed.width + 14 + lane * _LANE
     low = placed.bottoms[placed.layer[writer]] + 12 + lane * 4
