@@ -78,12 +78,14 @@ def token_activations(shape: Shape, dtype: str) -> int:
     """Bytes that the backward pass needs of one token, nothing recomputed.
 
     A layer keeps the inputs of its products: two norm inputs and outputs and the residual (5 hidden), queries and
-    attention output (2 attention, queries once more after their rotation), keys and values (each twice), gate, up,
-    their activation and product (4 intermediate). After Korthikanti et al. (arXiv:2205.05198, section 4.1), with the
-    gated MLP and without dropout masks. Attention weights are not kept: scaled_dot_product_attention recomputes them
-    (FlashAttention, arXiv:2205.14135); on paths without such a kernel it keeps heads * keys a token and layer more.
+    attention output (2 attention, queries once more after their rotation), keys and values (each twice, and gathered
+    for the blocks of the prefix tree), gate, up, their activation and product (4 intermediate). After Korthikanti et
+    al. (arXiv:2205.05198, section 4.1), with the gated MLP and without dropout masks. Attention weights are not kept:
+    scaled_dot_product_attention recomputes them (FlashAttention, arXiv:2205.14135); on paths without such a kernel it
+    keeps heads * keys a token and layer more. Against what autograd saved for Qwen2 models of 2 layers x 128 and
+    4 x 256 (rows of 96 tokens, float32): 0.99 and 1.01 of it.
     """
-    layer = 5 * shape.hidden + 3 * shape.attention + 4 * shape.kv + 4 * shape.intermediate
+    layer = 5 * shape.hidden + 3 * shape.attention + 6 * shape.kv + 4 * shape.intermediate
     return WIDTHS[dtype] * (shape.layers * layer + 2 * shape.hidden)
 
 

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dataflow.node import Node
 from dataflow.regions import regions
+from dataflow.rows import Domains
 from engine.cost.memory import HOST_PARTS, LASTING, peak
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
 
 WIDTH = 120
+_OF_MODELS = ("decode", "forward", "train")
 _NAME = 24
 """Widest name that shares its line with what is said of it."""
 
@@ -56,14 +58,17 @@ def _header(plan: Plan) -> list[str]:
 def _steps(plan: Plan) -> Iterator[str]:
     """`64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)`."""
     nodes = _program(plan)
+    domains = Domains(plan.program) if plan.program else None
     for source in plan.sources:
         line = [n for n in plan.nodes if n.source == source.name]
         loose = any(n.relation == "subset" and not (n.refill and _keeps_groups(nodes, n)) for n in line)
         limit = "at most " if loose else ""
         for train in (n for n in line if n.work == "train"):
-            rows = source.batch * train.inner
-            grouped = f"{_count(source.batch, 'prompt')} x {train.inner} = {_count(rows, 'completion')}"
-            shown = grouped if train.inner > 1 else _count(rows, "row")
+            domain = domains.of_node(nodes[train.name]) if domains else None
+            group = domain.group_size if domain else train.inner
+            rows = source.batch * group
+            grouped = f"{_count(source.batch, 'prompt')} x {group} = {_count(rows, 'completion')}"
+            shown = grouped if group > 1 else _count(rows, "row")
             yield f"{limit}{shown} a Step{_updates(nodes.get(train.name), rows)} ({train.name})"
 
 
@@ -81,7 +86,10 @@ def _updates(train: Node | None, rows: int) -> str:
 
 def _staleness(plan: Plan) -> Iterator[str]:
     for source in plan.sources:
-        if not source.max_lag:
+        line = [n for n in plan.nodes if n.source == source.name and n.region == "stream"]
+        if not any(u.trained and u.param != "tokenizer" for n in line for u in n.models):
+            yield f"{source.name}: no row depends on a Model that is trained"
+        elif not source.max_lag:
             yield f"{source.name}: synchronous, each row is trained by the version that made it"
         else:
             yield f"{source.name}: {_bound(source)}"
@@ -100,13 +108,23 @@ def _memory(plan: Plan) -> Iterator[str]:
     for worker in plan.workers:
         nodes = [n for n in plan.nodes if worker in n.workers]
         parts = [n.estimate.bytes for n in nodes]
-        if plan.cluster and plan.cluster.gpus:
+        if unknown := _unknown(plan, nodes):
+            said = f"{worker}: memory unknown, since the parameters of {', '.join(unknown)} are"
+            yield f"{said}; without them {_size(peak(parts))}"
+        elif plan.cluster and plan.cluster.gpus:
             yield f"{worker}: {_peak(nodes, HOST_PARTS)}, of {_size(plan.cluster.gpus[0])} on the GPU"
             held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
             yield f"{worker}: {_size(held)} of rows, of {_size(plan.cluster.memory)} on this host"
         else:
             room = f", of {_size(plan.cluster.memory)}" if plan.cluster else ""
             yield f"{worker}: {_peak(nodes, ())}{room}"
+
+
+def _unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
+    """Names of the Models of some nodes whose parameters nobody knows."""
+    unknown = {m.name for m in plan.models if m.parameters is None}
+    used = (u.model for n in nodes if n.work in _OF_MODELS for u in n.models)
+    return [name for name in dict.fromkeys(used) if name in unknown]
 
 
 def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
@@ -122,7 +140,8 @@ def _passing(node: PlannedNode) -> int:
 
 def _time(plan: Plan) -> Iterator[str]:
     known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
-    if known:
+    models = [n for n in plan.nodes if n.work in _OF_MODELS and n.region != "evaluation"]
+    if known and all(n.estimate.seconds is not None for n in models):
         total = _duration(sum(known))
         yield f"at most about {total} a Step, users' functions not counted; from rough rates a core, so trust the order"
 
@@ -138,7 +157,8 @@ def _nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     widths = [10, 16, 30, 10, 9, 9]
     yield _columns(["", *heads], [name_width, *widths])
     for node in plan.nodes:
-        cells = [node.region, _rows(node, batch.get(node.source)), _on(node), _size(node.estimate.total)]
+        size = "unknown" if _unknown(plan, [node]) else _size(node.estimate.total)
+        cells = [node.region, _rows(node, batch.get(node.source)), _on(node), size]
         cells.append(_duration(node.estimate.seconds))
         if measured is not None:
             cells.append(_duration(measured.get(node.name)))
@@ -164,6 +184,8 @@ def _on(node: PlannedNode) -> str:
 def _how(node: PlannedNode) -> str:
     """Kernel and chunking; of a node below the cut the chunk is the Step."""
     kernel = f"{node.operator} by {node.kernel}"
+    if node.refill:
+        kernel += f", refilled in at most {_count(node.max_attempts, 'attempt')}"
     if node.region == "step":
         return f"{kernel}, the whole Step at once"
     if node.region == "evaluation":
@@ -220,11 +242,12 @@ def _weights(plan: Plan) -> Iterator[str]:
     for model in plan.models:
         size = "parameters unknown" if model.parameters is None else f"{_count(model.parameters, 'parameter')}"
         yield from _named(model.name, width, f"{size}, from {model.base}", tail="")
-        for line in _versions(model, nodes):
+        followers = [m.name for m in plan.models if m.follows == model.name]
+        for line in _versions(model, nodes, followers):
             yield " " * (width + 2) + line
 
 
-def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode]) -> Iterator[str]:
+def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: Sequence[str]) -> Iterator[str]:
     """How its versions get from the writer to each reader."""
     if model.follows:
         way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
@@ -239,7 +262,7 @@ def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode]) -> Iterator
         how = "alias, they take turns with one module" if reader in model.aliases else "copy, verified by hash"
         yield f"{model.writer} -> {reader}: {how}; lag {lag}"
     if not model.readers:
-        yield f"written by {model.writer}, read by nobody"
+        yield f"written by {model.writer}, {'followed by ' + ', '.join(followers) if followers else 'read by nobody'}"
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------

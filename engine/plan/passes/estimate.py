@@ -182,8 +182,10 @@ class _Cost:
         for node in self._draft.graph.nodes:
             found[node.name] = self._lengths_of(node, found)
             if node.operator.work == "decode":  # what it is asked is as long as it reads
+                prompt = found[node.name].prompt
                 for port in row_line(next(iter(node.inputs.values()))):
-                    prompt = found[node.name].prompt
+                    if port.node.operator.work == "decode":
+                        break  # another's rows, of which this one's prompts were made
                     found[port.node.name] = replace(found[port.node.name], prompt=prompt)
         return found
 
