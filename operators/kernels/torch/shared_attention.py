@@ -10,7 +10,7 @@ token, so a block's keys are those ancestors and the block itself. Only keys are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,17 +19,30 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from operators.kernels.torch.packing import Packed
 
-SHORTEST_BLOCK = 64
-"""Queries of a block: of 32, 64, 96 and 128 the fastest on CPU for prompts of 50 and answers of 5 to 40 tokens."""
+SHORTEST_BLOCK = 40
+"""Queries of a block. On CPU, with prompts of 50 and answers of 5 to 40 tokens, 32 to 64 are alike and 96 is slower."""
+
+ALIKE = 64
+"""Blocks whose numbers of ancestors differ by this much still share a bucket: one call more costs more than padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """Blocks of similar key counts. blocks int64 [b] (None: all, in order), keys int64 [b * k], mask [b, 1, q, k]."""
+    """Blocks of similar key counts. blocks int64 [b] (None: all, in order), keys int64 [b * k], mask bool [b, q, k]."""
 
     blocks: Tensor | None
     keys: Tensor
     mask: Tensor
+    biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def bias(self, rest: int, dtype: torch.dtype) -> Tensor:
+        """0 or -inf [b, 1, rest * q, k]: made once, since each layer keeps its mask until its backward pass."""
+        known = self.biases.get((rest, dtype))
+        if known is None:
+            zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            known = zeros.masked_fill_(~self.mask, -torch.inf).repeat(1, rest, 1).unsqueeze(1)
+            self.biases[rest, dtype] = known
+        return known
 
 
 class TreePass:
@@ -62,8 +75,7 @@ class TreePass:
         # The query heads of one key head are laid one behind the other as more queries: keys are never repeated.
         rest = heads // shared
         q = q.view(count, length, shared, rest, dim).permute(0, 2, 3, 1, 4).reshape(count, shared, rest * length, dim)
-        mask = bucket.mask.expand(-1, rest, -1, -1).reshape(count, 1, rest * length, -1)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=bucket.bias(rest, q.dtype), scale=scaling)
         return out.view(count, shared, rest, length, dim).permute(0, 3, 1, 2, 4)
 
     def _bucket(self, packed: Packed, blocks: np.ndarray, device: torch.device | str) -> _Bucket:
@@ -72,7 +84,7 @@ class TreePass:
         return _Bucket(
             None if every else torch.from_numpy(blocks).to(device),
             torch.from_numpy(keys.ravel()).to(device),
-            torch.from_numpy(mask[:, None]).to(device),
+            torch.from_numpy(mask).to(device),
         )
 
     def _inverse(self) -> Tensor:
@@ -84,16 +96,21 @@ class TreePass:
 
 def _block_length(longest: int, tokens: int) -> int:
     """A quarter of the longest path, so that the ancestors gathered for blocks stay within a few times the tokens."""
-    return max(1, min(tokens, max(SHORTEST_BLOCK, longest // 4)))
+    return max(1, min(tokens, _even(max(SHORTEST_BLOCK, longest // 4))))
+
+
+def _even(count: int) -> int:
+    """Rounded up to a multiple of 8: GPU kernels copy masks of other widths."""
+    return -(-count // 8) * 8
 
 
 def _alike(packed: Packed, block: int, count: int) -> list[np.ndarray]:
-    """Block indices, in sets whose number of ancestors differs by no more than a block or a third."""
+    """Block indices, in sets whose numbers of ancestors differ by no more than ALIKE, a block, or a third."""
     depth = packed.positions[np.arange(count) * block]
     order = np.argsort(depth, kind="stable")
     sets: list[list[int]] = []
     for b in order.tolist():
-        if not sets or depth[b] > max(depth[sets[-1][0]] * 4 // 3, depth[sets[-1][0]] + block):
+        if not sets or depth[b] > max(depth[sets[-1][0]] * 4 // 3, depth[sets[-1][0]] + max(ALIKE, block)):
             sets.append([])
         sets[-1].append(b)
     return [np.sort(np.array(s, dtype=np.int64)) for s in sets]
@@ -106,9 +123,10 @@ def _keys(packed: Packed, blocks: np.ndarray, block: int) -> tuple[np.ndarray, n
     depth = packed.positions[first]
     queries = first[:, None] + np.arange(block)
     own = np.minimum(queries, total - 1)
-    steps = np.arange(int(depth.max(initial=0)))
+    steps = np.arange(_even(int(depth.max(initial=0))))
     known = steps < depth[:, None]
-    above = np.where(known, packed.path[packed.owner[first]][:, : len(steps)], 0)
+    reach = np.minimum(steps, packed.path.shape[1] - 1)
+    above = np.where(known, packed.path[packed.owner[first]][:, reach], 0)
     sees_above = known[:, None, :] & (queries[:, :, None] < packed.end[above][:, None, :])
     sees_own = (queries[:, None, :] <= queries[:, :, None]) & (queries[:, :, None] < packed.end[own][:, None, :])
     mask = np.concatenate([sees_above, sees_own], axis=2)
