@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch_models import FakeSession, save_tiny
+from torch_models import FakeSession, prompt_chunk, save_tiny
 from torch_rows import padded_logprobs, plain, random_rows, rollout, token_column
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
@@ -24,6 +24,7 @@ from dataflow.loss import Loss, LossTerm, Now, Tensors, Terms, loss_function
 from dataflow.model import Model, linear
 from dataflow.schema import Advantage, Logprobs, Returns, Reward
 from operators import losses
+from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.reduce import count_weights
 from operators.kernels.torch.train import TorchTrain
@@ -492,3 +493,29 @@ def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str) -> None:
     same = Batch.make(rows.keys, {"sampler_logprobs": rows.ragged("completion_ids").like(own)}, Logprobs)
     rows = rows.with_columns({"sampler_logprobs": same.array("sampler_logprobs")})
     assert abs(opened(base, PG).step(with_advantage(rows))["policy/mismatch_kl"]) < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_module_that_generates_and_trains_agrees_with_itself(base: str, temperature: float) -> None:
+    session, model = FakeSession(seed=5), Model("policy", base, trainable=True)
+    sampler, trainer = TorchGenerate(), TorchTrain()
+    sampling = {"n": 3, "max_tokens": 8, "temperature": temperature}
+    sampler.open(
+        KernelNode(name="r", operator="generate", models={"policy": model}, params=sampling), Layout(), session
+    )
+    params = {"loss": PPO, "lr": 1e-2, "temperature": temperature}
+    trainer.open(KernelNode(name="t", operator="train", models={"model": model}, params=params), Layout(), session)
+
+    def rows() -> Batch:
+        return Batch.concat(list(sampler.run(prompt_chunk(["reverse abc", "reverse xy", "add 1 2"])))).sorted()
+
+    first = rows()
+    metrics = trainer.step(with_advantage(first, name="clipped_policy_loss"))
+    assert abs(metrics["policy/mismatch_kl"]) < 1e-6
+    assert metrics["policy/clip_fraction"] == 0.0
+    sampler.load([], 1)
+    stale = trainer.step(with_advantage(first, 2, name="clipped_policy_loss"))
+    assert stale["policy/mismatch_kl"] > 1e-4
+    sampler.load([], 2)
+    fresh = trainer.step(with_advantage(rows(), 3, name="clipped_policy_loss"))
+    assert abs(fresh["policy/mismatch_kl"]) < 1e-6
