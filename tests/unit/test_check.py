@@ -337,3 +337,9 @@ def test_a_graph_of_a_thousand_nodes_is_checked() -> None:
     assert domain is not None
     assert len(list(domain.ancestors())) == 301
     assert domain.describe().count("kept by") == 300
+
+
+def test_every_golden_message_has_its_graph() -> None:
+    names = [make.__name__ for make in WRONG]
+    assert len(names) == len(set(names)) >= 30
+    assert {file.stem for file in GOLDEN.glob("*.txt")} == set(names)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
 from dataflow.graph import Graph
 from dataflow.model import Model, Table
+from dataflow.node import Node, Port
+from dataflow.schema import Logprobs
 from operators.advantage import gae, group_advantage, whiten
 from operators.data import prompts
-from operators.forward import logprobs, scores, values
+from operators.forward import LOGPROBS, logprobs, scores, values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
 from operators.reward import reward
@@ -161,3 +164,18 @@ def table_for_a_model() -> Graph:
 def evaluation_on_the_same_file_under_another_path() -> Graph:
     held = generate(policy, prompts("./data//train.parquet", name="held_out"), max_tokens=64, name="answers")
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+
+
+def illegal_name_of_a_model() -> Graph:
+    model = Model("my policy", BASE, trainable=True)
+    rollout = generate(model, prompts(DATA, batch=64), n=8, max_tokens=64)
+    return graph(train(model, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, name="train"))
+
+
+UNBOUNDED = dataclasses.replace(LOGPROBS, path="tests.wrong_graphs.states:UNBOUNDED", name="unbounded")
+
+
+def reader_without_a_lag() -> Graph:
+    rollout = sampled()
+    old: Port[Logprobs] = Node(UNBOUNDED, "old", states={"model": policy}, inputs={"rows": rollout}).port()
+    return graph(updated(rollout, clipped_policy_loss(compared(rollout), old=old)))
