@@ -258,7 +258,7 @@ class _LossDecorator:
 
 
 def loss(*, scope: LossScope = "token", head: Literal["lm", "scalar"] = "lm", entropy: bool = False) -> _LossDecorator:
-    """Declare a user's loss: `@loss(scope="token") def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
+    """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
 
     scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether
     `now.entropy` is to be computed. Ports come first and all of them are required; parameters follow `*`.
