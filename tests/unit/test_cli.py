@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dataflow.errors import CheckpointError, GraphError
@@ -18,6 +19,7 @@ from dataflow.model import Schedule
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
 from engine.cli.flags import parse
+from engine.cli.peek import shown
 from engine.cli.resume import changed_options
 from engine.cli.target import UsageError, load_function, load_target
 from engine.options import RunOptions
@@ -356,3 +358,11 @@ def test_looking_at_a_graph_imports_nothing_heavy(folder: Path, arguments: list[
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+def test_peek_shows_text_as_it_is_and_lists_with_their_length() -> None:
+    table = pa.table({"completion": ["a\nb"], "ids": [[1, 2, 3]], "reward": [0.1234567890], "long": ["x" * 500]})
+    lines = list(shown(table))
+    assert lines[:4] == ["row 0", "  completion  a\\nb", "  ids         [3] 1 2 3", "  reward      0.123457"]
+    assert lines[4].endswith("xxx...")
+    assert len(lines[4]) < 120

@@ -1,0 +1,79 @@
+"""The commands that run something, once through, on a model of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MODEL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from torch_models import save_tiny
+save_tiny(Path("model"), layers=1)
+"""
+CALL = "import sys; from engine.cli import main; sys.exit(main())"
+REWARDS = "def same(completions, answer):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
+FLAGS = [
+    *("--base", "model", "--data", "rows.jsonl", "--reward-fn", "my_rewards:same"),
+    *("--n", "2", "--batch", "2", "--max-tokens", "3"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cli")
+    rows = [{"prompt": letter * 2, "answer": letter} for letter in "abcdef"]
+    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (made / "my_rewards.py").write_text(REWARDS)
+    done = python(made, MODEL, str(ROOT / "tests" / "unit"))
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def steps_of(run: Path) -> list[int]:
+    return [int(json.loads(line)["step"]) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_run_then_resume(folder: Path) -> None:
+    done = python(folder, CALL, "run", "graphs.grpo:grpo", *FLAGS, "--steps", "2", "--threads", "1", "--no-progress")
+    assert done.returncode == 0, done.stderr
+    assert "step 2" in done.stdout
+    assert (folder / "runs" / "grpo" / "graph.json").is_file()
+    done = python(folder, CALL, "resume", "runs/grpo", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert steps_of(folder / "runs" / "grpo") == [1, 2, 3]
+
+
+def test_explain_shows_every_node(folder: Path) -> None:
+    done = python(folder, CALL, "explain", "graphs.grpo:grpo", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    for node in ("prompts", "rollout", "score", "advantage", "train_policy"):
+        assert node in done.stdout
+
+
+def test_a_run_that_fails_ends_with_3_and_its_cause_last(folder: Path) -> None:
+    (folder / "bad_rewards.py").write_text("def same(completions, answer):\n    return [1.0]\n")
+    flags = [flag.replace("my_rewards", "bad_rewards") for flag in FLAGS]
+    done = python(folder, CALL, "run", "graphs.grpo:grpo", *flags, "--steps", "1", "--name", "bad", "--threads", "1")
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "same" in done.stderr
