@@ -6,7 +6,7 @@ sets no bound. Does not own: bytes (bytes.py, memory.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ASSUMED_PROMPT = 512
 """Tokens of a prompt where `max_prompt_tokens` is not given. A guess, and `explain` says so."""
@@ -17,11 +17,11 @@ ASSUMED_ANSWER = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """prompt and completion: tokens, at their greatest. assumed: what of it is a guess, in words."""
+    """prompt and completion: tokens, at their greatest. bound: where the prompt's is a guess, what would set one."""
 
     prompt: int
     completion: int = 0
-    assumed: str = ""
+    bound: str = ""
 
     @property
     def row(self) -> int:
@@ -31,20 +31,17 @@ class Lengths:
     def clipped(self, context: int) -> Lengths:
         """A guessed prompt fits what the model's context leaves beside the completion."""
         room = context - self.completion
-        if not self.assumed or not 0 < room < self.prompt:
-            return self
-        return Lengths(prompt=room, completion=self.completion, assumed=self.assumed)
+        return replace(self, prompt=room) if self.bound and 0 < room < self.prompt else self
 
 
 def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
     """Rows of `generate`."""
     if max_prompt_tokens is not None:
         return Lengths(prompt=max_prompt_tokens, completion=max_tokens)
-    said = f"prompts of {ASSUMED_PROMPT} tokens assumed; generate(max_prompt_tokens=...) sets a bound"
-    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, assumed=said)
+    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, bound="generate(max_prompt_tokens=...) sets a bound")
 
 
 def of_demonstration() -> Lengths:
     """Rows of `demonstrations`."""
-    said = f"prompts of {ASSUMED_PROMPT} and answers of {ASSUMED_ANSWER} tokens assumed: demonstrations have no bound"
-    return Lengths(prompt=ASSUMED_PROMPT, completion=ASSUMED_ANSWER, assumed=said)
+    said = "nobody knows before the data is tokenised"
+    return Lengths(prompt=ASSUMED_PROMPT, completion=ASSUMED_ANSWER, bound=said)

@@ -51,8 +51,8 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 def _header(plan: Plan) -> list[str]:
     where = f" on {plan.cluster.describe()}" if plan.cluster else ""
     lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
-    lines += [f"  {line}" for line in [*_steps(plan), *_staleness(plan), *_memory(plan), *_time(plan)]]
-    return lines
+    said = [*_steps(plan), *_staleness(plan), *_memory(plan), *_time(plan)]
+    return lines + [f"  {line}" for text in said for line in _wrapped(text, after=2)]
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _time(plan: Plan) -> Iterator[str]:
     models = [n for n in plan.nodes if n.work in _OF_MODELS and n.region != "evaluation"]
     if known and all(n.estimate.seconds is not None for n in models):
         total = _duration(sum(known))
-        yield f"at most about {total} a Step, users' functions not counted; from rough rates a core, so trust the order"
+        yield f"at most about {total} a Step by rough rates, good for comparing nodes; users' functions not counted"
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def _weights(plan: Plan) -> Iterator[str]:
         yield from _named(model.name, width, f"{size}, from {model.base}", tail="")
         followers = [m.name for m in plan.models if m.follows == model.name]
         for line in _versions(model, nodes, followers):
-            yield " " * (width + 2) + line
+            yield from _wrapped(line, indent=width + 2, after=2)
 
 
 def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: Sequence[str]) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: 
     for reader in model.readers:
         node = nodes[reader]
         lag = node.max_lag if node.region == "stream" else 0
-        how = "alias, they take turns with one module" if reader in model.aliases else "copy, verified by hash"
+        how = "alias, they take turns with one module" if reader in model.aliases else "copy"
         yield f"{model.writer} -> {reader}: {how}; lag {lag}"
     if not model.readers:
         yield f"written by {model.writer}, {'followed by ' + ', '.join(followers) if followers else 'read by nobody'}"
@@ -272,7 +272,7 @@ def _dialects(plan: Plan) -> Iterator[str]:
     for name, node in _program(plan).items():
         if "dialect" in node.params:
             dialect = node.params["dialect"]
-            yield f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})"
+            yield from _wrapped(f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})", after=2)
 
 
 def _recorded(plan: Plan) -> Iterator[str]:
@@ -327,20 +327,14 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
     """A name and what is said of it; a name that is too long has its own line. The tail wraps behind the text."""
-    head = name.ljust(width) if len(name) <= width else " " * width
     if len(name) > width:
-        yield name
-    start = f"{head}  {text}"
-    if not tail:
-        yield from textwrap.wrap(
-            start, WIDTH - 2, drop_whitespace=True, subsequent_indent=" " * (width + 2), replace_whitespace=False
-        )
-        return
+        yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
+    start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"
+    indent = len(start) if tail else width
     yield from textwrap.wrap(
-        f"{start.ljust(len(start))}  {tail}",
+        f"{start}  {tail}".rstrip(),
         WIDTH - 2,
-        subsequent_indent=" " * (len(start) + 2),
-        break_long_words=False,
+        subsequent_indent=" " * (indent + 2),
         break_on_hyphens=False,
     )
 

@@ -206,10 +206,11 @@ class _Cost:
         for name, cost in self.models.items():
             if cost.parameters is None:
                 yield f"{name}: parameters, memory and seconds unknown: {cost.why}"
-        makers = [n.name for n in self._draft.graph.nodes if n.operator.work in ("decode", "source")]
-        for name in makers:
-            if self._lengths[name].assumed:
-                yield f"{name}: {self._lengths[name].assumed}"
+        for name, node in self._nodes.items():
+            lengths, made = self._lengths[name], node.operator.work in ("decode", "source")
+            if made and lengths.bound:
+                answers = f" and answers of {lengths.completion}" if node.operator.work == "source" else ""
+                yield f"{name}: prompts of {lengths.prompt}{answers} tokens assumed: {lengths.bound}"
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
 

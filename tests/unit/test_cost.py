@@ -1,0 +1,261 @@
+"""Cost formulas: against published parameter counts, and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from dataflow.errors import PlanError
+from dataflow.schema import Rollout
+from engine.cost import memory, time
+from engine.cost.bytes import column_bytes, data_bytes, value_bytes
+from engine.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
+from engine.cost.memory import Work
+from engine.cost.models import Shape, formula, model_cost
+
+SHAPE = Shape(
+    layers=2, hidden=8, intermediate=24, heads=4, kv_heads=2, head_dim=2, vocabulary=10, context=64, tied=False
+)
+
+
+def config(
+    kind: str, hidden: int, layers: int, heads: int, kv: int, inner: int, words: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": inner,
+        "vocab_size": words,
+        "max_position_embeddings": 4096,
+        **more,
+    }
+
+
+PUBLISHED = {
+    "Qwen2-0.5B": (config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True), 494_032_768),
+    "Llama-3.1-8B": (config("llama", 4096, 32, 32, 8, 14336, 128256), 8_030_261_248),
+    "Mistral-7B-v0.1": (config("mistral", 4096, 32, 32, 8, 14336, 32000), 7_241_732_096),
+    "Qwen3-0.6B": (
+        config("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True),
+        596_049_920,
+    ),
+}
+
+
+def saved(folder: Path, settings: dict[str, Any], **tensors: tuple[int, ...]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    if tensors:
+        arrays = {name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in tensors.items()}
+        save_file(arrays, folder / "model.safetensors")
+    return str(folder)
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_formula_gives_the_published_number_of_parameters(name: str, tmp_path: Path) -> None:
+    settings, parameters = PUBLISHED[name]
+    found = model_cost(saved(tmp_path, settings))
+    assert (found.parameters, found.why) == (parameters, "by formula from config.json")
+
+
+def test_a_scalar_head_is_a_vector_and_a_bias_in_the_place_of_the_vocabulary(tmp_path: Path) -> None:
+    base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10))
+    language, scalar = model_cost(base).parameters, model_cost(base, "scalar").parameters
+    assert language is not None
+    assert scalar == language - 10 * 8 + 8 + 1
+
+
+def test_headers_are_counted_exactly_and_go_before_the_formula(tmp_path: Path) -> None:
+    base = saved(
+        tmp_path,
+        config("llama", 8, 2, 4, 2, 24, 10),
+        model__embed=(10, 8),
+        model__rotary_emb__inv_freq=(4,),
+        lm_head__weight=(10, 8),
+    )
+    assert model_cost(base).parameters == 160
+    assert model_cost(base, "scalar").parameters == 80 + 9
+
+
+def test_a_head_that_is_tied_is_counted_once_even_where_the_file_has_it_twice(tmp_path: Path) -> None:
+    settings = config("qwen2", 8, 2, 4, 2, 24, 10, tie_word_embeddings=True)
+    base = saved(tmp_path, settings, model__embed=(10, 8), lm_head__weight=(10, 8))
+    assert model_cost(base).parameters == 80
+
+
+def test_a_changed_directory_is_read_again(tmp_path: Path) -> None:
+    base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10), model__embed=(10, 8))
+    assert model_cost(base).parameters == 80
+    saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10), model__embed=(10, 8), model__norm=(8,))
+    assert model_cost(base).parameters == 88
+
+
+@pytest.mark.parametrize(
+    "base, why",
+    [("some/hub-name", "base is not a local directory"), ("empty", "no config.json in its base")],
+)
+def test_what_is_not_here_is_unknown(base: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert (model_cost(base).parameters, model_cost(base).why) == (None, why)
+
+
+def test_another_architecture_without_weights_is_unknown(tmp_path: Path) -> None:
+    found = model_cost(saved(tmp_path, {"model_type": "gpt2", "n_embd": 8}))
+    assert found.parameters is None
+    assert "gpt2" in found.why
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10))
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 32)
+    with pytest.raises(PlanError, match=r"model\.safetensors: expected a safetensors file"):
+        model_cost(base)
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------
+
+
+def test_token_columns_have_an_offset_and_a_value_a_token() -> None:
+    lengths = Lengths(prompt=5, completion=7)
+    sizes = {c.name: column_bytes(c, lengths) for c in Rollout.columns.values()}
+    assert sizes["prompt_ids"] == 8 + 5 * 4
+    assert sizes["completion_mask"] == 8 + 7
+    assert sizes["sampler_logprobs"] == 8 + 7 * 4
+
+
+@pytest.mark.parametrize(
+    "kind, size", [(pa.int64(), 8), (pa.float32(), 4), (pa.uint8(), 1), (pa.bool_(), 1), (pa.timestamp("us"), 8)]
+)
+def test_plain_values_have_their_width(kind: pa.DataType, size: int) -> None:
+    assert value_bytes(kind) == size
+
+
+def test_text_of_a_prompt_grows_with_it_and_other_text_does_not() -> None:
+    short, long = Lengths(prompt=5), Lengths(prompt=500)
+    assert data_bytes("prompt", pa.utf8(), long) > data_bytes("prompt", pa.utf8(), short)
+    assert data_bytes("answer", pa.utf8(), long) == data_bytes("answer", pa.utf8(), short)
+
+
+def test_a_prompt_without_a_bound_is_assumed_and_fits_the_context() -> None:
+    assert of_rollout(32, None).prompt == ASSUMED_PROMPT
+    assert "max_prompt_tokens" in of_rollout(32, None).bound
+    assert of_rollout(32, None).clipped(128).prompt == 96
+    given_bound = of_rollout(32, 100)
+    assert (given_bound.prompt, given_bound.bound) == (100, "")
+    assert given_bound.clipped(64) is given_bound
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
+    assert memory.optimizer_bytes(10, "float32") == 80
+    assert memory.optimizer_bytes(10, "bfloat16") == 120
+    assert memory.gradient_bytes(10, "float32") == 40
+    assert memory.gradient_bytes(10, "bfloat16") == 60
+
+
+def test_the_cache_holds_a_prompt_once_for_its_completions() -> None:
+    work = Work(lengths=Lengths(prompt=10, completion=4), prompts=3, rows=24, slots=256)
+    token = 2 * SHAPE.layers * SHAPE.kv * 4
+    assert memory.kv_bytes(SHAPE, work, "float32") == token * (3 * 10 + 24 * 4)
+
+
+def test_the_cache_is_bounded_by_the_slots() -> None:
+    few = Work(lengths=Lengths(prompt=10, completion=4), prompts=100, rows=800, slots=16)
+    token = 2 * SHAPE.layers * SHAPE.kv * 4
+    assert memory.kv_bytes(SHAPE, few, "float32") == token * (3 * 10 + 16 * 4)
+
+
+def test_logits_are_held_in_chunks() -> None:
+    tokens = 10 * memory.CHUNK_LOGITS // SHAPE.vocabulary
+    assert memory.logit_bytes(SHAPE, tokens, backward=False) == 4 * memory.CHUNK_LOGITS
+
+
+def test_the_peak_of_nodes_that_take_turns() -> None:
+    nodes = [{"weights": 5, "activations": 7}, {"outbox": 2, "kv_cache": 3, "logits": 1}, {"optimizer": 10}]
+    assert memory.peak(nodes) == 5 + 2 + 10 + 7
+    assert memory.peak(nodes, without=memory.HOST_PARTS) == 5 + 10 + 7
+
+
+works = st.builds(
+    Work,
+    lengths=st.builds(Lengths, prompt=st.integers(1, 300), completion=st.integers(1, 300)),
+    prompts=st.integers(1, 64),
+    rows=st.integers(64, 512),
+    budget=st.integers(1, 20_000),
+    slots=st.integers(1, 300),
+)
+
+
+@settings(max_examples=50)
+@given(works, st.integers(1, 100))
+def test_longer_rows_never_need_less(work: Work, more: int) -> None:
+    longer = Work(
+        lengths=Lengths(prompt=work.lengths.prompt + more, completion=work.lengths.completion + more),
+        prompts=work.prompts,
+        rows=work.rows,
+        budget=work.budget,
+        slots=work.slots,
+    )
+    for make in (
+        lambda w: memory.decode_parts(SHAPE, w, "float32"),
+        lambda w: memory.forward_parts(SHAPE, w, "float32", "lm"),
+        lambda w: memory.train_parts(1000, SHAPE, w, "float32", "lm"),
+    ):
+        before, after = make(work), make(longer)
+        assert all(after[part] >= before[part] for part in before)
+
+
+@settings(max_examples=50)
+@given(works)
+def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
+    assert work.at_once <= max(work.budget, work.lengths.row)
+    assert work.at_once <= work.fed
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_is_six_operations_a_parameter_and_token() -> None:
+    work = Work(lengths=Lengths(prompt=1, completion=1), prompts=100, rows=100)
+    parameters = 10**9
+    found = time.train_seconds(parameters, SHAPE, work, epochs=1, cores=1, head="lm")
+    assert found == pytest.approx(6 * parameters * work.fed / time.CORE_RATE, rel=1e-5)
+    assert time.train_seconds(parameters, SHAPE, work, epochs=4, cores=2, head="lm") == pytest.approx(2 * found)
+
+
+def test_an_embedding_that_is_only_looked_up_costs_nothing() -> None:
+    looked_up = SHAPE.vocabulary * SHAPE.hidden
+    assert time.matmul_parameters(1000, SHAPE, "lm") == 1000 - looked_up
+
+
+def test_decoding_a_few_rows_waits_for_memory() -> None:
+    one = Work(lengths=Lengths(prompt=1, completion=10), prompts=1, rows=1)
+    parameters = 10**9
+    least = 10 * 4 * parameters / time.MEMORY_RATE
+    assert time.decode_seconds(parameters, SHAPE, one, cores=64, dtype="float32") == pytest.approx(least, rel=0.01)
+
+
+def test_the_formula_needs_no_file() -> None:
+    settings, parameters = PUBLISHED["Llama-3.1-8B"]
+    shape = Shape(
+        layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocabulary=128256, context=4096,
+        tied=False,
+    )  # fmt: skip
+    assert formula(shape, settings) == parameters
