@@ -108,11 +108,13 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     """Keys and values of the rows that are decoded at once; a prompt's are held once for all of its completions.
 
     2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2). The longest case: every row
-    at max_tokens; the common beginning of all prompts, held once, is not subtracted.
+    at max_tokens, for which the torch kernel has room in powers of two of 8 tokens; the common beginning of all
+    prompts, held once, is not subtracted.
     """
     slots = min(work.slots, work.rows)
     groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
-    tokens = groups * work.lengths.prompt + slots * work.lengths.completion
+    room = 8 << max(0, (-(-work.lengths.completion // 8) - 1).bit_length())
+    tokens = groups * work.lengths.prompt + slots * room
     return 2 * shape.layers * shape.kv * WIDTHS[dtype] * tokens
 
 

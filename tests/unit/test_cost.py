@@ -173,13 +173,19 @@ def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
 def test_the_cache_holds_a_prompt_once_for_its_completions() -> None:
     work = Work(lengths=Lengths(prompt=10, completion=4), prompts=3, rows=24, slots=256)
     token = 2 * SHAPE.layers * SHAPE.kv * 4
-    assert memory.kv_bytes(SHAPE, work, "float32") == token * (3 * 10 + 24 * 4)
+    assert memory.kv_bytes(SHAPE, work, "float32") == token * (3 * 10 + 24 * 8)
 
 
 def test_the_cache_is_bounded_by_the_slots() -> None:
     few = Work(lengths=Lengths(prompt=10, completion=4), prompts=100, rows=800, slots=16)
     token = 2 * SHAPE.layers * SHAPE.kv * 4
-    assert memory.kv_bytes(SHAPE, few, "float32") == token * (3 * 10 + 16 * 4)
+    assert memory.kv_bytes(SHAPE, few, "float32") == token * (3 * 10 + 16 * 8)
+
+
+@pytest.mark.parametrize("tokens, room", [(1, 8), (8, 8), (9, 16), (512, 512), (513, 1024), (20480, 32768)])
+def test_the_cache_has_room_in_powers_of_two(tokens: int, room: int) -> None:
+    one = Work(lengths=Lengths(prompt=0, completion=tokens), prompts=1, rows=1)
+    assert memory.kv_bytes(SHAPE, one, "float32") == 2 * SHAPE.layers * SHAPE.kv * 4 * room
 
 
 def test_logits_are_held_in_chunks() -> None:

@@ -7,6 +7,7 @@ own: the kernels.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -17,11 +18,11 @@ from engine.plan.plan import PlannedNode
 
 def choose_kernels(draft: Draft) -> Draft:
     """The first kernel of each operator whose module is there. Raises PlanError for an operator without one."""
-    return replace(draft, nodes=tuple(_chosen(n, draft) for n in draft.nodes))
+    offered = {n.name: n.operator.kernels for n in draft.graph.nodes}
+    return replace(draft, nodes=tuple(_chosen(n, offered[n.name]) for n in draft.nodes))
 
 
-def _chosen(node: PlannedNode, draft: Draft) -> PlannedNode:
-    offered = draft.graph.node(node.name).operator.kernels
+def _chosen(node: PlannedNode, offered: Mapping[str, str]) -> PlannedNode:
     for path in offered.values():
         module = path.partition(":")[0]
         if _installed(module):

@@ -90,11 +90,11 @@ class _Finder:
         rewards = [n for n in nodes if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"]
         rewards = [n for n in rewards if width(self._domains.of_node(n)) == planned.inner]
         plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
-        shown = (plain or rewards)[-1:]
-        scored = [n for n in rewards if n.operator.name == "reward"]
-        for node in dict.fromkeys([*shown, *scored]):
-            columns = (("reward",) if node in shown else ()) + ((EVERY_REWARD,) if node in scored else ())
-            yield Fetch(producer=node.name, columns=columns)
+        columns: dict[str, tuple[str, ...]] = {n.name: ("reward",) for n in (plain or rewards)[-1:]}
+        for name in (n.name for n in rewards if n.operator.name == "reward"):
+            columns[name] = (*columns.get(name, ()), EVERY_REWARD)
+        for name, wanted in columns.items():
+            yield Fetch(producer=name, columns=wanted)
         for key, port in train.inputs.items():
             if key.endswith(".advantage") and issubclass(port.schema, Advantage):
                 yield Fetch(producer=physical(port).node.name, columns=("advantage",))

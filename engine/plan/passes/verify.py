@@ -78,9 +78,9 @@ def _groups(draft: Draft) -> Iterator[str]:
     """Every update has at least one whole group, and the same number of groups where the Step is full."""
     batches = {s.name: s.batch for s in draft.sources}
     loose = {n.source for n in draft.nodes if n.relation == "subset" and not n.refill and n.region != "evaluation"}
-    for node in draft.nodes:
-        parts, batch = draft.graph.node(node.name).params.get("minibatches", 1), batches.get(node.source)
-        if node.work != "train" or batch is None or (batch % parts == 0) or (node.source in loose and batch >= parts):
+    for node in (n for n in draft.nodes if n.work == "train"):
+        parts, batch = draft.graph.node(node.name).params["minibatches"], batches.get(node.source)
+        if batch is None or (batch % parts == 0) or (node.source in loose and batch >= parts):
             continue
         near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
         yield f"{node.name}: {batch} prompts in {parts} minibatches of whole groups. Fix: minibatches={near}."
@@ -88,8 +88,8 @@ def _groups(draft: Draft) -> Iterator[str]:
 
 def _constant(draft: Draft) -> Iterator[str]:
     """aggregate="constant" divides by the longest completion, which only a sampler sets."""
-    for node in draft.nodes:
-        params = draft.graph.node(node.name).params
+    for node in draft.graph.nodes:
+        params = node.params
         if params.get("aggregate") == "constant" and not params.get("max_tokens"):
             problem = f"{node.name}: aggregate='constant' divides by max_tokens, and nothing sampled its rows"
             yield f"{problem}. Fix: aggregate='token_mean'."
