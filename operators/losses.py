@@ -204,7 +204,6 @@ def clipped_policy_loss(
     if reference is None and beta != 0.0:
         fix = 'reference=logprobs(Model("reference", base), rollout), or beta=0.0'
         raise _refused("clipped_policy_loss", f"beta={beta} needs reference=, none given", fix)
-    _require_estimator("clipped_policy_loss", kl)
     params = {"clip": clip, "beta": beta, "kl": kl, "dual_clip": dual_clip}
     return make_loss(CLIPPED_POLICY, {"advantage": advantage, "old": old, "reference": reference}, params)
 
@@ -305,8 +304,3 @@ def _absent(name: str, what: str, fix: str) -> GraphError:
 
 def _refused(name: str, problem: str, fix: str) -> GraphError:
     return GraphError(Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site()))
-
-
-def _require_estimator(name: str, kl: str) -> None:
-    if kl not in ("k1", "k2", "k3"):
-        raise _refused(name, f"expected kl to be one of k1, k2, k3, found {kl!r}", 'kl="k3"')
