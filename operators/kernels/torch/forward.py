@@ -7,6 +7,7 @@ weights (models.py), nor which version they are (the engine loads it).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from operators.kernels.tensors import batch_of, gather
 from operators.kernels.torch.heads import predictions, scores, values
-from operators.kernels.torch.models import load_model, load_pieces
+from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 
 
@@ -31,20 +33,30 @@ class _Forward:
     per_token: ClassVar[bool] = True
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        model = node.models["model"]
+        self._model: Model = node.models["model"]
+        model = self._model
         self._tokens = layout.tokens
         self._temperature = float(node.params.get("temperature") or 1.0)
         self._module: nn.Module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self.version = 0
 
-    def load(self, pieces: Iterable[Piece], version: int) -> None:
-        """Take these weights; none at all means that the module is shared and has them."""
-        load_pieces(self._module, pieces)
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        """Take these weights, or move towards them; none at all means that the module is shared and has them."""
+        load_pieces(self._module, pieces, rate)
         self.version = version
 
+    def save(self, directory: Path) -> None:
+        """Write the Model as a Hugging Face directory (a follower's weights are in no train kernel)."""
+        save_model(self._module, directory)
+
+    def restore(self, directory: Path) -> None:
+        """Read what `save` wrote."""
+        restore_model(self._module, self._model, directory)
+
     def close(self) -> None:
-        del self._module
+        """Let the module go, if it was loaded."""
+        self.__dict__.pop("_module", None)
 
     @torch.inference_mode()
     def run(self, chunk: Chunk) -> Iterator[Batch]:

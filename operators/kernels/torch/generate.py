@@ -8,6 +8,7 @@ here (load is handed pieces).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import torch
 from dataflow.batch import Batch, Keys, Ragged, list_array
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.model import Model
 from dataflow.schema import Rollout
 from operators.kernels.text import load_tokenizer, prompts_of, to_ragged
 from operators.kernels.torch.decode import Decoder, Task
-from operators.kernels.torch.models import load_model, load_pieces
+from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
 from operators.kernels.torch.sampling import Sampling
 
 
@@ -42,7 +44,8 @@ class TorchGenerate:
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Load tokenizer and module. Raises KernelError or DataError for a base without one of them."""
         self._node, self._layout, self._session = node, layout, session
-        model, given = node.models["policy"], node.params
+        self._model: Model = node.models["policy"]
+        model, given = self._model, node.params
         self._how = Sampling(
             temperature=float(given.get("temperature", 1.0)),
             top_p=float(given.get("top_p", 1.0)),
@@ -59,10 +62,18 @@ class TorchGenerate:
         self._module: Any = session.module(model, lambda: load_model(model))
         self._tokenizer: Any = load_tokenizer(model.base)
 
-    def load(self, pieces: Iterable[Piece], version: int) -> None:
-        """Take these weights in place; no pieces at all where the module is shared and already has them."""
-        load_pieces(self._module, pieces)
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        """Take these weights in place, or move towards them; none where the module is shared and already has them."""
+        load_pieces(self._module, pieces, rate)
         self._version = version
+
+    def save(self, directory: Path) -> None:
+        """Write the Model as a Hugging Face directory (a follower's weights are in no train kernel)."""
+        save_model(self._module, directory)
+
+    def restore(self, directory: Path) -> None:
+        """Read what `save` wrote."""
+        restore_model(self._module, self._model, directory)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.

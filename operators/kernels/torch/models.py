@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,12 @@ def save_model(module: PreTrainedModel, directory: Path | str) -> None:
             shutil.copyfile(path, target / path.name)
 
 
+def restore_model(module: nn.Module, model: Model, directory: Path | str) -> None:
+    """Read into the module what `save_model` wrote of this Model."""
+    device = next(module.parameters()).device
+    load_pieces(module, pieces(load_model(replace(model, base=str(directory)), device)))
+
+
 def pieces(module: nn.Module) -> Iterator[Piece]:
     """Every weight once, by name; tied weights under the first of their names. The tensors are the module's own."""
     for name, parameter in module.named_parameters():
@@ -178,11 +185,12 @@ def pieces(module: nn.Module) -> Iterator[Piece]:
         yield Piece(name, buffer)
 
 
-def load_pieces(module: nn.Module, given: Iterable[Piece]) -> int:
+def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) -> int:
     """Copy weights into the module, in place; returns how many came. Nothing given is nothing done.
 
-    A tied weight may come under any of its names. Raises KernelError for an unknown name, another shape, or a set
-    that leaves a weight out: half a version is no version.
+    rate: how far the weights move towards those given; 1.0 copies. A tied weight may come under any of its names, and
+    moves once. Raises KernelError for an unknown name, another shape, or a set that leaves a weight out: half a version
+    is no version.
     """
     targets = dict(module.named_parameters(remove_duplicate=False)) | dict(_kept_buffers(module))
     done: set[int] = set()
@@ -190,13 +198,21 @@ def load_pieces(module: nn.Module, given: Iterable[Piece]) -> int:
     with torch.no_grad():
         for piece in given:
             target = _target(targets, piece)
-            target.copy_(piece.data)
+            if id(target) not in done:
+                _move(target, piece.data, rate)
             done.add(id(target))
             count += 1
     left = [name for name, target in targets.items() if id(target) not in done]
     if count and left:
         raise KernelError(f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all pieces.")
     return count
+
+
+def _move(target: Tensor, towards: Tensor, rate: float) -> None:
+    if rate == 1.0 or not target.is_floating_point():
+        target.copy_(towards)
+    else:
+        target.lerp_(towards.to(device=target.device, dtype=target.dtype), rate)
 
 
 def _target(targets: dict[str, Tensor], piece: Piece) -> Tensor:

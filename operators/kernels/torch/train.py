@@ -27,7 +27,7 @@ from dataflow.model import Model, Schedule, value_at
 from operators.kernels.tensors import gather
 from operators.kernels.torch.heads import predictions, values
 from operators.kernels.torch.minibatches import minibatches
-from operators.kernels.torch.models import load_model, load_pieces, pieces, save_model
+from operators.kernels.torch.models import load_model, pieces, restore_model, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, count_weights, reduced
@@ -202,17 +202,22 @@ class TorchTrain:
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
-        save_model(self._module, directory)
+        self.save_weights(directory)
         self._optimizer.save(directory / OPTIMIZER_FILE, self._steps)
+
+    def save_weights(self, directory: Path) -> None:
+        """Write the Hugging Face directory of the Model, and nothing that only training needs."""
+        save_model(self._module, directory)
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote; the next Step gives the same bits as it would have."""
-        saved = load_model(dataclasses.replace(self._model, base=str(directory)), self._device)
-        load_pieces(self._module, pieces(saved))
+        restore_model(self._module, self._model, directory)
         self._steps = self._optimizer.restore(directory / OPTIMIZER_FILE)
 
     def close(self) -> None:
-        del self._module, self._optimizer
+        """Let module and optimizer go, as far as they were made."""
+        self.__dict__.pop("_optimizer", None)
+        self.__dict__.pop("_module", None)
 
 
 def resolved(value: Any, step: int) -> Any:
