@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -52,6 +53,19 @@ class Side(Protocol):
     def run(self, run: Run) -> Measured:
         """Train as told, in fresh processes. Ends the benchmark where that fails."""
         ...
+
+
+class OurSide:
+    """This engine with graphs/grpo.py, in this environment."""
+
+    name = "ours"
+
+    def run(self, run: Run) -> Measured:
+        """In a process of its own, as the peer."""
+        with tempfile.TemporaryDirectory() as folder:
+            told = Path(folder) / "run.json"
+            told.write_text(json.dumps(asdict(run)))
+            return measured(last_line([sys.executable, "-m", "benchmarks.our_side", str(told)], run.threads))
 
 
 class TrlSide:

@@ -10,13 +10,15 @@ trained on.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import demo_task as task
+import pyarrow.parquet as pq
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +26,6 @@ from rich.table import Table
 from dataflow.draw import draw
 from dataflow.graph import Graph
 from dataflow.model import Model, Number, linear
-from dataflow.schema import Rollout
 from engine.api import Result, peek, plan, run
 from engine.options import RunOptions
 from engine.plan.explain import explain
@@ -114,9 +115,9 @@ def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Res
     return run(graph, options, until=good_enough)
 
 
-def reinforce(folder: Path, warm: Result, recipe: Recipe, options: RunOptions, reward_fn: RewardFn) -> tuple[Graph, Result]:
-    """The main job."""
-    graph = spell_backward(
+def reinforcement(folder: Path, warm: Result, recipe: Recipe, reward_fn: RewardFn) -> Graph:
+    """The main job's graph, on what the warm start left."""
+    return spell_backward(
         str(warm.trained["policy"]),
         str(folder / "train.parquet"),
         str(folder / "test.parquet"),
@@ -126,4 +127,98 @@ def reinforce(folder: Path, warm: Result, recipe: Recipe, options: RunOptions, r
         lr=linear(recipe.lr, recipe.lr / 10, recipe.steps),
         minibatches=recipe.minibatches,
     )
-    return graph, run(graph, options)
+
+
+def measured(result: Result, name: str) -> dict[str, float]:
+    """Exact match on held-out words of a run's beginning and end."""
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    kind = "exact_match" if name == "greedy" else f"{name}/exact_match"
+    return {"before": rows[0][f"eval/initial/{kind}"], "after": rows[-1][f"eval/{kind}"]}
+
+
+def show_samples(console: Console, folder: Path, before: Result, after: Result, count: int) -> None:
+    """The same held-out words, answered greedily by both policies."""
+    table = Table("held-out word", "before RL", "after RL", "right answer", title="greedy answers to words never trained on")
+    test = str(folder / "test.parquet")
+    answers = []
+    for result in (before, after):
+        policy = Model("policy", str(result.trained["policy"]), trainable=True)
+        rollout = generate(policy, prompts(test, shuffle=False), max_tokens=10, temperature=0.0)
+        shown = Graph("samples", evaluate(policy, reward(task.exact_match, rollout), every=1))
+        answers.append(peek(shown, "generate", count).column("completion").to_pylist())
+    for question, answer, was, now in zip(*_questions(folder, count), *answers, strict=True):
+        table.add_row(question, _marked(was, answer), _marked(now, answer), answer)
+    console.print(table)
+
+
+def _questions(folder: Path, count: int) -> tuple[list[str], list[str]]:
+    rows = pq.read_table(folder / "test.parquet").slice(0, count).to_pydict()
+    return [a[::-1] for a in rows["answer"]], rows["answer"]
+
+
+def _marked(found: str, right: str) -> str:
+    return f"[green]{found}[/green]" if found == right else f"[red]{found}[/red]"
+
+
+def show_change(console: Console, result: Result, words: int) -> None:
+    """What RL changed, in numbers, and what it did not."""
+    table = Table("decoding", "before RL", "after RL", title=f"exact match on {words} held-out words")
+    for name in ("greedy", "sampled"):
+        found = measured(result, name)
+        table.add_row(name, f"{found['before']:.2f}", f"{found['after']:.2f}")
+    console.print(table)
+
+
+def main(
+    seed: int = 0,
+    name: str = "demo",
+    runs: Path = Path("runs"),
+    permute_rewards: bool = False,
+    threads: int | None = None,
+    steps: int | None = None,
+    warm_steps: int | None = None,
+) -> None:
+    """A graph that learns to spell words backward.
+
+    Args:
+        seed: of the data, the model and every draw.
+        name: of the run folder.
+        runs: folder that holds the run folders.
+        permute_rewards: a control: rewards are handed to the wrong rows, so nothing should be learned.
+        threads: of each kernel; all cores by default.
+        steps: Steps of GRPO, instead of the recipe's.
+        warm_steps: at most so many Steps of warm start, instead of the recipe's.
+    """
+    console = Console()
+    recipe = Recipe()
+    recipe = replace(recipe, steps=steps or recipe.steps, warm_steps=warm_steps or recipe.warm_steps)
+    began = time.perf_counter()
+    folder = runs / f"{name}-data"
+    options = RunOptions(seed=seed, runs=runs, overwrite=True, threads=threads)
+    shutil.rmtree(folder, ignore_errors=True)
+    console.rule("1. a character model and words, split so that a tenth is never trained on")
+    prepare(folder, recipe, seed)
+
+    console.rule("2. warm start: graphs/sft.py on a noisy teacher, stopped early")
+    warm_options = replace(options, name=f"{name}-warm-start", steps=recipe.warm_steps, samples_every=10**6)
+    warm = learn_from_teacher(folder, recipe, warm_options)
+
+    console.rule("3. the graph and its plan")
+    fn = task.permuted_exact_match if permute_rewards else task.exact_match
+    graph = reinforcement(folder, warm, recipe, fn)
+    main_options = replace(options, name=name, steps=recipe.steps, checkpoint_every=100, samples_every=20)
+    console.print(draw(graph), markup=False, highlight=False, soft_wrap=True)
+    console.print(explain(plan(graph, main_options)), markup=False, highlight=False, soft_wrap=True)
+
+    console.rule(f"4. GRPO: {recipe.steps} Steps of {recipe.batch} words x {recipe.n} answers")
+    result = run(graph, main_options)
+
+    console.rule("5. before and after")
+    show_samples(console, folder, warm, result, 12)
+    show_change(console, result, 512)
+    seconds = time.perf_counter() - began
+    console.print(f"the run folder is {result.folder}; everything took {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -99,4 +99,11 @@ def exact_match(completions: list[str], answer: list[str], **kwargs: object) -> 
     return [float(SCORER.score_answer(c, {"answer": a}) == 1.0) for c, a in zip(completions, answer, strict=True)]
 
 
+def permuted_exact_match(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
+    """The control: the rewards of exact_match, handed to other rows of the same call."""
+    rewards = exact_match(completions, answer)
+    random.Random(f"{len(completions)}{completions[0]}").shuffle(rewards)
+    return rewards
+
+
 SCORER = reasoning_gym.create_dataset("spell_backward", seed=0, size=1)

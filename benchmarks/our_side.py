@@ -1,0 +1,83 @@
+"""Our side of a comparison: graphs/grpo.py on the engine, in a process of its own.
+
+    python -m benchmarks.our_side RUN.json
+
+Owns: running one Run and measuring it the way the peer's side does. Does not own: the
+settings, the pairing.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.rewards import REWARDS
+from benchmarks.settings import Run
+from engine.api import run
+from engine.options import RunOptions
+from graphs.grpo import grpo
+
+Row = dict[str, float]
+
+
+def measure(told: Run) -> dict[str, float]:
+    """Train as told; numbers over the Steps after the warm-up, by the names of sides.Measured."""
+    graph = grpo(
+        told.model_dir,
+        told.data,
+        REWARDS[told.reward],
+        n=told.num_generations,
+        batch=told.prompts_per_step,
+        max_tokens=told.max_new_tokens,
+        lr=told.lr,
+    )
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = RunOptions(
+            steps=told.warmup_steps + told.steps,
+            seed=told.seed,
+            name="side",
+            runs=Path(folder),
+            threads=told.threads,
+            samples_every=10**9,
+            progress=False,
+        )
+        run(graph, options, on_step=[lambda row: rows.append(dict(row))])
+    return _numbers(rows[told.warmup_steps :], told)
+
+
+def _numbers(rows: Sequence[Row], told: Run) -> dict[str, float]:
+    seconds = sum(row["time/step"] for row in rows)
+    samples = told.prompts_per_step * told.num_generations * len(rows)
+    tokens = sum(row["completion/tokens"] for row in rows)
+
+    def median_ms(*names: str) -> float:
+        return 1e3 * statistics.median(sum(row.get(name, 0.0) for name in names) for row in rows)
+
+    return {
+        "samples_per_second": samples / seconds,
+        "tokens_per_second": tokens / seconds,
+        "step_ms": median_ms("time/step"),
+        "generation_ms": median_ms("time/rollout"),
+        "rollout_ms": median_ms("time/prompts", "time/rollout", "time/score"),
+        "train_ms": median_ms("time/train_policy"),
+        "engine_ms": median_ms("time/engine"),
+        "prompt_tokens": _mean(rows, "generate/prompt_tokens"),
+        "completion_tokens": tokens / samples,
+        "slot_waste": _mean(rows, "generate/slot_waste") + _mean(rows, "generate/slot_idle"),
+        "reward": _mean(rows, "reward/mean"),
+        "reward_last": rows[-1]["reward/mean"],
+        "steps": len(rows),
+    }
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return statistics.fmean(row.get(name, 0.0) for row in rows)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Run(**json.loads(Path(sys.argv[1]).read_text())))))
