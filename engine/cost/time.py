@@ -4,7 +4,8 @@ Owns: the counts, and the rough rates that turn them into seconds. Does not own:
 times, which `explain` shows beside these.
 
 Everything is at the greatest lengths, so these are upper bounds of rough numbers: for finding the node that takes
-most, not for promises.
+most, not for promises. At the true lengths of one run (2 layers x 128, 32 prompts of 54 tokens x 8 answers of 6, two
+cores) they gave 89 ms for training where 104-110 ms were measured, and 30 ms for generation where 52-63 ms were.
 """
 
 from __future__ import annotations

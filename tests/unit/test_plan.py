@@ -22,6 +22,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.schema import Advantage, Logprobs, Prompt, Rollout
+from dataflow.user import Columns, operator
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.explain import WIDTH, explain
@@ -65,6 +66,11 @@ def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
 
 def brief(completions: Sequence[str]) -> list[float]:
     return [1.0 / (1 + len(c)) for c in completions]
+
+
+@operator()
+def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
+    return Columns.make(Prompt, like=rollout, prompt=[f"Is this right? {c}" for c in rollout["completion"]])
 
 
 @pytest.fixture(autouse=True)
@@ -276,6 +282,15 @@ def test_an_evaluation_gets_each_functions_own_reward() -> None:
     assert plan.node("held_score").region == "evaluation"
 
 
+def test_the_prompt_of_a_judge_is_the_one_that_the_judge_was_asked() -> None:
+    rollout = sampled()
+    verdict = generate(Model("judge", "tiny"), ask(rollout), max_tokens=8, temperature=0.0, name="verdict")
+    advantage = group_advantage(verdict, reward(brief, verdict, name="score"), name="advantage")
+    plan = planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)))
+    assert fetched(plan, "score", "rows")["ask"] == ("prompt",)
+    assert fetched(plan, "verdict", "prompt") == {"ask": ("prompt",)}
+
+
 def test_what_is_recorded_is_returned() -> None:
     plan = planned(ppo("tiny", "train.parquet", exact))
     columns = {f.producer: f.columns for f in plan.recorded[0].fetches}
@@ -283,6 +298,31 @@ def test_what_is_recorded_is_returned() -> None:
     assert "reward/*" in columns["score"]
     for producer, names in columns.items():
         assert set(names) <= set(plan.node(producer).returns)
+
+
+# --- choose_kernels -----------------------------------------------------------------------------------------------
+
+
+def with_kernels(**kernels: str) -> Graph:
+    def change(node: Node) -> Node:
+        if node.name != "rollout":
+            return node
+        others = {name: path for name, path in node.operator.kernels.items() if name not in kernels}
+        return node.changed(operator=replace(node.operator, kernels=kernels | others))
+
+    return grpo("tiny", "train.parquet", exact).map(change)
+
+
+def test_a_kernel_that_is_not_installed_is_passed_over_and_reported() -> None:
+    plan = planned(with_kernels(far="no_such_package.generate:Far", near="operators.kernels.no_such_module:Near"))
+    assert plan.node("rollout").kernel == "operators.kernels.torch.generate:TorchGenerate"
+    assert "rollout: kernel no_such_package.generate:Far is not installed here" in plan.notes
+    assert "rollout: kernel operators.kernels.no_such_module:Near is not installed here" in plan.notes
+
+
+def test_an_operator_without_a_kernel_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"rollout: operator 'generate' has no kernel here .*no_such_package"):
+        planned(with_kernels(torch="no_such_package.generate:Far"))
 
 
 # --- place --------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ own: the kernels.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import takewhile
 
 from dataflow.errors import PlanError
 from engine.plan.draft import Draft
@@ -17,21 +18,33 @@ from engine.plan.plan import PlannedNode
 
 
 def choose_kernels(draft: Draft) -> Draft:
-    """The first kernel of each operator whose module is there. Raises PlanError for an operator without one."""
+    """The first kernel of each operator whose module is there; a note says which were passed over.
+
+    Raises PlanError for an operator without one.
+    """
     offered = {n.name: n.operator.kernels for n in draft.graph.nodes}
-    return replace(draft, nodes=tuple(_chosen(n, offered[n.name]) for n in draft.nodes))
+    nodes = tuple(_chosen(n, offered[n.name]) for n in draft.nodes)
+    passed = [note for n in nodes for note in _passed_over(n, offered[n.name])]
+    return replace(draft, nodes=nodes, notes=(*draft.notes, *passed))
 
 
 def _chosen(node: PlannedNode, offered: Mapping[str, str]) -> PlannedNode:
     for path in offered.values():
-        module = path.partition(":")[0]
-        if _installed(module):
+        if _installed(path.partition(":")[0]):
             return replace(node, kernel=path)
     tried = ", ".join(offered.values()) or "none is declared"
     problem = f"{node.name}: operator {node.operator!r} has no kernel here (tried: {tried})"
     raise PlanError(f"{problem}. Fix: install one, or leave the node out.")
 
 
+def _passed_over(node: PlannedNode, offered: Mapping[str, str]) -> Iterator[str]:
+    for path in takewhile(lambda path: path != node.kernel, offered.values()):
+        yield f"{node.name}: kernel {path} is not installed here"
+
+
 @cache
 def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that it lies in is missing
+        return False
