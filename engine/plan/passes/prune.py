@@ -60,8 +60,6 @@ def _old_is_now(node: Node, term: LossTerm) -> bool:
     made_by = port.node
     if made_by.operator.name != "logprobs" or made_by.states.get("model") != node.states["model"]:
         return False
-    own = made_by.params["temperature"]
-    sampler = sampler_of(node.inputs["rows"])
-    return made_by.params["max_lag"] == 0 and (
-        own is None or (sampler is not None and own == sampler.params["temperature"])
-    )
+    own, sampler = made_by.params["temperature"], sampler_of(node.inputs["rows"])
+    as_sampled = own is None or (sampler is not None and own == sampler.params["temperature"])
+    return as_sampled and made_by.params["max_lag"] == 0
