@@ -1,0 +1,100 @@
+"""What the examples run on: a small character model and a few prompts, made here in a second, nothing downloaded.
+
+Owns: the model directory, the data, and run options that are small enough for a laptop. Does not own: any example.
+A model of random weights learns no arithmetic in a few Steps; the examples' rewards are things that it can learn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.options import RunOptions
+
+EOS, PAD = "<eos>", "<pad>"
+TOKENS = (*string.ascii_lowercase, *string.digits, " ", "+", "=", ":", "\n", PAD, EOS)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiny:
+    """Paths, as a graph function takes them."""
+
+    model: str
+    train: str
+    test: str
+
+
+def make(folder: Path | str = "runs/tiny") -> Tiny:
+    """A model directory, 64 training prompts and 16 others; `python examples/tiny.py` makes them too."""
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    if not (root / "model" / "config.json").is_file():
+        make_model(root / "model")
+    sums = [f"{a}+{b}" for a in range(10) for b in range(8)]
+    random.Random(0).shuffle(sums)
+    for name, chosen in (("train", sums[:64]), ("test", sums[64:])):
+        rows = [{"prompt": f"{s}=", "answer": str(eval_sum(s))} for s in chosen]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Tiny(model=str(root / "model"), train=str(root / "train.jsonl"), test=str(root / "test.jsonl"))
+
+
+def eval_sum(text: str) -> int:
+    """`3+4` -> 7."""
+    return sum(map(int, text.split("+")))
+
+
+def make_model(path: Path, *, hidden: int = 64, layers: int = 2, seed: int = 0) -> None:
+    """A Qwen2 directory of random weights, about 100,000 of them, with a tokenizer of one token a character."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(TOKENS),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=2 * hidden,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        pad_token_id=TOKENS.index(PAD),
+        eos_token_id=TOKENS.index(EOS),
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    spelled = {" ": "\u0120", "\n": "\u010a"}  # how byte-level BPE writes them
+    vocabulary = {spelled.get(token, token): i for i, token in enumerate(TOKENS)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], unk_token=EOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(path)
+
+
+def options(name: str, *, steps: int = 12) -> RunOptions:
+    """Options of a run that lasts seconds; it replaces the run folder that an earlier call left."""
+    return RunOptions(name=name, steps=steps, overwrite=True, threads=1, progress=False)
+
+
+def show(metrics: Mapping[str, float]) -> None:
+    """One line for each Step: its rewards, the greatest lag and the seconds."""
+    rewards = [k for k in metrics if k.startswith("reward/") and k.endswith("/mean") and k != "reward/mean"]
+    parts = ", ".join(f"{k.split('/')[1]} {metrics[k]:.3f}" for k in rewards)
+    lag = metrics["policy/lag/max"]
+    print(f"step {metrics['step']:.0f}  {parts}  (lag {lag:.0f}, {metrics['time/step']:.2f} s)")
+
+
+if __name__ == "__main__":
+    made = make()
+    print(f"model {made.model}, training prompts {made.train}, test prompts {made.test}")

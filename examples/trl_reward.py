@@ -1,0 +1,16 @@
+"""Rewards as a user of TRL has them: this file imports nothing of ours and would run in TRL as it stands."""
+
+from __future__ import annotations
+
+import re
+
+
+def correct(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
+    """1.0 where the first number in the completion is the answer."""
+    found = (re.search(r"\d+", text) for text in completions)
+    return [float(match is not None and match.group() == right) for match, right in zip(found, answer, strict=True)]
+
+
+def only_digits(completions: list[str], **kwargs: object) -> list[float]:
+    """The share of characters that are digits."""
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]

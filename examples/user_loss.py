@@ -1,0 +1,48 @@
+"""A loss of your own: a decorated function on packed tensors, which returns terms that nobody has averaged.
+
+    python examples/user_loss.py
+
+`train` reduces them; the function never averages and never sees padding. This one is CISPO's (arXiv:2506.13585).
+"""
+
+from __future__ import annotations
+
+import tiny
+from user_reward import short_digits
+
+from dataflow import Advantage, Graph, Model, Now, Rollout, Tensors, Terms, loss
+from engine.api import Result, run
+from graphs.grpo import grpo
+from operators.train import train
+
+
+# begin: what you add
+@loss(scope="token")
+def capped_weight_loss(now: Now, advantage: Tensors[Advantage], *, cap: float = 2.0) -> Terms:
+    """-A log pi, weighted by the ratio to the sampler's probability; the weight is a constant, at most `cap`."""
+    assert now.logprobs is not None
+    assert now.sampler_logprobs is not None
+    weight = (now.logprobs - now.sampler_logprobs).exp().clamp(max=cap).detach()
+    metrics = {"policy/weight": ((weight * now.mask).sum(), now.mask.sum())}
+    return Terms(-weight * advantage["advantage"] * now.logprobs, metrics)
+
+
+# end
+
+
+def graph(*, cap: float = 2.0) -> Graph:
+    """GRPO's rows and advantages, trained with that loss in two updates a Step."""
+    files = tiny.make()
+    g = grpo(files.model, files.train, short_digits, n=8, batch=8, max_tokens=8)
+    policy = Model("policy", files.model, trainable=True)
+    new = capped_weight_loss(g.port("advantage", Advantage), cap=cap)
+    return Graph("cispo", train(policy, g.port("rollout", Rollout), loss=new, lr=5e-3, minibatches=2))
+
+
+def main(steps: int = 12) -> Result:
+    """A short run."""
+    return run(graph(), tiny.options("user_loss", steps=steps), on_step=[tiny.show])
+
+
+if __name__ == "__main__":
+    main()
