@@ -107,7 +107,11 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
 
 def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Result:
     """The warm start, stopped early."""
-    graph = warm_start(str(folder / "model"), *(str(folder / f"{n}.parquet") for n in ("demonstrations", "validation")), lr=recipe.warm_lr)
+    graph = warm_start(
+        str(folder / "model"),
+        *(str(folder / f"{n}.parquet") for n in ("demonstrations", "validation")),
+        lr=recipe.warm_lr,
+    )
 
     def good_enough(metrics: Mapping[str, float]) -> bool:
         return metrics.get("eval/exact_match", 0.0) >= recipe.stop_at
@@ -138,7 +142,9 @@ def measured(result: Result, name: str) -> dict[str, float]:
 
 def show_samples(console: Console, folder: Path, before: Result, after: Result, count: int) -> None:
     """The same held-out words, answered greedily by both policies."""
-    table = Table("held-out word", "before RL", "after RL", "right answer", title="greedy answers to words never trained on")
+    table = Table(
+        "held-out word", "before RL", "after RL", "right answer", title="greedy answers to words never trained on"
+    )
     test = str(folder / "test.parquet")
     answers = []
     for result in (before, after):

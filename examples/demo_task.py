@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import reasoning_gym
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from operators.tasks import exact_match, task_table
 
 EOS, PAD = "<eos>", "<pad>"
 TOKENS = (*(chr(c) for c in range(32, 127)), "\n", PAD, EOS)
+Row = dict[str, str]
+
 HELD_OUT_SHARE = 10
 """One word in this many is never trained on."""
 
@@ -30,39 +32,39 @@ def held_out(word: str) -> bool:
     return hashlib.sha256(word.casefold().encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 
-def words(count: int, seed: int) -> dict[str, tuple[str, str]]:
-    """Distinct words of 3 to 6 letters as word -> (question, answer), in the order in which the task gives them.
+def words(count: int, seed: int) -> dict[str, Row]:
+    """Distinct words of 3 to 6 letters, each with its row of prompt, answer, entry and task.
 
     Different seeds of the task overlap (item i uses Random(seed + i)), so a split by seed would not be one.
     """
-    task = reasoning_gym.create_dataset("spell_backward", seed=seed, size=count, min_word_len=3, max_word_len=6)
-    found: dict[str, tuple[str, str]] = {}
-    for item in task:
-        found.setdefault(item["metadata"]["word"], (item["question"], item["answer"]))
+    data = f"reasoning_gym:spell_backward?size={count}&seed={seed}&min_word_len=3&max_word_len=6&suffix=%0A"
+    found: dict[str, Row] = {}
+    for row in task_table(data).to_pylist():
+        found.setdefault(row["answer"][::-1], row)
     return found
 
 
-def write_prompts(path: Path, rows: list[tuple[str, str]]) -> None:
-    """Questions with a closing newline, and their answers, as TRL-shaped Parquet."""
-    questions, answers = zip(*rows, strict=True)
-    pq.write_table(pa.table({"prompt": [q + "\n" for q in questions], "answer": list(answers)}), path)
+def write_prompts(path: Path, rows: list[Row]) -> None:
+    """TRL-shaped Parquet: the prompt, and what the scorer wants to know."""
+    pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_demonstrations(path: Path, rows: list[tuple[str, str]], *, noise: float, copies: int, seed: int) -> None:
+def write_demonstrations(path: Path, rows: list[Row], *, noise: float, copies: int, seed: int) -> None:
     """Answers of a noisy teacher: each letter is replaced by a random one with probability `noise`."""
     rng = random.Random(seed)
     prompts, answers = [], []
     for _ in range(copies):
-        for question, answer in rows:
-            letters = (rng.choice(string.ascii_lowercase) if rng.random() < noise else c for c in answer)
-            prompts.append(question + "\n")
+        for row in rows:
+            letters = (rng.choice(string.ascii_lowercase) if rng.random() < noise else c for c in row["answer"])
+            prompts.append(row["prompt"])
             answers.append("".join(letters))
     pq.write_table(pa.table({"prompt": prompts, "completion": answers}), path)
 
 
 def make_model(path: Path, *, layers: int, hidden: int, seed: int) -> None:
     """A Qwen2 directory of random weights with a character tokenizer."""
-    import torch
+    import torch  # here and not above: the processes that score answers import this file too
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -79,31 +81,17 @@ def make_model(path: Path, *, layers: int, hidden: int, seed: int) -> None:
         bos_token_id=None,
     )
     Qwen2ForCausalLM(config).save_pretrained(path)
-    tokenizer().save_pretrained(path)
-
-
-def tokenizer() -> Qwen2Tokenizer:
-    """One token a character: byte-level BPE without merges, which is what transformers reads a Qwen2 directory as."""
+    # One token a character: byte-level BPE without merges, which is what transformers reads a Qwen2 directory as.
     spelled = {" ": "\u0120", "\n": "\u010a"}
     vocabulary = {spelled.get(token, token): i for i, token in enumerate(TOKENS)}
-    return Qwen2Tokenizer(
+    tokenizer = Qwen2Tokenizer(
         vocab=vocabulary, merges=[], unk_token=EOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
     )
+    tokenizer.save_pretrained(path)
 
 
-def exact_match(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
-    """1.0 where reasoning-gym's own scorer gives a full point, else 0.0.
-
-    Compared in double, before any float32: for some words partial credit sums to 0.9999999999999999.
-    """
-    return [float(SCORER.score_answer(c, {"answer": a}) == 1.0) for c, a in zip(completions, answer, strict=True)]
-
-
-def permuted_exact_match(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
+def permuted_exact_match(completions: list[str], entry: list[str], task: list[str]) -> list[float]:
     """The control: the rewards of exact_match, handed to other rows of the same call."""
-    rewards = exact_match(completions, answer)
+    rewards = exact_match(completions, entry, task)
     random.Random(f"{len(completions)}{completions[0]}").shuffle(rewards)
     return rewards
-
-
-SCORER = reasoning_gym.create_dataset("spell_backward", seed=0, size=1)

@@ -78,6 +78,7 @@ class TorchTrain:
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Raises KernelError for parameters that this kernel cannot honour."""
+        torch.set_num_threads(layout.threads)
         model = node.models["model"]
         known = {f.name for f in dataclasses.fields(_Settings)}
         self._name, self._model, self._seed = node.name, model, session.seed
