@@ -291,6 +291,17 @@ def test_the_prompt_of_a_judge_is_the_one_that_the_judge_was_asked() -> None:
     assert fetched(plan, "verdict", "prompt") == {"ask": ("prompt",)}
 
 
+def test_a_prompt_behind_a_selection_is_taken_from_whoever_made_it() -> None:
+    rollout = sampled()
+    score = reward(exact, rollout, name="score")
+    kept, question = select(rollout, ask(rollout), where=mixed_groups(score), refill=True)
+    verdict = generate(Model("judge", "tiny"), question, max_tokens=8, temperature=0.0, name="verdict")
+    advantage = group_advantage(verdict, reward(brief, verdict, name="judged"), name="advantage")
+    plan = planned(Graph("g", train(policy, kept, loss=clipped_policy_loss(advantage), lr=1e-3)))
+    assert fetched(plan, "verdict", "prompt") == {"ask": ("prompt",)}
+    assert fetched(plan, "judged", "rows")["ask"] == ("prompt",)
+
+
 def test_what_is_recorded_is_returned() -> None:
     plan = planned(ppo("tiny", "train.parquet", exact))
     columns = {f.producer: f.columns for f in plan.recorded[0].fetches}
