@@ -107,11 +107,8 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
 
 def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Result:
     """The warm start, stopped early."""
-    graph = warm_start(
-        str(folder / "model"),
-        *(str(folder / f"{n}.parquet") for n in ("demonstrations", "validation")),
-        lr=recipe.warm_lr,
-    )
+    demonstrations, validation = (str(folder / f"{name}.parquet") for name in ("demonstrations", "validation"))
+    graph = warm_start(str(folder / "model"), demonstrations, validation, lr=recipe.warm_lr)
 
     def good_enough(metrics: Mapping[str, float]) -> bool:
         return metrics.get("eval/exact_match", 0.0) >= recipe.stop_at
