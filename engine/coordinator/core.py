@@ -24,16 +24,17 @@ run gathers and nothing is on its way, so that what shares a batch never depends
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator import intake
+from engine.coordinator.admission import Admission
+from engine.coordinator.dispatch import Dispatch, UnderWay
 from engine.coordinator.evaluation import EvaluationRound
-from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane, Ready
+from engine.coordinator.lane import FINISHED, Lane, Ready
 from engine.coordinator.messages import (
     Checkpoint,
     Checkpointed,
@@ -42,16 +43,15 @@ from engine.coordinator.messages import (
     Evaluated,
     Event,
     Finish,
-    Follow,
+    Gather,
     Instruction,
+    Key,
     Loaded,
     Produced,
-    Publish,
     Record,
     Recorded,
     Ref,
     Release,
-    RunChunk,
     SourceCut,
     SourceOpened,
     StepClosed,
@@ -62,6 +62,7 @@ from engine.coordinator.messages import (
 )
 from engine.coordinator.step import StepRun
 from engine.coordinator.tables import Blocks
+from engine.coordinator.versions import Versions
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
 
 Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished"]
@@ -101,27 +102,26 @@ class Coordinator:
         self._nodes = {n.name: n for n in plan.nodes}
         self._step_nodes = [n for n in plan.nodes if n.region == "step"]
         self._lanes = {s.name: self._lane(s) for s in plan.sources}
-        self._sources = {s.name: s for s in plan.sources}
+        self._admissions = {
+            s.name: Admission(s, self._lanes[s.name], steps=settings.steps, last_batch=settings.last_batch)
+            for s in plan.sources
+        }
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
-        self._again: dict[str, list[tuple[int, int]]] = {s: [] for s in self._lanes}
-        self._tried = dict.fromkeys(self._lanes, 0)
-        self._loading: set[tuple[str, str]] = set()
-        self._chunks: dict[int, tuple[PlannedNode, Keys, str]] = {}
-        self._load_of: dict[str, int] = {}
-        self._next_chunk = 0
+        self._versions = Versions(plan)
+        self._dispatch = Dispatch(plan.workers, self._blocks)
         self._sequence = 0
         self._run: StepRun | None = None
         self._training = False
         self._recorded = True
         self._round: EvaluationRound | None = None
         self._evaluated: dict[str, int] = {}
+        self._closed = -1
         self._stored = 0
-        self._admitted = 0
         self._dropped: list[str] = []
         self._stop = ""
         self._metrics: dict[str, float] = {}
-        self._first = True
+        self._restored = False
         self._out: list[Instruction] = []
 
     # --- the two entries ----------------------------------------------------------------------------------------
@@ -129,12 +129,12 @@ class Coordinator:
     def start(self, restored: Restored | None = None) -> list[Instruction]:
         """Begin, or go on from a checkpoint. Every reader is told the version it has to have."""
         if restored is not None:
-            self.version = self._stored = restored.step
-            self._first = False
+            self.version = self._stored = self._closed = restored.step
+            self._restored = True
+            self._evaluated = {n.name: self.version for n in self._due(last=self._done())}  # before it was stored
             for name, cut in restored.sources.items():
-                rows = dict(restored.rows.get(name, {}))
-                self._again[name] = self._lanes[name].restore(cut, rows, self.version)
-        self._publish()
+                self._admissions[name].restore(cut, dict(restored.rows.get(name, {})), self.version)
+        self._out += self._versions.publish(self.version, moved=False)
         return self._flush()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -143,20 +143,28 @@ class Coordinator:
         if self.phase != "finished":
             self._note(event)
             self._advance()
+        elif isinstance(event, Produced):  # of a chunk that was still under way
+            self._blocks.add(event.ref, 0)
+        elif isinstance(event, ChunkDone):
+            self._dispatch.done(event.chunk)
+        self._release()
         return self._flush()
 
     def waiting(self) -> list[str]:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
         lines = [f"source {name}: has not opened" for name in sorted(self._unopened)]
-        lines += [f"{node}: has not loaded {model!r} version {self.version}" for node, model in sorted(self._loading)]
-        for lane in self._lanes.values():
+        lines += self._versions.waiting()
+        for name, lane in self._lanes.items():
             lines += lane.waiting()
             done = len(lane.slots(FINISHED))
-            lines.append(f"intake of {lane.source}: {done} of {self._sources[lane.source].batch} prompts are finished")
+            lines.append(f"intake of {name}: {done} of {self._admissions[name].source.batch} prompts are finished")
         if self._run is not None:
             lines += self._run.waiting()
+            lines += [] if self._recorded else [f"step {self._run.step}: its samples are not written yet"]
         if self._round is not None:
             lines += self._round.waiting()
+        if self.phase == "checkpoint":
+            lines.append(f"checkpoint of step {self.version}: is not on disk yet")
         return lines
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -174,8 +182,7 @@ class Coordinator:
                 self._run.trained()
                 self._training = False
             case Loaded():
-                if event.version == self.version:
-                    self._loading.discard((event.node, event.model))
+                self._versions.loaded(event)
             case Recorded():
                 self._recorded = True
             case Evaluated():
@@ -185,14 +192,19 @@ class Coordinator:
             case Checkpointed():
                 self._stored = event.step
             case SourceOpened():
-                self._rows_of[event.node] = event.rows
-                self._unopened.discard(event.node)
+                self._opened(event)
             case StopRequested():
                 self._stop = event.reason
 
+    def _opened(self, event: SourceOpened) -> None:
+        self._rows_of[event.node] = event.rows
+        self._unopened.discard(event.node)
+        if event.node in self._admissions:
+            self._admissions[event.node].rows = event.rows
+
     def _produced(self, event: Produced) -> None:
         node = self._nodes[event.node]
-        if event.chunk not in self._chunks:  # of a chunk that was given up: let its rows go
+        if event.chunk not in self._dispatch:  # of a chunk that was given up: let its rows go
             self._blocks.add(event.ref, 0)
         elif node.region == "evaluation":
             assert self._round is not None
@@ -204,30 +216,30 @@ class Coordinator:
             self._lanes[node.source].produced(event.node, event.ref)
 
     def _chunk_done(self, event: ChunkDone) -> None:
-        if event.chunk not in self._chunks:
-            return
-        node, keys, worker = self._chunks.pop(event.chunk)
-        self._load_of[worker] -= len(keys)
-        missing = None
-        if node.region == "evaluation":
-            assert self._round is not None
-            missing = self._round.closed(node, keys)
-        elif node.region == "step":
-            assert self._run is not None
-            self._run.closed(node.name)
-        else:
-            missing = self._lanes[node.source].closed(node, keys)
+        chunk = self._dispatch.done(event.chunk)
+        missing = self._missing(chunk) if chunk is not None else None
         if missing is not None:
-            self._fail(f"{node.name}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
+            self._fail(f"{event.node}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
+
+    def _missing(self, chunk: UnderWay) -> Key | None:
+        """Close a chunk where its rows belong; returns a row that it should have made and did not."""
+        if chunk.node.region == "evaluation":
+            assert self._round is not None
+            return self._round.closed(chunk.node, chunk.keys)
+        if chunk.node.region == "step":
+            assert self._run is not None
+            return self._run.closed(chunk.node)
+        return self._lanes[chunk.node.source].closed(chunk.node, chunk.keys)
 
     def _tombstoned(self, event: Tombstoned) -> None:
         node = self._nodes[event.node]
         if node.region != "stream":
             self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
-        elif self._lanes[node.source].drop(event.key[0], event.key[2]):
+        elif self._lanes[node.source].drop(event.node, event.key[0], event.key[2]):
             self._dropped.append(f"{event.node} row {event.key}: {event.error}")
-            if len(self._dropped) > max(10, self.settings.error_budget * self._admitted):
-                spent = f"{len(self._dropped)} of {self._admitted} admitted prompts were dropped, more than the error budget"
+            dropped, admitted = len(self._dropped), self._admitted()
+            if dropped > max(10, self.settings.error_budget * admitted):
+                spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
                 self._fail(f"{spent} of {self.settings.error_budget:.0%}; the first: {self._dropped[0]}")
 
     # --- what follows -------------------------------------------------------------------------------------------
@@ -237,28 +249,39 @@ class Coordinator:
         moved = True
         while moved and self.phase != "finished":
             moved = False
-            for lane in self._lanes.values():
-                for ready in lane.pump():
-                    self._assign(ready, 0)
-                moved |= self._give_back(lane)
+            for name, lane in self._lanes.items():
+                self._assign(lane.pump(), 0)
+                moved |= self._admissions[name].give_back()
             moved |= getattr(self, f"_in_{self.phase}")()
-            for source in self.plan.sources:
-                moved |= self.phase != "finished" and self._admit(source)
-        for worker, block in self._blocks.drain():
-            self._out.append(Release(worker=worker, blocks=(block,)))
+            for admission in self._admissions.values():
+                moved |= self._admit(admission)
+
+    def _admit(self, admission: Admission) -> bool:
+        """Admit what the credit of a source allows; in a synchronous run only while nothing of it is on its way."""
+        lane = admission.lane
+        if self._stop or self.phase in ("opening", "checkpoint", "finished") or self._versions.behind(lane.nodes):
+            return False
+        if admission.source.max_lag == 0 and (self.phase != "gather" or lane.running):
+            return False
+        found = admission.admit(self.version)
+        self._assign(found, 0)
+        starved = admission.starved(self.version + 1) if self.phase == "gather" and not found else ""
+        if starved:
+            self._fail(starved)
+        return bool(found)
 
     def _in_opening(self) -> bool:
-        if self._unopened or self._loading:
+        if self._unopened or not self._versions.settled:
             return False
-        self._begin_evaluation(at_start=self._first)
+        if self._restored:
+            self.phase = "gather"
+        else:
+            self._evaluate_or_close([n for n in self._nodes.values() if n.work == "evaluate"])
         return True
 
     def _in_evaluate(self) -> bool:
         assert self._round is not None
-        if self._loading:
-            return False
-        for ready in self._round.pump():
-            self._assign(ready, self.version)
+        self._assign(self._round.pump(), self.version)
         for node, keys, inputs in self._round.complete():
             message = Evaluate(node=node.name, worker=node.workers[0], version=self.version, keys=keys, inputs=inputs)
             self._out.append(message)
@@ -266,21 +289,19 @@ class Coordinator:
             return False
         self._round.release()
         self._round = None
-        self._close_step()
+        self._close_step(evaluated=True)
         return True
 
     def _in_gather(self) -> bool:
-        if self._stop or self._done():
+        if self._stop or self._done() or self._drained():
             return self._end()
-        taken = {source.name: self._intake(source) for source in self.plan.sources}
-        exhausted = [name for name in taken if self._exhausted(name) and not len(self._lanes[name].slots(FINISHED))]
-        if exhausted:
+        taken = {name: admission.take(self.version) for name, admission in self._admissions.items()}
+        if self._drained():
             return self._end()
         if any(not len(slots) for slots in taken.values()):
             return False
         for name, slots in taken.items():
-            self._lanes[name].take(slots)
-            self._tried[name] = self._lanes[name].outstanding() - len(slots)
+            self._admissions[name].taken(slots)
         self._run = StepRun(self.version + 1, self._step_nodes, self._lanes, taken, self._blocks)
         self.phase = "step"
         return True
@@ -288,8 +309,7 @@ class Coordinator:
     def _in_step(self) -> bool:
         run = self._run
         assert run is not None
-        for ready in run.ready():
-            self._assign(ready, run.step)
+        self._assign(run.ready(), run.step)
         node = None if self._training else run.next_train()
         if node is not None:
             return self._train(run, node)
@@ -297,38 +317,46 @@ class Coordinator:
             return False
         self._measure(run)
         self.version = run.step
-        self._recorded = not self.plan.recorded
-        if self.plan.recorded:
-            keys = run.keys(self.plan.recorded)
-            self._out.append(Record(step=run.step, keys=keys, inputs=run.inputs(self.plan.recorded, keys)))
-        self._publish()
+        self._record(run)
+        self._out += self._versions.publish(self.version)
         self.phase = "settle"
         return True
 
     def _train(self, run: StepRun, node: PlannedNode) -> bool:
+        """Let the node whose turn it is train; returns whether its turn is over, having no row."""
         keys = run.keys(node.inputs)
         if not len(keys):
             run.trained()
             return True
         self._training = True
         self._sequence += 1
-        inputs = run.inputs(node.inputs, keys)
-        worker = node.workers[0]
         message = TrainStep(
-            sequence=self._sequence, node=node.name, worker=worker, step=run.step, keys=keys, inputs=inputs
+            sequence=self._sequence,
+            node=node.name,
+            worker=node.workers[0],
+            step=run.step,
+            keys=keys,
+            inputs=run.inputs(node.inputs, keys),
         )
         self._out.append(message)
         return False
 
+    def _record(self, run: StepRun) -> None:
+        self._recorded = not self.plan.recorded
+        if self.plan.recorded:
+            keys = run.keys(self.plan.recorded)
+            self._out.append(Record(step=run.step, keys=keys, inputs=run.inputs(self.plan.recorded, keys)))
+
     def _in_settle(self) -> bool:
-        if not self._recorded or self._loading:
+        if not self._recorded or not self._versions.settled:
             return False
         assert self._run is not None
         for name, slots in self._run.taken.items():
             self._lanes[name].retire(slots)
         self._run.release()
         self._run = None
-        self._begin_evaluation()
+        over = bool(self._stop) or self._done() or self._drained()
+        self._evaluate_or_close(self._due(last=over))
         return True
 
     def _in_checkpoint(self) -> bool:
@@ -339,52 +367,55 @@ class Coordinator:
 
     # --- evaluation, closing, checkpoints, the end ----------------------------------------------------------------
 
-    def _begin_evaluation(self, *, at_start: bool = False) -> None:
-        last = not at_start and (self._done() or bool(self._stop) or self._drained())
-        due = [
-            n
-            for n in self._nodes.values()
-            if n.work == "evaluate" and (at_start or last or self.version % n.every == 0)
+    def _due(self, *, last: bool) -> list[PlannedNode]:
+        """Evaluate nodes that have to run at this version; at the last one all of them."""
+        found = [
+            n for n in self._nodes.values() if n.work == "evaluate" and self._evaluated.get(n.name) != self.version
         ]
-        due = [n for n in due if self._evaluated.get(n.name) != self.version]
-        if self.phase == "opening" and not at_start:
-            due = []
-        if due:
-            self._round = EvaluationRound(self.plan, due, self._rows_of, self.version, self._blocks)
-            self.phase = "evaluate"
-            for ready in self._round.begin():
-                self._assign(ready, self.version)
-        else:
-            self._close_step()
+        return [n for n in found if last or self.version % n.every == 0]
 
-    def _close_step(self) -> None:
-        if self._first or self.version > self._stored or self._metrics:
-            self._out.append(StepClosed(step=self.version, metrics=dict(self._metrics)))
-        self._first = False
-        self._metrics = {}
+    def _evaluate_or_close(self, due: list[PlannedNode]) -> None:
+        if not due:
+            self._close_step()
+            return
+        self._round = EvaluationRound(self.plan, due, self._rows_of, self.version, self._blocks)
+        self.phase = "evaluate"
+        self._assign(self._round.begin(), self.version)
+
+    def _close_step(self, *, evaluated: bool = False) -> None:
+        """Say that the Step is complete; once more where an evaluation turned out to be due after that."""
+        if evaluated or self.version > self._closed:
+            self._closed = self.version
+            self._out.append(StepClosed(step=self.version, metrics=self._metrics))
+            self._metrics = {}
         every = self.settings.checkpoint_every
-        if every and self.version and self.version % every == 0 and self._stored != self.version:
+        if every and self.version % every == 0 and self._stored != self.version:
             self._checkpoint()
         else:
             self.phase = "gather"
 
     def _checkpoint(self) -> None:
         self.phase = "checkpoint"
-        rows = {}
+        rows: dict[str, tuple[Keys, Gather]] = {}
         for lane in self._lanes.values():
             if len(lane.slots(FINISHED)):
                 for node in lane.nodes:
                     stored = lane.stored(node.name)
-                    rows[node.name] = (stored.keys, self._blocks.gather(node.name, (), stored.block, stored.row))
-        sources = {name: lane.cut_state(self._again[name]) for name, lane in self._lanes.items()}
+                    gather, _ = self._blocks.gather(node.name, (), stored.block, stored.row)
+                    rows[node.name] = (stored.keys, gather)
+        sources = {name: admission.cut() for name, admission in self._admissions.items()}
         self._out.append(Checkpoint(step=self.version, sources=sources, rows=rows))
 
     def _end(self) -> bool:
-        if self._stored != self.version:
+        """Whatever is left to do before the run is over, one after another: evaluate, store, finish."""
+        due = [] if self._stop else self._due(last=True)
+        if due:  # that this was the last version is known only now: what was on its way came to nothing
+            self._evaluate_or_close(due)
+        elif self._stored != self.version:
             self._checkpoint()
-            return False
-        reason = self._stop or ("all steps are done" if self._done() else "the data has ended")
-        self._finish(Finish(reason=reason))
+        else:
+            reason = self._stop or ("all steps are done" if self._done() else "the data has ended")
+            self._finish(Finish(reason=reason))
         return True
 
     def _fail(self, error: str) -> None:
@@ -392,161 +423,51 @@ class Coordinator:
             self._finish(Finish(reason="failed", error=error))
 
     def _finish(self, message: Finish) -> None:
+        """Nothing is wanted any longer; chunks under way come to nothing, and what they read goes when they end."""
         self.phase = "finished"
+        if self._run is not None:
+            self._run.release()
+        if self._round is not None:
+            self._round.release()
+        for admission in self._admissions.values():
+            admission.abandon()
+        self._release()
         self._out.append(message)
 
     def _done(self) -> bool:
         return self.settings.steps is not None and self.version >= self.settings.steps
 
-    # --- versions -----------------------------------------------------------------------------------------------
-
-    def _publish(self) -> None:
-        """Tell every reader of a trained Model to load the present version; followers move with their leader."""
-        models = {m.name: m for m in self.plan.models}
-        for model in self.plan.models:
-            if model.writer:
-                for reader in model.readers:
-                    self._loading.add((reader, model.name))
-                    alias = reader in model.aliases
-                    self._out.append(
-                        Publish(model=model.name, writer=model.writer, reader=reader, version=self.version, alias=alias)
-                    )
-            elif model.follows and models[model.follows].writer and self.version % model.every == 0:
-                for reader in model.readers:
-                    self._loading.add((reader, model.name))
-                    writer = models[model.follows].writer
-                    self._out.append(
-                        Follow(
-                            model=model.name,
-                            leader=model.follows,
-                            writer=writer,
-                            reader=reader,
-                            rate=model.rate,
-                            version=self.version,
-                        )
-                    )
-
-    # --- admission and intake -----------------------------------------------------------------------------------
-
-    def _admit(self, source: PlannedSource) -> bool:
-        lane = self._lanes[source.name]
-        if self._stop or self.phase in ("opening", "checkpoint", "finished") or self._behind(lane):
-            return False
-        if source.max_lag == 0 and (self.phase != "gather" or lane.running()):
-            return False
-        room = (1 + source.max_lag) * source.batch
-        if self.settings.steps is not None:
-            room = min(room, (self.settings.steps - self.version) * source.batch)
-        room -= lane.outstanding()
-        if room <= 0 or self._exhausted_attempts(source, lane):
-            return False
-        chosen = self._next_prompts(lane, min(room, source.cohort or room))
-        if not chosen:
-            return False
-        self._admitted += len(chosen)
-        self._tried[source.name] += len(chosen)
-        self._assign(lane.admit([p for p, _ in chosen], [a for _, a in chosen], self.version), 0)
-        return True
-
-    def _behind(self, lane: Lane) -> bool:
-        """Whether a reader above this cut has not loaded the published version yet."""
-        return any((n.name, use.model) in self._loading for n in lane.nodes for use in n.models)
-
-    def _next_prompts(self, lane: Lane, most: int) -> list[tuple[int, int]]:
-        again = self._again[lane.source]
-        chosen, self._again[lane.source] = again[:most], again[most:]
-        fresh = range(lane.next, min(lane.next + most - len(chosen), self._limit(lane.source)))
-        return chosen + [(p, 0) for p in fresh]
-
-    def _limit(self, source: str) -> int:
-        return self._rows_of[source] if self.settings.steps is None else np.iinfo(np.int64).max
-
-    def _exhausted(self, source: str) -> bool:
-        """Whether no further prompt of this source can come and none is on its way."""
-        lane = self._lanes[source]
-        return not self._again[source] and lane.next >= self._limit(source) and not lane.running()
-
     def _drained(self) -> bool:
-        return any(self._exhausted(s) and not len(self._lanes[s].slots(FINISHED)) for s in self._lanes)
-
-    def _exhausted_attempts(self, source: PlannedSource, lane: Lane) -> bool:
-        most = min((n.max_attempts for n in lane.nodes if n.refill), default=0)
-        if not most or self._tried[source.name] < most * source.batch or lane.running():
-            return False
-        kept, tried = len(lane.slots(FINISHED)), self._tried[source.name]
-        name = next(n.name for n in lane.nodes if n.refill)
-        self._fail(
-            f"step {self.version + 1}: {name} kept {kept} of {tried} groups in {most} attempts; "
-            "the data is too easy or too hard, or the reward constant"
-        )
-        return True
-
-    def _give_back(self, lane: Lane) -> bool:
-        """Retire what was rejected or dropped: its admission credit returns."""
-        gone = np.concatenate([lane.slots(REJECTED), lane.slots(DROPPED)])
-        if len(gone):
-            lane.retire(gone)
-        return bool(len(gone))
-
-    def _intake(self, source: PlannedSource) -> np.ndarray:
-        """Slots of the prompts that form the next Step; empty while they have to be waited for."""
-        lane = self._lanes[source.name]
-        finished = lane.slots(FINISHED)
-        if source.intake == "drop":
-            old = intake.too_old(lane.begun[finished], max_lag=source.max_lag, version=self.version)
-            if old.any():
-                self._again[source.name] += lane.again(finished[old])
-                finished = finished[~old]
-        begun, running = lane.begun[finished], lane.begun[lane.slots(RUNNING)]
-        last = not self._again[source.name] and lane.next >= self._limit(source.name)
-        if last and not len(running) and len(finished) < source.batch and self.settings.last_batch == "drop":
-            lane.retire(finished)
-            return finished[:0]
-        if source.intake == "exact":
-            chosen = intake.exact(
-                begun, running, batch=source.batch, max_lag=source.max_lag, version=self.version, last=last
-            )
-        else:
-            chosen = intake.oldest(begun, running, batch=source.batch, last=last)
-        return finished[chosen]
+        """Whether no further Step can be formed: some source has nothing left."""
+        return any(admission.exhausted for admission in self._admissions.values())
 
     # --- assignments --------------------------------------------------------------------------------------------
 
-    def _assign(self, ready: Ready, step: int) -> None:
-        worker = min(ready.node.workers, key=lambda w: self._load_of.get(w, 0))
-        self._load_of[worker] = self._load_of.get(worker, 0) + len(ready.keys)
-        self._chunks[self._next_chunk] = (ready.node, ready.keys, worker)
-        self._out.append(
-            RunChunk(
-                id=self._next_chunk,
-                node=ready.node.name,
-                worker=worker,
-                step=step,
-                keys=ready.keys,
-                inputs=ready.inputs,
-            )
-        )
-        self._next_chunk += 1
+    def _assign(self, ready: Iterable[Ready], step: int) -> None:
+        self._out += [self._dispatch.assign(each, step) for each in ready]
 
     def _measure(self, run: StepRun) -> None:
-        lags = [self._lanes[name].versions(slots) for name, slots in run.taken.items()]
-        versions = np.concatenate(lags) if lags else np.zeros(0, dtype=np.int32)
-        lag = self.version - versions
-        self._metrics |= {
+        lag = self.version - np.concatenate([self._lanes[name].versions(slots) for name, slots in run.taken.items()])
+        self._metrics = {
             "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
             "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
             "data/prompts": float(sum(len(s) for s in run.taken.values())),
             "data/dropped": float(len(self._dropped)),
-            "data/admitted": float(self._admitted),
+            "data/admitted": float(self._admitted()),
         }
+
+    def _admitted(self) -> int:
+        return sum(admission.admitted for admission in self._admissions.values())
 
     def _lane(self, source: PlannedSource) -> Lane:
         nodes = [n for n in self.plan.nodes if n.region == "stream" and n.source == source.name]
         above = {n.name for n in nodes}
-        below = [n for n in self.plan.nodes if n.region == "step"]
-        cut = [gate for n in below for gate in n.gates if gate in above]
-        fetched = [f.producer for n in below for i in n.inputs for f in i.fetches if f.producer in above]
-        return Lane(source.name, nodes, cut or fetched, self._blocks)
+        cut = [gate for n in self._step_nodes for gate in n.gates if gate in above]
+        return Lane(source.name, nodes, cut, self._blocks)
+
+    def _release(self) -> None:
+        for worker, blocks in self._blocks.drain().items():
+            self._out.append(Release(worker=worker, blocks=blocks))
 
     def _flush(self) -> list[Instruction]:
         out, self._out = self._out, []

@@ -7,9 +7,10 @@ a round begins (core.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from dataflow.batch import Keys
-from engine.coordinator.lane import FINISHED, RUNNING, Lane, Ready
+from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane, Ready
 from engine.coordinator.messages import Gather, Key, Ref
 from engine.coordinator.step import StepRun
 from engine.coordinator.tables import Blocks
@@ -39,11 +40,15 @@ class EvaluationRound:
         }
 
     def begin(self) -> list[Ready]:
-        """The first chunks: every prompt of every source, as one cohort."""
-        return [
-            lane.admit(range(self._rows_of[source]), [0] * self._rows_of[source], self._version)
-            for source, lane in self._lanes.items()
-        ]
+        """The first chunks: every prompt of every source, in as many cohorts as some node has replicas."""
+        found = []
+        for source, lane in self._lanes.items():
+            rows, parts = self._rows_of[source], max(len(n.workers) for n in lane.nodes)
+            edges = [rows * i // parts for i in range(parts + 1)]
+            for first, end in pairwise(edges):
+                if first < end:
+                    found.append(lane.admit(range(first, end), [0] * (end - first), self._version))
+        return found
 
     def produced(self, node: PlannedNode, ref: Ref) -> None:
         """Rows have come."""
@@ -61,7 +66,7 @@ class EvaluationRound:
         """Evaluate nodes of which every row has come, each once."""
         for node in list(self._waiting):
             lane = self._lanes[node.source]
-            if not lane.running():
+            if not lane.running:
                 self._waiting.remove(node)
                 self._running.add(node.name)
                 rows = StepRun(
@@ -82,7 +87,7 @@ class EvaluationRound:
     def release(self) -> None:
         """The rows are wanted no longer."""
         for lane in self._lanes.values():
-            lane.retire(lane.slots(FINISHED))
+            lane.retire(lane.slots(RUNNING, FINISHED, REJECTED, DROPPED))
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""

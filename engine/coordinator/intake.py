@@ -1,7 +1,7 @@
 """Which finished rows become the batch of a Step.
 
 Owns: the three policies, as pure functions of ages. Does not own: which prompts are
-finished (lane.py), nor the admission bound (core.py).
+finished (lane.py), nor the bound on outstanding prompts (admission.py).
 
 A group's age is the version that its oldest token was made with (`begun`). The bound: a
 group trained at Step t has lag (t - 1) - begun <= max_lag.
@@ -16,24 +16,27 @@ def exact(begun: np.ndarray, running: np.ndarray, *, batch: int, max_lag: int, v
     """Indices into `begun` (finished groups, in the order of admission) to train now; none at all means wait.
 
     Takes the oldest `batch`, and only if afterwards, for every s, untrained(begun <= s) <= batch * (s + max_lag -
-    version): what stays can still be trained in time. `running`: lower bounds of the ages of what is not finished.
-    last: no further prompt will come, so a short batch is taken as it is.
+    version): what stays can still be trained in time. A sum that is negative allows none. `running`: lower bounds of
+    the ages of what is not finished. last: nothing else is on its way or to come, so a short batch is taken as it is.
     """
-    if len(begun) < batch and not (last and not len(running)):
+    if len(begun) < batch and not last:
         return np.zeros(0, dtype=np.int64)
     taken = np.lexsort((np.arange(len(begun)), begun))[:batch]
     left = np.ones(len(begun), dtype=bool)
     left[taken] = False
     untrained = np.sort(np.concatenate([begun[left], running]))
-    ages = np.unique(untrained)
-    older = np.searchsorted(untrained, ages, side="right")
-    allowed = batch * (ages.astype(np.int64) + max_lag - version)
-    return np.sort(taken) if (older <= allowed).all() else np.zeros(0, dtype=np.int64)
+    allowed = batch * (untrained.astype(np.int64) + max_lag - version)
+    # Sorted, the i-th entry stands for s = its age; of equal ages the last one counts them all.
+    counted = np.searchsorted(untrained, untrained, side="right")
+    return np.sort(taken) if (counted <= allowed).all() else np.zeros(0, dtype=np.int64)
 
 
-def oldest(begun: np.ndarray, running: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
-    """The oldest finished groups by admission, without a bound on their age (AReaL's rule, arXiv:2505.24298, eq. 3)."""
-    if len(begun) < batch and not (last and not len(running)):
+def oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
+    """The oldest finished groups by admission, without a bound on their age (AReaL's rule, arXiv:2505.24298, eq. 3).
+
+    last: nothing else is on its way or to come, so a short batch is taken as it is.
+    """
+    if len(begun) < batch and not last:
         return np.zeros(0, dtype=np.int64)
     return np.arange(min(batch, len(begun)))
 

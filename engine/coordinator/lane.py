@@ -1,21 +1,24 @@
 """One source's prompts on their way to the cut.
 
 Owns: which prompts are outstanding, which of their rows have come, which rows a node may
-run on next. Does not own: how many prompts are admitted and which form a Step (intake.py,
-core.py), nor who runs a chunk.
+run on next. Does not own: how many prompts are admitted and which form a Step
+(admission.py), nor who runs a chunk (core.py).
 
 A prompt is in one of these states:
 
-    running    some row of it may still come          -> finished, rejected, dropped
-    finished   every row at the cut has come           -> taken
-    rejected   a refilling select kept nothing of it   -> retired at once, its credit returned
-    dropped    a row of it failed for good             -> retired at once, its credit returned
-    taken      its rows form the Step under way        -> retired when the Step is trained
+    running    some row of it may still come            -> finished, rejected, dropped
+    finished   every row of every node is decided       -> taken
+    rejected   a refilling select kept nothing of it    -> retired at once, its credit returned
+    dropped    a row of it failed for good              -> retired at once, its credit returned
+    taken      its rows form the Step under way         -> retired when the Step is trained
+
+A prompt leaves `running` only when every node above the cut has decided every row of it: were it to leave as soon as
+its fate is known, then which other chunks it is in would depend on who was faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,25 +26,27 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.messages import NO_VERSION, Gather, Key, Ref, SourceCut
 from engine.coordinator.tables import ABSENT, PENDING, PRESENT, Blocks, StepRows, Table
-from engine.plan.plan import Fetch, PlannedNode
+from engine.plan.plan import PlannedNode
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
 _FIRST_SLOTS = 64
+_NEWEST = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
-    """Rows that a node may run on now."""
+    """Rows that a node may run on now. holds: the numbers of the blocks that the chunk reads."""
 
     node: PlannedNode
     keys: Keys
-    inputs: dict[str, tuple[Gather, ...]]
+    inputs: Mapping[str, tuple[Gather, ...]]
+    holds: frozenset[int] = frozenset()
 
 
 class Lane:
     """The prompts of one source. `nodes`: the source and what stands on it above the cut, in running order.
 
-    cut: names of the nodes whose rows have to be complete before a prompt is finished.
+    cut: names of the nodes whose rows the Step (or the evaluation) reads.
     """
 
     def __init__(self, source: str, nodes: Sequence[PlannedNode], cut: Sequence[str], blocks: Blocks) -> None:
@@ -51,6 +56,8 @@ class Lane:
         self.blocks = blocks
         self.next = 0
         self.watermark = 0
+        self.outstanding = 0
+        """Prompts that were admitted and are not retired; finished and taken ones count."""
         self._retired: set[int] = set()
         self._tables = {n.name: Table(n.rows, _FIRST_SLOTS) for n in self.nodes}
         self._issued = {n.name: np.zeros((_FIRST_SLOTS, n.inner), dtype=bool) for n in self.nodes}
@@ -61,57 +68,54 @@ class Lane:
         self.cohort = np.zeros(_FIRST_SLOTS, dtype=np.int64)
         self.order = np.zeros(_FIRST_SLOTS, dtype=np.int64)
         """Number of its admission: the age of a prompt among those of one version."""
-        self._slot: dict[int, int] = {}
-        self._free = list(range(_FIRST_SLOTS - 1, -1, -1))
-        self._cohorts: dict[int, np.ndarray] = {}
+        self._failed = np.zeros(_FIRST_SLOTS, dtype=bool)
+        self._dirty = np.zeros(_FIRST_SLOTS, dtype=bool)
+        self._touched: set[str] = set()
+        self._by_position: tuple[np.ndarray, np.ndarray] | None = None
         self._admissions = 0
-        self._dirty: set[int] = set()
-        self._refills = any(n.refill for n in self.nodes)
 
     # --- admission ----------------------------------------------------------------------------------------------
 
     def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> Ready:
         """Take up prompts as one cohort; returns the source's rows to make. `version`: the one they can begin with."""
-        slots = np.array([self._take_slot(p) for p in positions], dtype=np.int64)
+        slots = self._free_slots(len(positions))
         self.position[slots] = positions
         self.attempt[slots] = attempts
         self.begun[slots] = version
         self.status[slots] = RUNNING
         self.order[slots] = self._admissions + np.arange(len(slots))
-        number = self._admissions
-        self.cohort[slots] = number
-        self._cohorts[number] = slots
+        self.cohort[slots] = self._admissions
+        self._failed[slots] = False
         self._admissions += len(slots)
+        self.outstanding += len(slots)
         self.next = max(self.next, max(positions, default=-1) + 1)
+        self._by_position = None
         return Ready(self.nodes[0], self._keys(slots, np.zeros(len(slots), dtype=np.int64)), {})
 
-    def outstanding(self) -> int:
-        """Prompts that were admitted and are not retired; finished and taken ones count."""
-        return len(self._slot)
-
+    @property
     def running(self) -> bool:
         """Whether some prompt is on its way."""
         return bool((self.status == RUNNING).any())
 
-    def slots(self, status: int) -> np.ndarray:
-        """Slots in this state, in the order of their admission."""
-        found = np.flatnonzero(self.status == status)
-        return found[np.argsort(self.order[found], kind="stable")]
+    def slots(self, state: int, *others: int) -> np.ndarray:
+        """Slots in one of these states, in the order of their admission."""
+        found = np.flatnonzero(np.isin(self.status, (state, *others)) if others else self.status == state)
+        return found[np.argsort(self.order[found], kind="stable")] if len(found) > 1 else found
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
     def produced(self, node: str, ref: Ref) -> None:
-        """Rows have come. Those of a prompt that is not running, of an older attempt, or that came before are let go."""
+        """Rows have come. Those that nobody waits for (of a retired prompt, an older attempt, twice) are let go."""
         table = self._tables[node]
-        slots = np.array([self._slot.get(int(p), -1) for p in ref.keys.position], dtype=np.int64)
-        known = slots >= 0
-        wanted = known & (self.status[slots] == RUNNING) & (self.attempt[slots] == ref.keys.attempt)
-        samples = ref.keys.sample.astype(np.int64)
+        slots = self._running_slots(ref.keys)
+        samples = ref.keys.sample
+        wanted = (slots >= 0) & (samples < table.rows)
         wanted[wanted] = table.state[slots[wanted], samples[wanted]] == PENDING
         rows = np.flatnonzero(wanted)
         number = self.blocks.add(ref, len(rows))
-        table.put(slots[rows], samples[rows], number, rows.astype(np.int32), ref)
-        self._dirty.update(slots[rows].tolist())
+        slots = slots[rows]
+        table.put(slots, samples[rows], number, rows.astype(np.int32), ref)
+        self._mark(node, slots)
 
     def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
         """A chunk is done: a select's missing rows are absent; returns the first other row that never came, if any."""
@@ -122,91 +126,136 @@ class Lane:
             return None
         if node.relation == "subset":
             table.state[slots[missing], samples[missing]] = ABSENT
-            self._dirty.update(slots[missing].tolist())
+            self._mark(node.name, slots[missing])
             return None
         first = int(np.flatnonzero(missing)[0])
         return (int(self.position[slots[first]]), int(samples[first]), int(self.attempt[slots[first]]))
 
-    def drop(self, position: int, attempt: int) -> bool:
-        """The group of this prompt is given up; False where it was already, or is of another attempt."""
-        slot = self._slot.get(position, -1)
-        if slot < 0 or self.status[slot] != RUNNING or self.attempt[slot] != attempt:
+    def drop(self, node: str, position: int, attempt: int) -> bool:
+        """The group of this prompt is given up: nothing of it goes on below `node`, and it never reaches a Step.
+
+        Returns False where it was given up already, is retired, or is of another attempt.
+        """
+        slots = self._running_slots(Keys.of([position], attempt=[attempt]))
+        slots = slots[slots >= 0]
+        if not len(slots):
             return False
-        self.status[slot] = DROPPED
-        self._dirty.add(slot)
-        return True
+        first = not self._failed[slots[0]]
+        self._failed[slots] = True
+        self._tables[node].state[slots] = ABSENT
+        self._issued[node][slots] = True
+        self._mark(node, slots)
+        return bool(first)
+
+    def _mark(self, node: str, slots: np.ndarray) -> None:
+        self._dirty[slots] = True
+        self._touched.add(node)
 
     def _located(self, keys: Keys, node: PlannedNode) -> tuple[np.ndarray, np.ndarray]:
         """Slots and samples of the output rows of a chunk, as far as their prompts still run."""
         out = keys.expand(node.rows // node.inner) if node.rows > node.inner else keys
-        slots = np.array([self._slot.get(int(p), -1) for p in out.position], dtype=np.int64)
-        alive = (slots >= 0) & (self.status[slots] == RUNNING) & (self.attempt[slots] == out.attempt)
-        return slots[alive], out.sample[alive].astype(np.int64)
+        slots = self._running_slots(out)
+        return slots[slots >= 0], out.sample[slots >= 0]
+
+    def _running_slots(self, keys: Keys) -> np.ndarray:
+        """The slot of each key's prompt; -1 where that prompt does not run, or not in this attempt."""
+        if self._by_position is None:
+            used = np.flatnonzero(self.status != FREE)
+            used = used[np.argsort(self.position[used])]
+            self._by_position = (self.position[used], used)
+        positions, used = self._by_position
+        if not len(used):
+            return np.full(len(keys), -1, dtype=np.int64)
+        at = np.minimum(np.searchsorted(positions, keys.position), len(used) - 1)
+        slots = used[at]
+        same = (positions[at] == keys.position) & (self.attempt[slots] == keys.attempt)
+        return np.where(same & (self.status[slots] == RUNNING), slots, -1)
 
     # --- what can run -------------------------------------------------------------------------------------------
 
     def pump(self) -> list[Ready]:
         """Everything that can run now and could not before. Absent rows are passed on downstream on the way."""
-        slots = np.array(sorted(s for s in self._dirty if self.status[s] == RUNNING), dtype=np.int64)
-        self._dirty.clear()
+        if not self._touched:
+            return []
+        slots = self._sorted(np.flatnonzero(self._dirty & (self.status == RUNNING)))
+        self._dirty[:] = False
         found: list[Ready] = []
-        if not len(slots):
-            return found
-        for node in self.nodes[1:]:
-            state = self._input_state(node, slots)
-            self._pass_on_absent(node, slots, state)
-            if node.chunking == "cohort":
-                found += [
-                    r for c in np.unique(self.cohort[slots]) if (r := self._ready_cohort(node, int(c))) is not None
-                ]
-            else:
-                ready = self._ready_rows(node, slots, state)
-                found += [ready] if ready is not None else []
-        self._settle(slots)
+        if len(slots):
+            mates = self._with_mates(slots)
+            for node in self.nodes[1:]:
+                if not self._touched.isdisjoint(node.gates):
+                    self._pass_on_absent(node, slots)
+                    found += self._ready(node, slots if node.chunking == "ready" else mates)
+            self._settle(slots)
+        self._touched.clear()
         return found
+
+    def _sorted(self, slots: np.ndarray) -> np.ndarray:
+        return slots[np.argsort(self.position[slots])] if len(slots) > 1 else slots
+
+    def _with_mates(self, slots: np.ndarray) -> np.ndarray:
+        """These and all running prompts that were admitted with one of them, by position."""
+        if all(n.chunking == "ready" for n in self.nodes):
+            return slots
+        cohorts = np.unique(self.cohort[slots])
+        return self._sorted(np.flatnonzero((self.status == RUNNING) & np.isin(self.cohort, cohorts)))
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never will."""
-        state = np.full((len(slots), node.inner), PRESENT, dtype=np.uint8)
+        found: np.ndarray | None = None
         for i in node.inputs:
             gate = self._tables[i.gate].state[slots]
             wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
-            state = np.where((wide == ABSENT) | (state == ABSENT), ABSENT, np.minimum(state, wide))
-        return state
+            if found is None:
+                found = wide
+            else:
+                found = np.where((wide == ABSENT) | (found == ABSENT), ABSENT, np.minimum(found, wide))
+        assert found is not None  # only a source has no input, and a source is never asked
+        return found
 
-    def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
-        gone = (state == ABSENT) & ~self._issued[node.name][slots]
+    def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray) -> None:
+        gone = (self._input_state(node, slots) == ABSENT) & ~self._issued[node.name][slots]
         if gone.any():
             where, sample = np.nonzero(np.repeat(gone, node.rows // node.inner, axis=1))
             self._tables[node.name].state[slots[where], sample] = ABSENT
             self._issued[node.name][slots] |= gone
+            self._touched.add(node.name)
 
-    def _ready_rows(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> Ready | None:
-        ready = (state == PRESENT) & ~self._issued[node.name][slots]
-        if node.scope == "group":
-            ready &= (state != PENDING).all(axis=1)[:, None]
-        return self._issue(node, slots, ready) if ready.any() else None
-
-    def _ready_cohort(self, node: PlannedNode, cohort: int) -> Ready | None:
-        slots = self._cohorts[cohort]
-        slots = slots[(self.status[slots] == RUNNING) & (self.cohort[slots] == cohort)]
+    def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[Ready]:
+        """The chunks of a node that can begin; of one whose chunking is `cohort` only whole cohorts, one chunk each."""
         state = self._input_state(node, slots)
         ready = (state == PRESENT) & ~self._issued[node.name][slots]
-        return self._issue(node, slots, ready) if ready.any() and (state != PENDING).all() else None
+        if not ready.any():
+            return
+        if node.scope == "group":
+            ready &= (state != PENDING).all(axis=1)[:, None]
+        if node.chunking == "ready":
+            if ready.any():
+                yield self._issue(node, slots, ready)
+            return
+        cohort = self.cohort[slots]
+        waiting = np.unique(cohort[(state == PENDING).any(axis=1)])
+        for number in np.unique(cohort[ready.any(axis=1) & ~np.isin(cohort, waiting)]):
+            mine = cohort == number
+            yield self._issue(node, slots[mine], ready[mine])
 
     def _issue(self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray) -> Ready:
+        """A chunk of these rows; `slots` are sorted by position, so the rows are sorted by key."""
         where, samples = np.nonzero(ready)
-        self._issued[node.name][slots[where], samples] = True
-        keys = self._keys(slots[where], samples)
-        order = keys.order()
-        at, samples = slots[where][order], samples[order]
-        inputs = {i.name: tuple(self._gather(f, at, samples) for f in i.fetches) for i in node.inputs}
-        return Ready(node, keys.take(order), inputs)
-
-    def _gather(self, fetch: Fetch, slots: np.ndarray, samples: np.ndarray) -> Gather:
-        table = self._tables[fetch.producer]
-        at = samples // fetch.ratio
-        return self.blocks.gather(fetch.producer, fetch.columns, table.block[slots, at], table.row[slots, at])
+        at = slots[where]
+        self._issued[node.name][at, samples] = True
+        inputs: dict[str, tuple[Gather, ...]] = {}
+        holds: set[int] = set()
+        for i in node.inputs:
+            gathers = []
+            for fetch in i.fetches:
+                table, from_ = self._tables[fetch.producer], samples // fetch.ratio
+                block, row = table.block[at, from_], table.row[at, from_]
+                gather, numbers = self.blocks.gather(fetch.producer, fetch.columns, block, row)
+                gathers.append(gather)
+                holds.update(numbers)
+            inputs[i.name] = tuple(gathers)
+        return Ready(node, self._keys(at, samples), inputs, frozenset(holds))
 
     def _keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:
         return Keys(self.position[slots], samples.astype(np.int32), self.attempt[slots])
@@ -214,20 +263,29 @@ class Lane:
     # --- at the cut ---------------------------------------------------------------------------------------------
 
     def _settle(self, slots: np.ndarray) -> None:
-        """Prompts of which every row at the cut has come, or never will, are finished or rejected."""
-        open_, kept = np.zeros(len(slots), dtype=bool), np.zeros(len(slots), dtype=bool)
-        for name in self.cut:
-            state = self._tables[name].state[slots]
-            open_ |= (state == PENDING).any(axis=1)
-            kept |= (state == PRESENT).any(axis=1)
+        """Prompts of which every row has come, or never will, are finished, rejected or dropped."""
+        open_ = np.zeros(len(slots), dtype=bool)
+        for table in self._tables.values():
+            open_ |= (table.state[slots] == PENDING).any(axis=1)
         done = slots[~open_]
-        self.status[done] = FINISHED if not self._refills else np.where(kept[~open_], FINISHED, REJECTED)
+        if not len(done):
+            return
+        self.status[done] = FINISHED
         for node in self.nodes:
-            version = self._tables[node.name].version[done]
-            if version.size and (version != NO_VERSION).any():
-                oldest = np.where(version == NO_VERSION, np.iinfo(np.int32).max, version).min(axis=1)
-                known = oldest != np.iinfo(np.int32).max
-                self.begun[done[known]] = oldest[known]
+            if node.refill:
+                kept = (self._tables[node.name].state[done] == PRESENT).any(axis=1)
+                self.status[done[~kept]] = REJECTED
+        self.status[done[self._failed[done]]] = DROPPED
+        self._date(done)
+
+    def _date(self, slots: np.ndarray) -> None:
+        """Set `begun` to the oldest version that any row of a prompt was made with, where one was."""
+        oldest = np.full(len(slots), _NEWEST, dtype=np.int32)
+        for table in self._tables.values():
+            version = table.version[slots]
+            oldest = np.minimum(oldest, np.where(version == NO_VERSION, _NEWEST, version).min(axis=1))
+        known = oldest != _NEWEST
+        self.begun[slots[known]] = oldest[known]
 
     def take(self, slots: np.ndarray) -> None:
         """These finished prompts form the Step under way."""
@@ -235,57 +293,51 @@ class Lane:
 
     def rows(self, node: str, slots: np.ndarray) -> StepRows:
         """The rows of a node that have come for these prompts."""
-        table = self._tables[node]
+        table, slots = self._tables[node], self._sorted(slots)
         where, samples = np.nonzero(table.state[slots] == PRESENT)
         at = slots[where]
-        keys = self._keys(at, samples)
-        order = keys.order()
-        return StepRows(keys.take(order), table.block[at, samples][order], table.row[at, samples][order])
+        return StepRows(self._keys(at, samples), table.block[at, samples], table.row[at, samples])
 
     def versions(self, slots: np.ndarray) -> np.ndarray:
-        """int32: the oldest version of each row at the cut that a trained Model made."""
-        names = [n.name for n in self.nodes]
-        kept = np.zeros((len(slots), 1), dtype=bool)
+        """int32: for each row at the cut that a trained Model had a part in, the oldest version of its lineage.
+
+        Where nodes of different widths cross the cut, the rows are those of the widest.
+        """
+        width = max(self._tables[name].rows for name in self.cut)
+        there = np.ones((len(slots), width), dtype=bool)
         for name in self.cut:
-            kept = kept | (self._tables[name].state[slots] == PRESENT).any(axis=1)[:, None]
-        found = [v[(v != NO_VERSION) & kept] for v in (self._tables[n].version[slots] for n in names)]
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
+            table = self._tables[name]
+            if table.rows == width:
+                there &= table.state[slots] == PRESENT
+        oldest = np.full((len(slots), width), _NEWEST, dtype=np.int32)
+        for table in self._tables.values():
+            if width % table.rows == 0:
+                version = np.repeat(table.version[slots], width // table.rows, axis=1)
+                oldest = np.minimum(oldest, np.where(version == NO_VERSION, _NEWEST, version))
+        return oldest[there & (oldest != _NEWEST)]
 
     def retire(self, slots: np.ndarray) -> None:
-        """Forget these prompts; their rows are wanted no longer."""
-        for name, table in self._tables.items():
-            self.blocks.drop(table.clear(slots))
-            self._issued[name][slots] = False
-        for slot in slots.tolist():
-            self._retired.add(int(self.position[slot]))
-            del self._slot[int(self.position[slot])]
-            self._free.append(slot)
-        for number in np.unique(self.cohort[slots]).tolist():
-            members = self._cohorts[number]
-            left = members[~np.isin(members, slots) & (self.cohort[members] == number)]
-            if len(left):
-                self._cohorts[number] = left
-            else:
-                del self._cohorts[number]
-        self.status[slots] = FREE
-        self.cohort[slots] = -1
+        """Forget these prompts for good; their rows are wanted no longer."""
+        self._retired.update(self.position[slots].tolist())
         while self.watermark in self._retired:
             self._retired.discard(self.watermark)
             self.watermark += 1
+        self._forget(slots)
 
     def again(self, slots: np.ndarray) -> list[tuple[int, int]]:
         """Give these prompts up in their present attempt; returns (position, next attempt) to admit again."""
-        pairs = [(int(self.position[s]), int(self.attempt[s]) + 1) for s in slots]
-        self.retire(slots)
-        for position, _ in pairs:
-            self._unretire(position)
+        pairs = list(zip(self.position[slots].tolist(), (self.attempt[slots] + 1).tolist(), strict=True))
+        self._forget(slots)
         return pairs
 
-    def _unretire(self, position: int) -> None:
-        if position < self.watermark:
-            self._retired.update(range(position + 1, self.watermark))
-            self.watermark = position
-        self._retired.discard(position)
+    def _forget(self, slots: np.ndarray) -> None:
+        for name, table in self._tables.items():
+            self.blocks.drop(table.clear(slots))
+            self._issued[name][slots] = False
+        self.status[slots] = FREE
+        self._dirty[slots] = False
+        self.outstanding -= len(slots)
+        self._by_position = None
 
     # --- the cut of a checkpoint --------------------------------------------------------------------------------
 
@@ -302,20 +354,21 @@ class Lane:
             finished=tuple(finished),
         )
 
-    def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> list[tuple[int, int]]:
+    def restore(self, cut: SourceCut, rows: Mapping[str, Ref], version: int) -> list[tuple[int, int]]:
         """Take up a cut: finished prompts with their rows; returns (position, attempt) of those that begin again."""
-        self.next, self.watermark, self._retired = cut.next, cut.watermark, set(cut.retired)
+        self.watermark, self._retired = cut.watermark, set(cut.retired)
         if cut.finished:
             self.admit([p for p, _, _ in cut.finished], [a for _, _, a in cut.finished], version)
-            slots = self.slots(RUNNING)
             for name, ref in rows.items():
                 self.produced(name, ref)
-            for name in self.cut:  # what a select had taken away is known by its absence
-                state = self._tables[name].state
-                state[slots] = np.where(state[slots] == PENDING, ABSENT, state[slots])
-            self._dirty.clear()
-            self._settle(slots)
+            slots = self.slots(RUNNING)
+            for table in self._tables.values():  # what a select had taken away is known by its absence
+                state = table.state[slots]
+                table.state[slots] = np.where(state == PENDING, ABSENT, state)
+            self._date(slots)
             self.status[slots] = FINISHED
+            self._dirty[:] = False
+            self._touched.clear()
         self.next = cut.next
         return [(p, a + 1) for p, _, a in cut.running]
 
@@ -328,28 +381,33 @@ class Lane:
         lines = []
         slots = self.slots(RUNNING)
         for node in self.nodes:
-            table = self._tables[node.name]
-            missing = int((table.state[slots] == PENDING).sum())
-            if missing:
+            missing = self._tables[node.name].state[slots] == PENDING
+            if missing.any():
                 gates = ", ".join(node.gates) or "its data"
-                first = int(self.position[slots[(table.state[slots] == PENDING).any(axis=1)][0]])
-                lines.append(f"{node.name}: {missing} rows have not come (first: prompt {first}); it reads {gates}")
+                first = int(self.position[slots[missing.any(axis=1)][0]])
+                count = int(missing.sum())
+                lines.append(f"{node.name}: {count} rows have not come (first: prompt {first}); it reads {gates}")
         return lines
 
-    def _take_slot(self, position: int) -> int:
-        if not self._free:
-            old = len(self.status)
-            self._grow(2 * old)
-            self._free = list(range(2 * old - 1, old - 1, -1))
-        slot = self._free.pop()
-        self._slot[position] = slot
-        return slot
+    # --- slots --------------------------------------------------------------------------------------------------
+
+    def _free_slots(self, count: int) -> np.ndarray:
+        found = np.flatnonzero(self.status == FREE)
+        while len(found) < count:
+            self._grow(2 * len(self.status))
+            found = np.flatnonzero(self.status == FREE)
+        return found[:count]
 
     def _grow(self, slots: int) -> None:
         for table in self._tables.values():
             table.grow(slots)
         for name, old in self._issued.items():
-            self._issued[name] = np.concatenate([old, np.zeros((slots - len(old), old.shape[1]), dtype=bool)])
-        for name in ("status", "position", "attempt", "begun", "cohort", "order"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros(slots - len(old), dtype=old.dtype)]))
+            self._issued[name] = _longer(old, slots)
+        for name in ("status", "position", "attempt", "begun", "cohort", "order", "_failed", "_dirty"):
+            setattr(self, name, _longer(getattr(self, name), slots))
+
+
+def _longer(old: np.ndarray, rows: int) -> np.ndarray:
+    new = np.zeros((rows, *old.shape[1:]), dtype=old.dtype)
+    new[: len(old)] = old
+    return new

@@ -141,7 +141,8 @@ class SourceCut:
 
     next: the first position that was not made yet. watermark: all positions below it are retired (trained, or given up
     for good). retired: the retired positions at or above it, ascending. running: prompts that begin again, with attempt
-    + 1, in the order of their admission. finished: prompts whose rows wait to be trained, likewise (sample is 0 in both).
+    + 1, in the order of their admission. finished: prompts whose rows wait to be trained, likewise (sample is 0 in
+    both).
     """
 
     next: int = 0
@@ -243,7 +244,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed:
-    """A Step is complete: trained, recorded, published, evaluated where due. `metrics` are the coordinator's own."""
+    """A Step is complete: trained, recorded, published, evaluated where due. `metrics` are the coordinator's own.
+
+    Step 0 is what comes before the first. The last Step is closed a second time, without metrics, where it was known
+    only later that it is the last and evaluations were still due.
+    """
 
     step: int
     metrics: Mapping[str, float]

@@ -7,13 +7,14 @@ not own: what comes before (lane.py) or after (core.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.lane import Lane, Ready
-from engine.coordinator.messages import Gather, Ref
-from engine.coordinator.tables import Blocks, StepRows, codes
+from engine.coordinator.messages import Gather, Key, Ref
+from engine.coordinator.tables import Blocks, StepRows
 from engine.plan.plan import PlannedInput, PlannedNode
 
 
@@ -41,7 +42,9 @@ class StepRun:
         self._trains = [n for n in nodes if n.work == "train"]
         self._rows: dict[str, StepRows] = {}
         self._parts: dict[str, list[StepRows]] = {}
-        self._running: set[str] = set()
+        self._running: dict[str, int] = {}
+        """Chunks under way, by node."""
+        self._expected: dict[str, Keys] = {}
 
     def ready(self) -> list[Ready]:
         """Nodes that can run now and were not returned before; a node without any row is done at once."""
@@ -55,15 +58,22 @@ class StepRun:
         return found
 
     def _start(self, node: PlannedNode, found: list[Ready]) -> bool:
-        """Take a node whose inputs are there up; returns whether it is done already, having no row."""
+        """Take a node whose inputs are there up; returns whether it is done already, having no row.
+
+        With several replicas each has its own prompts, whole; a node of batch scope sees them all at once.
+        """
         del self._waiting[node.name]
         keys = self.keys(node.inputs)
         if not len(keys):
             self._rows[node.name] = StepRows.merge([])
             return True
-        self._running.add(node.name)
+        parts = [keys] if node.scope == "batch" else _by_prompt(keys, len(node.workers))
+        self._running[node.name] = len(parts)
         self._parts[node.name] = []
-        found.append(Ready(node, keys, self.inputs(node.inputs, keys)))
+        self._expected[node.name] = keys
+        for part in parts:
+            inputs, holds = self._inputs(node.inputs, part)
+            found.append(Ready(node, part, inputs, frozenset(holds)))
         return False
 
     def next_train(self) -> PlannedNode | None:
@@ -84,35 +94,47 @@ class StepRun:
     def produced(self, node: str, ref: Ref) -> None:
         """Rows of a step-region node have come."""
         number = self._blocks.add(ref, len(ref.keys))
-        rows = np.arange(len(ref.keys), dtype=np.int32)
-        order = ref.keys.order()
-        block = np.full(len(rows), number, dtype=np.int64)
-        self._parts[node].append(StepRows(ref.keys.take(order), block, rows[order]))
+        block = np.full(len(ref.keys), number, dtype=np.int64)
+        self._parts[node].append(StepRows(ref.keys, block, np.arange(len(ref.keys), dtype=np.int32)))
 
-    def closed(self, node: str) -> None:
-        """A step-region node has produced all that it will."""
-        self._running.discard(node)
-        self._rows[node] = StepRows.merge(self._parts.pop(node))
+    def closed(self, node: PlannedNode) -> Key | None:
+        """A chunk has produced all that it will; after the node's last, returns a row that never came, if any."""
+        self._running[node.name] -= 1
+        if self._running[node.name]:
+            return None
+        del self._running[node.name]
+        rows = self._rows[node.name] = StepRows.merge(self._parts.pop(node.name))
+        expected = self._expected.pop(node.name)
+        if node.relation == "subset" or len(rows.keys) == len(expected):
+            return None
+        return expected.take(~rows.has(expected, 1)).rows()[0]
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
-        """The rows on which all inputs of ratio 1 agree, sorted."""
-        same = [self.rows(i.gate).keys for i in inputs if i.ratio == 1]
-        keys = same[0]
-        for other in same[1:]:
-            shared = np.isin(codes(keys.position, keys.sample), codes(other.position, other.sample))
-            keys = keys if shared.all() else keys.take(shared)
+        """The rows that every input has, sorted; of a parent input, the ancestor counts."""
+        keys = self.rows(next(i.gate for i in inputs if i.ratio == 1)).keys
+        for i in inputs:
+            gate = self.rows(i.gate)
+            if gate.keys is not keys:
+                there = gate.has(keys, i.ratio)
+                keys = keys if there.all() else keys.take(there)
         return keys
 
     def inputs(self, inputs: Sequence[PlannedInput], keys: Keys) -> dict[str, tuple[Gather, ...]]:
         """Where the columns of each input lie for these rows."""
+        return self._inputs(inputs, keys)[0]
+
+    def _inputs(self, inputs: Sequence[PlannedInput], keys: Keys) -> tuple[dict[str, tuple[Gather, ...]], set[int]]:
         found: dict[str, tuple[Gather, ...]] = {}
+        holds: set[int] = set()
         for i in inputs:
             gathers = []
             for fetch in i.fetches:
                 block, row = self.rows(fetch.producer).find(keys, fetch.ratio)
-                gathers.append(self._blocks.gather(fetch.producer, fetch.columns, block, row))
+                gather, numbers = self._blocks.gather(fetch.producer, fetch.columns, block, row)
+                gathers.append(gather)
+                holds.update(numbers)
             found[i.name] = tuple(gathers)
-        return found
+        return found, holds
 
     def rows(self, node: str) -> StepRows:
         """The rows of any node within this Step."""
@@ -123,9 +145,9 @@ class StepRun:
 
     def release(self) -> None:
         """The rows that the step-region nodes made are wanted no longer."""
-        for name, rows in self._rows.items():
-            if name not in self._lane_of:
-                self._blocks.drop(rows.block)
+        made = [rows for name, rows in self._rows.items() if name not in self._lane_of]
+        for rows in [*made, *(part for parts in self._parts.values() for part in parts)]:
+            self._blocks.drop(rows.block)
 
     def waiting(self) -> list[str]:
         """For the watchdog: what the Step still waits for, in words."""
@@ -137,3 +159,12 @@ class StepRun:
 
     def _known(self, node: str) -> bool:
         return node in self._lane_of or node in self._rows
+
+
+def _by_prompt(keys: Keys, parts: int) -> list[Keys]:
+    """Sorted keys in at most so many runs of about one length, no prompt in two of them."""
+    if parts == 1:
+        return [keys]
+    starts = np.flatnonzero(np.diff(keys.position, prepend=keys.position[0] - 1))
+    edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(keys)]
+    return [keys.take(np.arange(a, b)) for a, b in pairwise(edges) if a < b]

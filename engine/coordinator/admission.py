@@ -1,0 +1,157 @@
+"""One source's credit: how many prompts may be outstanding, and which of them form a Step.
+
+Owns: the bound on outstanding prompts, what is admitted next, the intake, the bound on how
+much a refilling select may reject. Does not own: the policies' formulas (intake.py), where
+the prompts stand (lane.py), nor the phases that decide when any of this happens (core.py).
+
+Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the remaining Steps can train.
+Back-pressure acts here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from engine.coordinator import intake
+from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN, Lane, Ready
+from engine.coordinator.messages import Ref, SourceCut
+from engine.plan.plan import PlannedSource
+
+
+class Admission:
+    """The credit of one source. steps None: one pass over its rows."""
+
+    def __init__(
+        self, source: PlannedSource, lane: Lane, *, steps: int | None, last_batch: Literal["train", "drop"]
+    ) -> None:
+        self.source = source
+        self.lane = lane
+        self.rows = 0
+        """Rows in one pass; known once the source has opened."""
+        self.admitted = 0
+        self._steps = steps
+        self._last_batch = last_batch
+        self._again: list[tuple[int, int]] = []
+        """(position, attempt) that are to begin once more."""
+        self._rejected = 0
+        """Prompts that refilling selects kept nothing of since the last Step was formed."""
+
+    # --- what comes in ------------------------------------------------------------------------------------------
+
+    def admit(self, version: int) -> list[Ready]:
+        """Take up all that the credit allows, in cohorts; returns the source's rows to make."""
+        found = []
+        room = self._room(version)
+        while room > 0:
+            chosen = self._next_prompts(min(room, self.source.cohort or room))
+            if not chosen:
+                break
+            room -= len(chosen)
+            self.admitted += len(chosen)
+            found.append(self.lane.admit([p for p, _ in chosen], [a for _, a in chosen], version))
+        return found
+
+    def give_back(self) -> bool:
+        """Retire what was rejected or dropped: its credit returns. Returns whether there was any."""
+        rejected, dropped = self.lane.slots(REJECTED), self.lane.slots(DROPPED)
+        self._rejected += len(rejected)
+        for slots in (rejected, dropped):
+            if len(slots):
+                self.lane.retire(slots)
+        return bool(len(rejected) or len(dropped))
+
+    def starved(self, step: int) -> str:
+        """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on its way."""
+        if not self._spent() or self.lane.running:
+            return ""
+        kept = len(self.lane.slots(FINISHED))
+        name, most = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)[::-1]
+        return (
+            f"step {step}: {name} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are wanted; "
+            f"max_attempts is {most}: the data is too easy or too hard, or the reward constant"
+        )
+
+    def _room(self, version: int) -> int:
+        room = (1 + self.source.max_lag) * self.source.batch
+        if self._steps is not None:
+            room = min(room, (self._steps - version) * self.source.batch)
+        room -= self.lane.outstanding
+        return 0 if room <= 0 or self._spent() else room
+
+    def _spent(self) -> bool:
+        """Whether as many prompts were tried for this Step as the refilling selects allow, and it is not full yet."""
+        most = min((n.max_attempts for n in self.lane.nodes if n.refill), default=0)
+        if not most or not self._rejected:
+            return False
+        kept = len(self.lane.slots(FINISHED))
+        return kept < self.source.batch and kept + self._rejected >= most * self.source.batch
+
+    def _next_prompts(self, most: int) -> list[tuple[int, int]]:
+        chosen, self._again = self._again[:most], self._again[most:]
+        first = self.lane.next
+        return chosen + [(p, 0) for p in range(first, min(first + most - len(chosen), self._end))]
+
+    @property
+    def _end(self) -> int:
+        """The first position that is never made; with a number of Steps the source has no end."""
+        return self.rows if self._steps is None else np.iinfo(np.int64).max
+
+    # --- what is taken out --------------------------------------------------------------------------------------
+
+    def take(self, version: int) -> np.ndarray:
+        """Slots of the prompts that can form the next Step, in the order of admission; empty while there are too few.
+
+        Under `drop`, finished prompts that are too old begin once more. At the end of the data a short batch is taken
+        as it is, or given up.
+        """
+        lane, source = self.lane, self.source
+        finished = lane.slots(FINISHED)
+        if source.intake == "drop" and len(finished):
+            old = intake.too_old(lane.begun[finished], max_lag=source.max_lag, version=version)
+            self._again += lane.again(finished[old])
+            finished = finished[~old]
+        last = not self._coming()
+        if last and self._last_batch == "drop" and len(finished) < source.batch:
+            lane.retire(finished)
+            return finished[:0]
+        if len(finished) < source.batch and not last:
+            return finished[:0]
+        begun = lane.begun[finished]
+        if source.intake == "exact":
+            running = lane.begun[lane.slots(RUNNING)]
+            chosen = intake.exact(
+                begun, running, batch=source.batch, max_lag=source.max_lag, version=version, last=last
+            )
+        else:
+            chosen = intake.oldest(begun, batch=source.batch, last=last)
+        return finished[chosen]
+
+    def taken(self, slots: np.ndarray) -> None:
+        """These prompts form the Step under way; the attempts to fill the next one are counted anew."""
+        self.lane.take(slots)
+        self._rejected = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no prompt can ever be trained again: none is to come, none is on its way, none is finished."""
+        return not self._coming() and not len(self.lane.slots(FINISHED))
+
+    def _coming(self) -> bool:
+        """Whether some prompt is still to come, or on its way."""
+        return bool(self._again) or self.lane.next < self._end or self.lane.running
+
+    def abandon(self) -> None:
+        """The run is over: whatever is outstanding is wanted no longer."""
+        self.lane.retire(self.lane.slots(RUNNING, FINISHED, REJECTED, DROPPED, TAKEN))
+
+    # --- the cut of a checkpoint --------------------------------------------------------------------------------
+
+    def cut(self) -> SourceCut:
+        """Every position's fate."""
+        return self.lane.cut_state(self._again)
+
+    def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
+        """Take up a cut: finished prompts with their rows; running ones begin once more."""
+        self._again = self.lane.restore(cut, rows, version)

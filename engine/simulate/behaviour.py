@@ -1,0 +1,75 @@
+"""How simulated kernels behave: how long things take, which rows are kept, which fail.
+
+Owns: the models of time and of outcome. Does not own: who does what (workers.py).
+
+Time is drawn from a generator of its own: two timings of one run differ in nothing else. Outcomes are keyed by row,
+as every draw in a real run is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dataflow.batch import Keys
+from dataflow.randomness import row_seeds, uniform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What comes of a row, keyed by (seed, node, row key).
+
+    keep: for each select, the share that it keeps; groups: the selects that keep or remove whole groups. fail: for
+    each node, the share of its output rows that fail for good.
+    """
+
+    seed: int = 0
+    keep: Mapping[str, float] = field(default_factory=dict)
+    groups: frozenset[str] = frozenset()
+    fail: Mapping[str, float] = field(default_factory=dict)
+
+    def kept(self, node: str, keys: Keys) -> np.ndarray:
+        """Boolean [rows]: what a select keeps."""
+        by = Keys(keys.position, np.zeros_like(keys.sample), keys.attempt) if node in self.groups else keys
+        return self._draw(f"{node}/keep", by) < self.keep.get(node, 1.0)
+
+    def failed(self, node: str, keys: Keys) -> np.ndarray:
+        """Boolean [rows]: rows that fail for good."""
+        return self._draw(f"{node}/fail", keys) < self.fail.get(node, 0.0)
+
+    def _draw(self, name: str, keys: Keys) -> np.ndarray:
+        return uniform(row_seeds(self.seed, name, keys), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long things take, in seconds. Nodes that are not named in `row` take 1 second a row.
+
+    tail: sigma of the log-normal factor of each row. slow, slower: the share of rows that take that many times as long.
+    loads: whether a reader takes new weights between chunks (drain) or at once (interrupt).
+    """
+
+    seed: int = 0
+    row: Mapping[str, float] = field(default_factory=dict)
+    tail: float = 0.5
+    slow: float = 0.0
+    slower: float = 20.0
+    train: float = 3.0
+    load: float = 0.3
+    store: float = 1.0
+    slots: int = 4
+    """Rows that a decode node works on at once; all others work on one."""
+    loads: Literal["drain", "interrupt"] = "drain"
+
+    def generator(self) -> random.Random:
+        """The one generator of a run's times."""
+        return random.Random(self.seed)
+
+    def of_row(self, node: str, generator: random.Random) -> float:
+        """Seconds that one row of a node takes."""
+        seconds = self.row.get(node, 1.0) * generator.lognormvariate(0.0, self.tail)
+        return seconds * (self.slower if generator.random() < self.slow else 1.0)

@@ -1,0 +1,34 @@
+"""A virtual clock: what happens later, in the order of its time.
+
+Owns: simulated time. Does not own: anything that happens in it. Things of one time happen in
+the order in which they were set, so that a run repeats exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class Clock:
+    """Simulated seconds, which pass from one action to the next."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._actions: list[tuple[float, int, Callable[[], None]]] = []
+        self._set = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Let something happen so many seconds from now. Raises ValueError for a time that has passed."""
+        if seconds < 0:
+            raise ValueError(f"expected a time from now on, found {seconds} seconds")
+        heapq.heappush(self._actions, (self.now + seconds, self._set, action))
+        self._set += 1
+
+    def step(self) -> bool:
+        """Let the next thing happen; False where nothing is left."""
+        if not self._actions:
+            return False
+        self.now, _, action = heapq.heappop(self._actions)
+        action()
+        return True

@@ -1,0 +1,88 @@
+"""Simulated outboxes: which rows lie where, without any bytes.
+
+Owns: checking that the coordinator speaks only of blocks that are there, of rows with the
+right keys, and lets each block go once. Does not own: when any of this happens (workers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataflow.batch import Keys
+from dataflow.errors import RunError
+from engine.coordinator.messages import Gather, Ref
+from engine.plan.plan import PlannedInput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows that a worker keeps."""
+
+    node: str
+    keys: Keys
+    version: np.ndarray
+
+
+class Outbox:
+    """The blocks of all workers, by (worker, number)."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[str, int], Block] = {}
+        self._made = 0
+
+    def keep(self, worker: str, node: str, keys: Keys, version: np.ndarray) -> Ref:
+        """Keep rows; version int32 [rows]."""
+        self._made += 1
+        self.blocks[worker, self._made] = Block(node, keys, version)
+        lengths = np.ones(len(keys), dtype=np.int64)
+        return Ref(worker=worker, block=self._made, keys=keys, lengths=lengths, version=version)
+
+    def release(self, worker: str, numbers: Iterable[int]) -> None:
+        """Let blocks go. Raises RunError for one that is not there: it was never made, or released before."""
+        for number in numbers:
+            if self.blocks.pop((worker, number), None) is None:
+                raise RunError(f"block {number} of {worker} was released a second time, or never made")
+
+    def check(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], planned: Iterable[PlannedInput]) -> None:
+        """Raises RunError where a gather of these rows names a block that is gone, or rows of other keys."""
+        for i in planned:
+            gathers = inputs[i.name]
+            if len(gathers) != len(i.fetches):
+                raise RunError(f"input {i.name}: {len(i.fetches)} gathers were expected, {len(gathers)} found")
+            for fetch, gather in zip(i.fetches, gathers, strict=True):
+                if (fetch.producer, fetch.columns) != (gather.producer, gather.columns):
+                    raise RunError(f"input {i.name}: a gather from {gather.producer}, planned was {fetch.producer}")
+                self.check_rows(keys, gather, fetch.ratio)
+
+    def check_rows(self, keys: Keys, gather: Gather, ratio: int = 1) -> None:
+        """The same for one gather."""
+        blocks = [self._block(worker, number, gather) for worker, number in gather.refs]
+        for number in range(len(blocks)):
+            mine = gather.block == number
+            if not mine.any():
+                raise RunError(f"a gather from {gather.producer} names block {gather.refs[number]} without need")
+            found, wanted = blocks[number].keys.take(gather.row[mine]), keys.take(mine)
+            same = (
+                np.array_equal(found.position, wanted.position)
+                and np.array_equal(found.sample, wanted.sample // ratio)
+                and np.array_equal(found.attempt, wanted.attempt)
+            )
+            if not same:
+                raise RunError(f"a gather from {gather.producer}: wanted {wanted.rows()}, found {found.rows()}")
+
+    def versions(self, gather: Gather) -> np.ndarray:
+        """int32: the version that each row of a gather is stamped with."""
+        blocks = [self._block(worker, number, gather) for worker, number in gather.refs]
+        rows = zip(gather.block.tolist(), gather.row.tolist(), strict=True)
+        return np.array([blocks[b].version[r] for b, r in rows], dtype=np.int32)
+
+    def _block(self, worker: str, number: int, gather: Gather) -> Block:
+        found = self.blocks.get((worker, number))
+        if found is None:
+            raise RunError(f"a gather from {gather.producer} names block {number} of {worker}, which is gone")
+        if found.node != gather.producer:
+            raise RunError(f"a gather from {gather.producer} names block {number} of {worker}, made by {found.node}")
+        return found

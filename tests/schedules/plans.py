@@ -1,0 +1,287 @@
+"""Random small plans, with outcomes and settings to run them: what the schedule tests are about.
+
+Owns: drawing a case from a seed. Does not own: what has to hold (proof.py).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from engine.coordinator.core import Settings
+from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.simulate.behaviour import Outcomes, Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Everything that decides a run, but for its timing."""
+
+    seed: int
+    plan: Plan
+    settings: Settings
+    rows: dict[str, int]
+    outcomes: Outcomes
+
+    @property
+    def synchronous(self) -> bool:
+        return all(s.max_lag == 0 for s in self.plan.sources)
+
+    def timing(self, seed: int) -> Timing:
+        """How long things take in one run of the case."""
+        draw = random.Random(f"{self.seed}/{seed}")
+        return Timing(
+            seed=draw.randrange(1 << 30),
+            row={n.name: draw.choice((0.0, 0.1, 1.0, 5.0)) for n in self.plan.nodes},
+            tail=draw.choice((0.0, 0.5, 1.5)),
+            slow=draw.choice((0.0, 0.0, 0.1)),
+            train=draw.choice((0.5, 3.0, 10.0)),
+            load=draw.choice((0.0, 0.3, 4.0)),
+            store=draw.choice((0.0, 1.0, 5.0)),
+            slots=draw.choice((1, 2, 8)),
+            loads=draw.choice(("drain", "interrupt")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """Rows of a node as others read them: behind a select the bytes lie with its ancestors."""
+
+    gate: str
+    rows: int
+    holders: tuple[tuple[str, int], ...]
+    """(node, rows) of every node that holds columns of these rows or of their ancestors."""
+
+
+@dataclass
+class Draft:
+    """A plan in the making, one source's nodes after another."""
+
+    draw: random.Random
+    pool: tuple[str, ...]
+    lag: int = 0
+    whole: bool = False
+    """Whether every node runs on whole cohorts."""
+    nodes: list[PlannedNode] = field(default_factory=list)
+    trains: list[PlannedNode] = field(default_factory=list)
+    unread: dict[str, Port] = field(default_factory=dict)
+    keep: dict[str, float] = field(default_factory=dict)
+    groups: set[str] = field(default_factory=set)
+    fail: dict[str, float] = field(default_factory=dict)
+
+    def workers(self) -> tuple[str, ...]:
+        return tuple(self.draw.sample(self.pool, self.draw.randint(1, min(3, len(self.pool)))))
+
+    def chunking(self) -> str:
+        return "cohort" if self.whole else self.draw.choice(("cohort", "ready"))
+
+    def read(self, ports: list[Port], inner: int) -> tuple[PlannedInput, ...]:
+        found = []
+        for number, port in enumerate(ports):
+            holders = self.draw.sample(port.holders, self.draw.randint(0, min(2, len(port.holders))))
+            fetches = tuple(Fetch(producer=name, columns=("x",), ratio=inner // rows) for name, rows in holders)
+            found.append(PlannedInput(name=f"in{number}", gate=port.gate, fetches=fetches, ratio=inner // port.rows))
+            self.unread.pop(port.gate, None)
+        return tuple(found)
+
+    def add(self, name: str, ports: list[Port], *, relation: str = "same", factor: int = 1, **given: object) -> Port:
+        """A node on these ports; returns what others read of it."""
+        inner = max((p.rows for p in ports), default=1)
+        fields = {
+            "operator": name,
+            "work": "host",
+            "scope": "row",
+            "region": "stream",
+            "source": "prompts",
+            "chunking": self.chunking(),
+            "workers": self.workers(),
+        } | given
+        node = PlannedNode(
+            name=name,
+            relation=relation,
+            rows=inner * factor,
+            inner=inner,
+            inputs=self.read(ports, inner),
+            **fields,
+        )
+        (self.trains if node.work == "train" else self.nodes).append(node)
+        above = tuple(dict.fromkeys(h for p in ports for h in p.holders))
+        holders = above if relation == "subset" else (*above, (name, inner * factor))
+        self.unread[name] = port = Port(gate=name, rows=inner * factor, holders=holders)
+        return port
+
+    def pick(self, ports: list[Port], most: int) -> list[Port]:
+        """Some ports of widths that divide the widest, which comes first."""
+        found = sorted(self.draw.sample(ports, self.draw.randint(1, min(most, len(ports)))), key=lambda p: -p.rows)
+        return [p for p in found if found[0].rows % p.rows == 0]
+
+
+POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
+TARGET = ModelUse(param="model", model="target", access="read", trained=True)
+
+
+def case(seed: int) -> Case:
+    """The case of a seed."""
+    draw = random.Random(seed)
+    lag = draw.choice((0, 0, 1, 4))
+    pool = tuple(f"w{i}" for i in range(draw.choice((1, 1, 3, 5))))
+    draft = Draft(draw=draw, pool=pool, lag=lag, whole=draw.random() < 0.5)
+    batch = draw.randint(1, 4)
+    sources = [
+        PlannedSource(
+            name="prompts",
+            batch=batch,
+            max_lag=lag,
+            intake=draw.choice(("exact", "exact", "admission", "drop")),
+            cohort=draw.choice((0, 0, 0, 1, 2, batch)),
+        )
+    ]
+    _stream(draft)
+    _step(draft)
+    if draw.random() < 0.15:
+        sources.append(_second_source(draft))
+    if draw.random() < 0.4:
+        _evaluation(draft)
+    plan = Plan(
+        graph=f"case{seed}",
+        digest="",
+        seed=seed,
+        nodes=(*draft.nodes, *draft.trains),
+        sources=tuple(sources),
+        models=_models(draft),
+        recorded=_recorded(draft) if draw.random() < 0.5 else (),
+    )
+    steps = draw.choice((None, draw.randint(1, 5)))
+    refills = any(n.refill for n in plan.nodes)
+    return Case(
+        seed=seed,
+        plan=plan if not refills else _patient(plan),
+        settings=Settings(
+            steps=steps,
+            checkpoint_every=draw.choice((0, 1, 2, 3)),
+            error_budget=1.0,
+            last_batch=draw.choice(("train", "drop")),
+        ),
+        rows={
+            "prompts": draw.randint(1, 5 * batch + 2),
+            "other": draw.randint(1, 12),
+            "questions": draw.randint(1, 4),
+        },
+        outcomes=Outcomes(seed=seed, keep=draft.keep, groups=frozenset(draft.groups), fail=draft.fail),
+    )
+
+
+def _patient(plan: Plan) -> Plan:
+    return replace(plan, nodes=tuple(replace(n, max_attempts=1000) for n in plan.nodes))
+
+
+def _stream(draft: Draft) -> list[Port]:
+    """From the source to the cut."""
+    draw = draft.draw
+    ports = [draft.add("prompts", [], work="source", relation="source")]
+    samples = draw.choice((1, 2, 3))
+    if draw.random() < 0.9:
+        models = (POLICY,) if draw.random() < 0.9 else ()
+        relation = "expand" if samples > 1 else draw.choice(("same", "expand"))
+        ports.append(draft.add("rollout", ports[:], work="decode", relation=relation, factor=samples, models=models))
+    for number in range(draw.randint(0, 5)):
+        ports.append(_stream_node(draft, f"node{number}", ports))
+    for name in (n.name for n in draft.nodes):
+        if draw.random() < 0.06:
+            draft.fail[name] = draw.choice((0.03, 0.2))
+    return ports
+
+
+def _stream_node(draft: Draft, name: str, ports: list[Port]) -> Port:
+    draw = draft.draw
+    kind = draw.choice(("host", "host", "group", "forward", "select", "select", "expand", "lagged"))
+    chosen = draft.pick(ports, 2)
+    if kind == "select":
+        draft.keep[name] = draw.choice((0.3, 0.7, 0.9))
+        if draw.random() < 0.6:
+            draft.groups.add(name)
+        refill = draw.random() < 0.5
+        return draft.add(name, chosen, work="select", relation="subset", refill=refill)
+    if kind == "expand" and max(p.rows for p in chosen) < 4:
+        return draft.add(name, chosen, work="decode", relation="expand", factor=2)
+    if kind == "lagged" and draft.lag > 0:
+        return draft.add(name, chosen, work="forward", models=(POLICY,), max_lag=draft.lag)
+    scope = "group" if kind == "group" else "row"
+    return draft.add(name, chosen, work="forward" if kind == "forward" else "host", scope=scope)
+
+
+def _step(draft: Draft) -> None:
+    """From the cut to the train nodes."""
+    draw = draft.draw
+    ports = list(draft.unread.values())
+    for number in range(draw.randint(0, 3)):
+        kind = draw.choice(("reader", "reader", "batch", "frozen", "target", "select"))
+        chosen = draft.pick(ports, 2)
+        name = f"below{number}"
+        if kind == "select":
+            draft.keep[name] = 0.7
+            ports.append(draft.add(name, chosen, work="select", relation="subset", region="step"))
+            continue
+        models = {"reader": (POLICY,), "target": (TARGET,)}.get(kind, ())
+        work, scope = ("host", "batch") if kind == "batch" else ("forward", "row")
+        ports.append(draft.add(name, chosen, work=work, scope=scope, models=models, region="step"))
+    writers = [("learn", "policy")] + ([("criticise", "critic")] if draw.random() < 0.4 else [])
+    draw.shuffle(writers)
+    rest = [[], []]
+    for gate in list(draft.unread):
+        rest[draw.randrange(len(writers))].append(draft.unread[gate])
+    for (name, model), mine in zip(writers, rest, strict=False):
+        mine = mine or [draw.choice(ports)]
+        widest = max(mine, key=lambda p: p.rows)
+        for other in [p for p in mine if widest.rows % p.rows]:  # another domain: a train node of its own reads it
+            mine.remove(other)
+            draft.add(f"{name}_{other.gate}", [other], work="train", relation="sink", region="step")
+        use = ModelUse(param="model", model=model, access="write")
+        worker = (draw.choice(draft.pool),)
+        draft.add(
+            name, mine, work="train", scope="batch", relation="sink", region="step", models=(use,), workers=worker
+        )
+
+
+def _second_source(draft: Draft) -> PlannedSource:
+    draw = draft.draw
+    first = draft.add("other", [], work="source", relation="source", source="other")
+    second = draft.add("prepare", [first], source="other", chunking=draft.chunking())
+    use = ModelUse(param="model", model="other_model", access="write")
+    draft.add("learn_other", [second], work="train", relation="sink", region="step", source="other", models=(use,))
+    lag = draft.lag if draw.random() < 0.5 else 0
+    return PlannedSource(name="other", batch=draw.randint(1, 3), max_lag=lag)
+
+
+def _evaluation(draft: Draft) -> None:
+    draw = draft.draw
+    same = {"source": "questions", "region": "evaluation"}
+    asked = draft.add("questions", [], work="source", relation="source", **same)
+    answer = draft.add("answer", [asked], work="decode", relation="expand", factor=2, models=(POLICY,), **same)
+    mark = draft.add("mark", [answer], **same)
+    if draw.random() < 0.3:
+        draft.keep["pass"] = 0.5
+        mark = draft.add("pass", [mark], work="select", relation="subset", **same)
+    draft.add("exam", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same)
+    if draw.random() < 0.3:
+        draft.add("exam2", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same)
+
+
+def _models(draft: Draft) -> tuple[PlannedModel, ...]:
+    draw = draft.draw
+    nodes = [*draft.nodes, *draft.trains]
+    found = []
+    for node in draft.trains:
+        for use in node.models:
+            readers = tuple(n.name for n in nodes if any(u.model == use.model and u.access == "read" for u in n.models))
+            found.append(PlannedModel(name=use.model, base="b", writer=node.name, readers=readers, aliases=readers[:1]))
+    followers = tuple(n.name for n in nodes if TARGET in n.models)
+    every = draw.choice((1, 2))
+    if followers:
+        found.append(PlannedModel(name="target", base="b", readers=followers, follows="policy", rate=0.1, every=every))
+    return tuple(found)
+
+
+def _recorded(draft: Draft) -> tuple[PlannedInput, ...]:
+    first = next(i for i in draft.trains[0].inputs if i.ratio == 1)
+    return (replace(first, name="rows"),)
