@@ -1,23 +1,51 @@
 """`dataflow explain TARGET`: the plan, in words.
 
-Owns: nothing but the printing. Does not own: planning and its text (engine.plan).
+Owns: nothing but the printing, and the means of a run's times beside it. Does not own: planning
+and its text (engine.plan).
 
 It takes the flags of `run`, so that one word of a command line turns into the other.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from dataflow.errors import DataError
 from engine.cli.flags import graph_and
 from engine.options import RunOptions
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions(RunOptions):
+    """Options of run, which a plan may depend on, and what to print beside it."""
+
+    measured: Path | None = None
+    """A run folder: print the seconds that each node really took beside the prediction."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Check, plan, print."""
-    graph, options = graph_and(RunOptions, "explain", "dataflow explain TARGET [flags]", arguments)
+    graph, options = graph_and(ExplainOptions, "explain", "dataflow explain TARGET [flags]", arguments)
     from engine.api import plan  # here: it imports what runs kernels
     from engine.plan.explain import explain
 
-    print(explain(plan(graph, options)))
+    measured = None if options.measured is None else node_seconds(options.measured)
+    print(explain(plan(graph, options), measured=measured), end="")
     return 0
+
+
+def node_seconds(folder: Path) -> dict[str, float]:
+    """Node -> mean seconds a Step, of a run folder's metrics. Raises DataError where there are none."""
+    lines = folder / "metrics.jsonl"
+    if not lines.is_file():
+        raise DataError(f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME.")
+    found: dict[str, list[float]] = {}
+    for line in lines.read_text().splitlines():
+        for name, value in json.loads(line).items():
+            if name.startswith("time/"):
+                found.setdefault(name.removeprefix("time/"), []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
