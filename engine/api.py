@@ -11,6 +11,7 @@ Owns: putting the parts together for one process. Does not own: any of the parts
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +23,15 @@ from typing import Any
 import pyarrow as pa
 
 from dataflow.check import CheckedGraph, check
-from dataflow.errors import CheckpointError, RunError
+from dataflow.errors import RunError
 from dataflow.graph import Graph
 from dataflow.snapshot import from_json, to_json
+from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import Cut, read_rows
-from engine.checkpoint.store import CheckpointStore
+from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Restored, Settings
-from engine.coordinator.messages import Ref
+from engine.coordinator.messages import Finish, Ref
+from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SampleWriter
@@ -42,6 +45,8 @@ from engine.plan.planner import make_plan
 from engine.runtime.loop import Loop, Observers, OnStep
 from engine.runtime.stop import Stop
 from engine.runtime.worker import Worker
+
+_log = logging.getLogger(__name__)
 
 OPTIONS = "options.json"
 
@@ -60,6 +65,10 @@ class Result:
     checkpoint: Path | None
     trained: Mapping[str, Path] = field(default_factory=dict)
     """Model name -> its Hugging Face directory in the last checkpoint."""
+    best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Evaluate node with keep_best -> the Hugging Face directories of its best versions, the best first."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it; `resume` goes on from its checkpoint."""
 
 
 def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan:
@@ -102,17 +111,16 @@ def resume(
 ) -> Result:
     """Go on from a run folder's last checkpoint. changes: options that are to differ, such as steps=.
 
-    graph: the graph of the run, for one whose functions cannot be imported (lambdas, a notebook's).
-    Raises CheckpointError where there is nothing to go on from, or where the graph is another one.
+    A run that was killed before its first checkpoint begins anew. graph: the graph of the run, for one whose functions
+    cannot be imported (a notebook's). Raises CheckpointError where every checkpoint is damaged, or where the graph is
+    another one, and RunError where the folder is no run's.
     """
     path = Path(folder)
     with RunFolder.open_existing(path) as opened:
         options = _read_options(path, changes)
-        again = graph or from_json((path / "graph.json").read_text())
+        again = graph or from_json(_recorded(path / "graph.json"))
         planned = plan(again, options)
-        store = CheckpointStore(opened.checkpoints, keep=options.keep)
-        if store.latest() is None:
-            raise CheckpointError(f"{path}: no checkpoint was written yet. Fix: run again with --overwrite.")
+        opened.write_text(OPTIONS, _options_json(options))
         return _go(planned, options, opened, on_step, until, resumed=True)
 
 
@@ -133,21 +141,29 @@ def _go(
 ) -> Result:
     store = CheckpointStore(folder.checkpoints, keep=options.keep)
     samples = SampleWriter(folder.samples, every=options.samples_every)
-    worker = Worker("main", planned, inproc=options.inproc, samples=samples)
+    best = BestVersions(folder.checkpoints, _kept_best(planned))
+    worker = Worker("main", planned, inproc=options.inproc, samples=samples, best=best)
     settings = Settings(steps=options.steps, checkpoint_every=options.checkpoint_every)
     coordinator = Coordinator(planned, settings)
     with ExitStack() as stack:
+        stack.enter_context(logged(folder.log(worker.name)))
         stack.callback(worker.close)
         latest = store.latest() if resumed else None
-        sinks = _sinks(options, folder, planned, latest.step if latest else 0, stack)
+        start = latest.step if latest is not None else 0
+        lines = _lines(folder, planned, start, stack)
+        samples.truncate_after(start)
+        best.truncate_after(start)
         number = len(list(folder.trace.glob("*.json")))
         trace = stack.enter_context(_closing(Trace(folder.trace / f"run_{number}.json", process="dataflow")))
         progress = stack.enter_context(Progress(options.steps, title=planned.graph)) if options.progress else None
         tell = [*on_step, progress.update] if progress is not None else list(on_step)
-        observers = Observers(sinks=sinks, trace=trace, on_step=tell, until=until)
+        views = _views(options, folder, planned, stack)
+        observers = Observers(lines=lines, views=views, trace=trace, on_step=tell, until=until)
         stop = stack.enter_context(Stop(options.watchdog, lambda: _describe(worker, coordinator)))
-        loop = Loop(planned, coordinator, worker, store, observers, stop)
-        finish = _run_loop(loop, stop, lambda: _restored(store, worker, planned, samples) if resumed else None)
+        loop = Loop(planned, coordinator, worker, store, best, observers, stop)
+        _log.info("%s begins after step %d", planned.graph, start)
+        finish = _run_loop(loop, stop, lambda: _restored(latest, store, worker, planned) if latest else None)
+        _log.info("%s ended at step %d: %s", planned.graph, coordinator.version, finish.reason)
     last = store.latest()
     trained = {m.name: last.path / m.writer for m in planned.models if m.writer} if last else {}
     return Result(
@@ -157,10 +173,12 @@ def _go(
         metrics=loop.last,
         checkpoint=last.path if last else None,
         trained=trained,
+        best=best.paths(),
+        interrupted=stop.requested,
     )
 
 
-def _run_loop(loop: Loop, stop: Stop, restored: Any) -> Any:
+def _run_loop(loop: Loop, stop: Stop, restored: Callable[[], Restored | None]) -> Finish:
     try:
         return loop.run(restored)
     except KeyboardInterrupt:
@@ -169,15 +187,12 @@ def _run_loop(loop: Loop, stop: Stop, restored: Any) -> Any:
         raise
 
 
-def _restored(store: CheckpointStore, worker: Worker, planned: Plan, samples: SampleWriter) -> Restored:
-    """Read the last checkpoint into the (opened) worker; files of later Steps are cut off."""
-    latest = store.latest()
-    assert latest is not None
+def _restored(latest: Checkpoint, store: CheckpointStore, worker: Worker, planned: Plan) -> Restored:
+    """Read a checkpoint into the (opened) worker."""
     cut = Cut.from_json((latest.path / "cut.json").read_bytes())
     cut.must_continue(graph=planned.digest, seed=planned.seed)
-    worker.restore(latest.path)
+    worker.restore(latest.path, cut.step)
     store.truncate_after(latest.step)
-    samples.truncate_after(latest.step)
     rows: dict[str, dict[str, Ref]] = {}
     for file in sorted((latest.path / "rows").glob("*.arrow")):
         node = planned.node(file.stem)
@@ -185,14 +200,32 @@ def _restored(store: CheckpointStore, worker: Worker, planned: Plan, samples: Sa
     return Restored(step=cut.step, sources=cut.sources, rows=rows)
 
 
-def _sinks(options: RunOptions, folder: RunFolder, planned: Plan, step: int, stack: ExitStack) -> list[Sink]:
+def _lines(folder: RunFolder, planned: Plan, step: int, stack: ExitStack) -> JsonLines:
+    """The metrics file, without the lines of Steps that come again."""
     lines = JsonLines()
-    made: list[Sink] = [lines, *({"tensorboard": TensorBoard, "wandb": Wandb}[name]() for name in options.sinks)]
-    for sink in made:
-        sink.open(folder, {"graph": planned.graph, "seed": planned.seed})
-        stack.callback(sink.close)
+    stack.callback(lines.close)
+    lines.open(folder, _config(planned))
     lines.truncate_after(step)
-    return made
+    return lines
+
+
+def _views(options: RunOptions, folder: RunFolder, planned: Plan, stack: ExitStack) -> list[Sink]:
+    views: list[Sink] = [{"tensorboard": TensorBoard, "wandb": Wandb}[name]() for name in options.sinks]
+    for view in views:
+        stack.callback(view.close)
+        view.open(folder, _config(planned))
+    return views
+
+
+def _config(planned: Plan) -> dict[str, Any]:
+    return {"graph": planned.graph, "seed": planned.seed}
+
+
+def _kept_best(planned: Plan) -> dict[str, int]:
+    """Evaluate nodes that keep their best versions, and how many."""
+    assert planned.program is not None
+    evaluations = [planned.program.node(n.name) for n in planned.nodes if n.work == "evaluate"]
+    return {node.name: node.params["keep_best"] for node in evaluations if node.params["keep_best"]}
 
 
 def _describe(worker: Worker, coordinator: Coordinator) -> str:
@@ -220,8 +253,14 @@ def _import_path() -> list[str]:
     return [os.path.abspath(p) for p in sys.path if p and not os.path.abspath(p).startswith(installed)]
 
 
+def _recorded(path: Path) -> str:
+    if not path.is_file():
+        raise RunError(f"{path}: the run was killed before it was written. Fix: run again with overwrite.")
+    return path.read_text(encoding="utf-8")
+
+
 def _read_options(folder: Path, changes: Mapping[str, Any]) -> RunOptions:
-    data = json.loads((folder / OPTIONS).read_text())
+    data = json.loads(_recorded(folder / OPTIONS))
     for entry in data.pop("path"):
         if entry not in sys.path:
             sys.path.append(entry)

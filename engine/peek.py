@@ -1,7 +1,7 @@
 """Peek: the first rows of one node, running only what it needs.
 
-Owns: the small run behind `dataflow peek`. Does not own: admission, Steps or training; no
-train node runs, so every Model is as its base is.
+Owns: the small run behind `dataflow peek`. Does not own: any decision of it: the same coordinator drives it, over a
+plan without train nodes, so every Model is as its base is.
 """
 
 from __future__ import annotations
@@ -9,52 +9,72 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
+from dataflow.batch import Batch
 from dataflow.errors import Fault, GraphError, RunError
-from engine.coordinator.lane import FINISHED, Lane, Ready
-from engine.coordinator.messages import ChunkDone, Produced, Publish, RunChunk
-from engine.coordinator.tables import Blocks
-from engine.plan.plan import Plan
-from engine.runtime.assemble import collect
+from dataflow.node import Port
+from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.messages import ChunkDone, Finish, Instruction, Produced, Release, StepClosed
+from engine.coordinator.tables import codes
+from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.runtime.worker import Worker
 
 
 def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
     """At most `rows` rows of a node's first output, keys first. Raises GraphError for a node without output."""
-    small = _needed(plan, node)
-    target = small.node(node)
+    target = plan.node(node)
+    if target.relation == "sink":
+        raise _no_output(node)
+    shown = _physical(plan, target)
+    small = _needed(plan, {node, shown}, prompts=-(-rows // target.rows))
     worker = Worker("main", small)
     try:
-        limit = {event.node: event.rows for event in worker.open()}  # type: ignore[union-attr]
-        for message in _loads(small):
-            for _ in worker.execute(message):
-                pass
-        blocks = Blocks()
-        lane = Lane(target.source, small.nodes, [node], blocks)
-        prompts = min(-(-rows // target.rows), limit[target.source])
-        _run(worker, lane, lane.admit(range(prompts), [0] * prompts, 0))
-        return _table(worker, lane, blocks, node, rows)
+        made = _run(worker, small, node, shown)
     finally:
         worker.close()
+    if not made[node]:
+        raise RunError(f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts")
+    return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
 
 
-def _needed(plan: Plan, name: str) -> Plan:
-    wanted = {name}
+def _physical(plan: Plan, target: PlannedNode) -> str:
+    """The node that holds the columns of the target's first output: a select moves no rows."""
+    assert plan.program is not None
+    port: Port = plan.program.node(target.name).port()
+    while port.node.operator.work == "select":
+        port = port.node.inputs[f"port{port.index}"]
+    return port.node.name
+
+
+def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
+    """Only what these nodes need, as one Step of so many prompts; all Models are as their bases are."""
+    names, whole = set(wanted), set(wanted)
     for node in reversed(plan.nodes):
-        if node.name in wanted:
-            if node.relation == "sink":
-                raise _no_output(name)
-            wanted.update(node.gates)
-            wanted.update(f.producer for i in node.inputs for f in i.fetches)
+        if node.name in names:
+            names.update(node.gates)
+            names.update(f.producer for i in node.inputs for f in i.fetches)
     nodes = [
-        replace(n, returns=() if n.name == name and n.work != "source" else n.returns)
+        replace(
+            n,
+            region="stream" if n.region == "evaluation" else n.region,
+            returns=() if n.name in whole and n.work != "source" else n.returns,
+            refill=False,
+            max_lag=0,
+        )
         for n in plan.nodes
-        if n.name in wanted
+        if n.name in names
     ]
-    if not nodes:
-        raise _no_output(name)
-    return replace(plan, nodes=tuple(nodes), recorded=())
+    sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
+    models = [_as_its_base(m, names) for m in plan.models]
+    return replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models), recorded=())
+
+
+def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
+    """Readers are told of version 0 and given nothing: they have it from the base."""
+    readers = tuple(name for name in model.readers if name in names)
+    return replace(model, readers=readers, aliases=readers, follows="")
 
 
 def _no_output(name: str) -> GraphError:
@@ -64,35 +84,35 @@ def _no_output(name: str) -> GraphError:
     )
 
 
-def _loads(plan: Plan) -> list[Publish]:
-    """Every reader of a trained Model is told version 0, which it has from its base."""
-    return [
-        Publish(model=u.model, writer="", reader=n.name, version=0, alias=True)
-        for n in plan.nodes
-        for u in n.models
-        if u.trained
-    ]
-
-
-def _run(worker: Worker, lane: Lane, first: Ready) -> None:
-    queue = deque([first])
+def _run(worker: Worker, plan: Plan, node: str, shown: str) -> dict[str, list[Batch]]:
+    """Until the node's one chunk is done; the batches that it made, and those of the node that holds its columns."""
+    made: dict[str, list[Batch]] = {node: [], shown: []}
+    coordinator = Coordinator(plan, Settings(steps=1))
+    opened = list(worker.open())
+    queue: deque[Instruction] = deque(coordinator.start())
+    for event in opened:
+        queue.extend(coordinator.handle(event, 0.0))
     while queue:
-        ready = queue.popleft()
-        chunk = RunChunk(id=0, node=ready.node.name, worker=worker.name, step=1, keys=ready.keys, inputs=ready.inputs)
-        for event in worker.execute(chunk):
-            if isinstance(event, Produced):
-                lane.produced(event.node, event.ref)
-            elif isinstance(event, ChunkDone):
-                lane.closed(ready.node, ready.keys)
-            queue.extend(lane.pump())
+        instruction = queue.popleft()
+        if isinstance(instruction, Finish) and instruction.error:
+            raise RunError(instruction.error)
+        if isinstance(instruction, Release):
+            worker.release(instruction.blocks)
+        elif not isinstance(instruction, (Finish, StepClosed)):
+            for event in worker.execute(instruction):
+                if isinstance(event, Produced) and event.node in made:
+                    made[event.node].append(worker.channel.fetch(worker.name, event.ref.block))
+                if isinstance(event, ChunkDone) and event.node == node:
+                    return made
+                if not (isinstance(event, Produced) and event.node == node):  # what follows from it is not wanted
+                    queue.extend(coordinator.handle(event, 0.0))
+    return made
 
 
-def _table(worker: Worker, lane: Lane, blocks: Blocks, node: str, rows: int) -> pa.Table:
-    slots = lane.slots(FINISHED)
-    found = lane.rows(node, slots)
-    if not len(found.keys):
-        raise RunError(f"peek {node}: no row came out of it for the first {len(slots)} prompts")
-    records = collect(blocks.gather(node, (), found.block, found.row), worker.channel)
-    keys = {"position": pa.array(found.keys.position), "sample": pa.array(found.keys.sample)}
-    columns = {name: records.column(name) for name in records.schema.names}
-    return pa.table(keys | columns).slice(0, rows)
+def _table(found: Batch, columns: Batch, rows: int) -> pa.Table:
+    """Keys, and the columns of the same rows, wherever they lie."""
+    have = codes(columns.keys.position, columns.keys.sample)
+    at = np.searchsorted(have, codes(found.keys.position, found.keys.sample)[:rows])
+    shown = columns.take(at)
+    keys = {"position": pa.array(shown.keys.position), "sample": pa.array(shown.keys.sample)}
+    return pa.table(keys | {name: shown.array(name) for name in shown.names})

@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from engine.cli.run import told
+from engine.cli.run import ended
 from engine.cli.target import UsageError
 from engine.options import RunOptions
 
@@ -27,8 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     changes = changed_options(flags)
     from engine.api import resume  # here: it imports what runs kernels
 
-    print(told(resume(folder, **changes)))
-    return 0
+    return ended(resume(folder, **changes))
 
 
 def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:

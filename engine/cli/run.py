@@ -21,12 +21,19 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
     from engine.api import run  # here: it imports what runs kernels
 
-    print(told(run(graph, options)))
-    return 0
+    return ended(run(graph, options))
+
+
+def ended(result: Result) -> int:
+    """Print how the run ended; the exit code: 130 where Ctrl-C ended it."""
+    print(told(result))
+    return 130 if result.interrupted else 0
 
 
 def told(result: Result) -> str:
     """How a run ended, and where its things are."""
     lines = [f"{result.reason}: step {result.step}", f"run folder  {result.folder}"]
     lines += [f"{name}  {folder}" for name, folder in result.trained.items()]
+    lines += [f"best by {name}  {folder}" for name, folders in result.best.items() for folder in folders]
+    lines += [f"go on with  dataflow resume {result.folder}"] if result.interrupted else []
     return "\n".join(lines)

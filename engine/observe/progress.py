@@ -41,13 +41,18 @@ _SHOWN = (
 class Progress:
     """Shows each Step's metrics row; a context manager, which leaves the terminal as it was however it ends.
 
-    steps: the Steps of the whole run. On a terminal a panel is redrawn at most 4 times a second by rich (cursor
-    hidden meanwhile, other output goes above it); elsewhere every Step is one line. `update` only keeps the row in the
-    first case and formats one line in the second.
+    steps: the Steps of the whole run, None where the data decides. On a terminal a panel is redrawn at most 4 times a
+    second by rich (cursor hidden meanwhile, other output goes above it); elsewhere every Step is one line. `update`
+    only keeps the row in the first case and formats one line in the second.
     """
 
     def __init__(
-        self, steps: int, *, title: str = "", stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        steps: int | None,
+        *,
+        title: str = "",
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = steps
         self._title = title
@@ -93,24 +98,27 @@ class Progress:
 
     def line(self) -> str:
         """The last Step as one line of text."""
-        return "  ".join([f"step {self._done}/{self._steps}", *(f"{label} {text}" for label, text in self._figures)])
+        return "  ".join([f"step {self._count()}", *(f"{label} {text}" for label, text in self._figures)])
 
     def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[tuple[str, str]]:
         """(label, text) of everything shown but the Step itself."""
         shown = [(label, form.format(row[name])) for label, name, form in _SHOWN if name in row]
         evaluated = [(name, f"{value:.3f}") for name, value in evals.items()]
-        return [*shown, *evaluated, ("eta", _duration(self._remaining()))]
+        return [*shown, *evaluated, *([("eta", _duration(self._remaining(self._steps)))] if self._steps else [])]
 
-    def _remaining(self) -> float:
+    def _count(self) -> str:
+        return f"{self._done}/{self._steps}" if self._steps else f"{self._done}"
+
+    def _remaining(self, steps: int) -> float:
         """Seconds that the rest of the run takes at the pace of the last Steps; nan before the first."""
-        left = max(0, self._steps - self._done)
+        left = max(0, steps - self._done)
         return left * sum(self._durations) / len(self._durations) if self._durations else math.nan
 
     def _panel(self) -> Table:
         """What rich draws: a bar with the Step, and the figures below."""
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self._steps, completed=self._done, width=40)
-        head.add_row(Text(self._title), bar, f"{self._done}/{self._steps}")
+        head.add_row(Text(self._title), bar, self._count())
         panel = Table.grid()
         panel.add_row(head)
         panel.add_row(Text("  ".join(f"{label} {text}" for label, text in self._figures)))

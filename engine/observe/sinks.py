@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,28 @@ class JsonLines:
                 f"{file.name}: Step {step} was not written: {error.strerror}. Fix: free disk space."
             ) from error
         self._last = step
+
+    @property
+    def last(self) -> int:
+        """The last Step that is there; -1 where there is none."""
+        return self._last
+
+    def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Add metrics to the line of the last Step; returns all of them. A kill leaves the old line or the new one."""
+        file = self._opened()
+        file.seek(0)
+        *before, line = file.readlines()
+        merged = {**json.loads(line), **metrics}
+        numbers = {name: math.nan if value is None else value for name, value in merged.items() if name != "step"}
+        temp = f"{file.name}.tmp"
+        with open(temp, "wb") as whole:
+            whole.writelines([*before, json_line(step, numbers, self._noted)])
+            whole.flush()
+            os.fsync(whole.fileno())
+        os.replace(temp, file.name)
+        file.close()
+        self._file = open(file.name, "ab+")  # noqa: SIM115 - closed by close()
+        return numbers
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later Steps: those that a run which resumes at `step` makes again."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dataflow.errors import RunError
+from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import Cut
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Coordinator, Restored
@@ -35,7 +36,7 @@ from engine.coordinator.messages import (
     StopRequested,
 )
 from engine.observe.metrics import StepMetrics
-from engine.observe.sinks import Sink
+from engine.observe.sinks import JsonLines, Sink
 from engine.observe.trace import Trace
 from engine.plan.plan import Plan
 from engine.runtime.stop import Stop
@@ -49,9 +50,10 @@ OnStep = Callable[[Mapping[str, float]], None]
 
 @dataclass(slots=True, kw_only=True)
 class Observers:
-    """Who is told: sinks of metrics, a trace, anything that wants each Step's row."""
+    """Who is told: the metrics file, views of it, a trace, anything that wants each Step's row."""
 
-    sinks: Sequence[Sink] = ()
+    lines: JsonLines
+    views: Sequence[Sink] = ()
     trace: Trace | None = None
     on_step: Sequence[OnStep] = field(default_factory=tuple)
     until: Callable[[Mapping[str, float]], bool] | None = None
@@ -67,6 +69,7 @@ class Loop:
         coordinator: Coordinator,
         worker: Worker,
         store: CheckpointStore,
+        best: BestVersions,
         observers: Observers,
         stop: Stop,
     ) -> None:
@@ -74,6 +77,7 @@ class Loop:
         self._coordinator = coordinator
         self._worker = worker
         self._store = store
+        self._best = best
         self._observers = observers
         self._stop = stop
         self._queue: deque[Instruction] = deque()
@@ -124,11 +128,13 @@ class Loop:
             self._drain_reports()
 
     def _hear(self, event: Event) -> None:
+        self._stop.alive()
         self._queue.extend(self._coordinator.handle(event, time.perf_counter()))
 
     def _finished(self, message: Finish) -> Finish:
         if message.error:
             raise RunError(message.error)
+        self._best.prune()
         return message
 
     def _starved(self) -> str:
@@ -148,33 +154,47 @@ class Loop:
         """One row of metrics. What was measured before Step 1 goes into its row, under eval/initial/."""
         now = time.perf_counter()
         if closed.step == 0:
-            found = self._metrics.row(0)
             self._initial = {
-                f"eval/initial/{k.removeprefix('eval/')}": v for k, v in found.items() if k.startswith("eval/")
+                f"eval/initial/{name.removeprefix('eval/')}": value for name, value in self._evaluated(0).items()
             }
+        elif closed.step == self._observers.lines.last:
+            self._tell(closed.step, self._evaluated(closed.step), again=True)
         else:
-            self._write_row(closed, now - self._since)
+            for name, value in (self._sums | dict(closed.metrics) | self._initial | self._rates(closed, now)).items():
+                self._metrics.add(name, value)
+            self._initial = {}
+            self._tell(closed.step, self._metrics.row(closed.step), again=False)
         self._metrics.clear()
         self._sums.clear()
         self._since = now
 
-    def _write_row(self, closed: StepClosed, seconds: float) -> None:
-        for name, value in (self._sums | dict(closed.metrics) | self._initial | self._rates(seconds)).items():
-            self._metrics.add(name, value)
-        self._initial = {}
-        self.last = self._metrics.row(closed.step)
-        numbers = {name: value for name, value in self.last.items() if name != "step"}
-        for sink in self._observers.sinks:
-            sink.write(closed.step, numbers)
+    def _evaluated(self, step: int) -> dict[str, float]:
+        return {name: value for name, value in self._metrics.row(step).items() if name.startswith("eval/")}
+
+    def _tell(self, step: int, row: Mapping[str, float], *, again: bool) -> None:
+        """Write a Step's row. again: it is there, and an evaluation came after it that belongs into it."""
+        numbers = {name: value for name, value in row.items() if name != "step"}
+        lines = self._observers.lines
+        if again:
+            numbers = lines.amend(step, numbers)
+        else:
+            lines.write(step, numbers)
+        self.last = {"step": step, **numbers}
+        for view in self._observers.views:
+            view.write(step, numbers)
         for tell in self._observers.on_step:
             tell(self.last)
-        if self._observers.until is not None and self._observers.until(self.last):
-            self._hear(StopRequested(reason=f"its condition held after step {closed.step}"))
+        until = self._observers.until
+        if until is not None and not again and until(self.last):
+            self._hear(StopRequested(reason=f"its condition held after step {step}"))
 
-    def _rates(self, seconds: float) -> dict[str, float]:
-        kernels = sum(value for name, value in self._sums.items() if name.startswith("time/"))
-        found = {"time/step": seconds, "time/engine": max(0.0, seconds - kernels)}
-        rows, tokens = self._sums.get("data/rows"), self._sums.get("completion/tokens")
+    def _rates(self, closed: StepClosed, now: float) -> dict[str, float]:
+        """Times and rates. time/engine is what passed outside of kernels, checkpoints and sample files."""
+        seconds = now - self._since
+        inside = sum(value for name, value in self._sums.items() if name.startswith("time/"))
+        found = {"time/step": seconds, "time/engine": max(0.0, seconds - inside)}
+        rows = self._sums.get("data/rows", closed.metrics.get("data/prompts"))
+        tokens = self._sums.get("completion/tokens", self._sums.get("train/tokens"))
         if rows is not None and seconds > 0:
             found["throughput/samples_per_second"] = rows / seconds
         if tokens is not None and seconds > 0:
@@ -193,9 +213,11 @@ class Loop:
 
         start = time.perf_counter()
         self._store.write(message.step, fill, {"graph": self._plan.graph})
+        self._best.prune()
         end = time.perf_counter()
         if self._observers.trace is not None:
             self._observers.trace.span(f"{self._worker.name}/checkpoint", f"step {message.step}", start, end)
             self._observers.trace.flush()
+        self._worker.reports()  # the kernels' saving is part of it, and not counted twice
         self._sums["time/checkpoint"] = self._sums.get("time/checkpoint", 0.0) + end - start
         self._hear(Checkpointed(step=message.step))

@@ -6,8 +6,9 @@ stopping means (the coordinator ends the Step under way and writes a checkpoint)
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
-import os
+import io
 import signal
 import sys
 import threading
@@ -16,14 +17,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_HUNG = signal.SIGINT
-
 
 class Stop:
     """`requested` after the first Ctrl-C; the second raises KeyboardInterrupt. Use as a context manager.
 
-    watchdog: seconds without `alive` after which `describe` is printed with the stack of every thread, and the run is
-    interrupted; 0 is never. Outside of the main thread there are no signals: then only the watchdog's text is printed.
+    watchdog: seconds without `alive` after which `describe` is printed with the stack of every thread, and the thread
+    that runs is interrupted (`hung` says why); 0 is never. A thread other than the main one gets no signals: there
+    Ctrl-C is whoever started it's own, and what never returns to Python cannot be interrupted, only named.
     """
 
     def __init__(self, watchdog: float, describe: Callable[[], str]) -> None:
@@ -35,6 +35,8 @@ class Stop:
         self._last = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._runs = 0
+        self._handles = False
         self._previous: Any = None
 
     def alive(self) -> None:
@@ -43,7 +45,9 @@ class Stop:
 
     def __enter__(self) -> Stop:
         self.alive()
-        if threading.current_thread() is threading.main_thread():
+        self._runs = threading.get_ident()
+        self._handles = threading.current_thread() is threading.main_thread()
+        if self._handles:
             self._previous = signal.signal(signal.SIGINT, self._on_signal)
         if self._watchdog > 0:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -54,8 +58,8 @@ class Stop:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        if self._handles:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -69,6 +73,20 @@ class Stop:
             if time.monotonic() - self._last > self._watchdog:
                 self.hung = f"nothing has moved for {self._watchdog:g} s; {self._describe()}"
                 print(self.hung, file=sys.stderr, flush=True)
-                faulthandler.dump_traceback(file=sys.stderr)
-                os.kill(os.getpid(), _HUNG)
+                _print_stacks()
+                self._interrupt()
                 return
+
+    def _interrupt(self) -> None:
+        if self._handles:  # a signal also ends what waits for a lock
+            signal.pthread_kill(self._runs, signal.SIGINT)
+        else:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runs), ctypes.py_object(KeyboardInterrupt))
+
+
+def _print_stacks() -> None:
+    """The stack of every thread, where standard error is a file (a notebook's is not)."""
+    try:
+        faulthandler.dump_traceback(file=sys.stderr)
+    except (AttributeError, io.UnsupportedOperation):
+        print("(the stacks of the threads cannot be shown here)", file=sys.stderr)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Any
 import numpy as np
 
 from dataflow.batch import Batch
-from dataflow.errors import PlanError
+from dataflow.errors import DataError, DataflowError, KernelError, PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import Assignment, Chunk, KernelNode
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
+from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import write_rows
 from engine.coordinator.messages import (
     NO_VERSION,
@@ -71,7 +73,15 @@ class Doing:
 class Worker:
     """The kernels of one Worker. `execute` runs one instruction and yields what comes of it."""
 
-    def __init__(self, name: str, plan: Plan, *, inproc: bool = False, samples: SampleWriter | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        inproc: bool = False,
+        samples: SampleWriter | None = None,
+        best: BestVersions | None = None,
+    ) -> None:
         assert plan.program is not None
         self.name = name
         self.channel = InprocChannel()
@@ -79,8 +89,10 @@ class Worker:
         self.span: Span | None = None
         self._plan = plan
         self._samples = samples
+        self._best = best
         self._nodes = {n.name: n for n in plan.nodes if name in n.workers}
         self._inproc = inproc
+        self._labels = _metric_labels(plan)
         self._modules = Modules()
         self._sessions: dict[str, NodeSession] = {}
         self._kernels: dict[str, Any] = {}
@@ -90,7 +102,10 @@ class Worker:
     # --- life ---------------------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event]:
-        """Open every kernel, in running order; a source says how many rows it has."""
+        """Open every kernel, in running order; a source says how many rows it has.
+
+        Raises what a kernel refuses its node with (DataError, KernelError, ...); anything else as KernelError.
+        """
         assert self._plan.program is not None
         for node in self._nodes.values():
             names = {use.model: use.module for use in node.models}
@@ -124,10 +139,10 @@ class Worker:
             case RunChunk():
                 yield from self._run_chunk(instruction)
             case TrainStep():
-                self._reports += self._step(instruction.node, instruction.sequence, instruction)
+                self._train(instruction)
                 yield Stepped(node=instruction.node, step=instruction.step)
             case Evaluate():
-                self._reports += self._step(instruction.node, 0, instruction)
+                self._evaluate(instruction)
                 yield Evaluated(node=instruction.node, version=instruction.version)
             case Publish():
                 yield self._publish(instruction)
@@ -143,20 +158,29 @@ class Worker:
             self.channel.release(block)
 
     def save(self, directory: Path, instruction: Checkpoint) -> None:
-        """Write the trained models, and the rows of finished untrained prompts, into a checkpoint's folder."""
-        for node in self._nodes.values():
-            if node.work == "train":
-                self._kernels[node.name].save(directory / node.name)
+        """Write trained models, their followers, and the rows of finished untrained prompts into a folder."""
+        for node, folder in self._stored(directory).items():
+            with self._timed(node, "save"):
+                self._kernels[node].save(folder)
         if instruction.rows:
             (directory / "rows").mkdir()
         for name, (keys, gather) in instruction.rows.items():
             write_rows(directory / "rows" / f"{name}.arrow", Batch(keys, collect(gather, self.channel)))
 
-    def restore(self, directory: Path) -> None:
-        """Read the trained models back."""
-        for node in self._nodes.values():
-            if node.work == "train":
-                self._kernels[node.name].restore(directory / node.name)
+    def restore(self, directory: Path, step: int) -> None:
+        """Read back what `save` wrote after this Step."""
+        for node, folder in self._stored(directory).items():
+            with self._timed(node, "restore"):
+                self._kernels[node].restore(folder)
+        for model in self._plan.models:
+            for reader in model.readers if model.follows else ():
+                self._kernels[reader].load((), step - step % model.every)
+
+    def _stored(self, directory: Path) -> dict[str, Path]:
+        """Node whose kernel has weights that change, and the folder for them; a follower's first reader has them."""
+        trains = {n.name: directory / n.name for n in self._nodes.values() if n.work == "train"}
+        followers = [m for m in self._plan.models if m.follows and m.readers]
+        return trains | {m.readers[0]: directory / "followers" / m.name for m in followers}
 
     def keep(self, batch: Batch) -> Ref:
         """Put rows into the outbox, as if a kernel had made them."""
@@ -185,13 +209,27 @@ class Worker:
             yield Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error=error)
         yield ChunkDone(chunk=chunk.id, node=chunk.node)
 
-    def _step(self, node: str, sequence: int, message: TrainStep | Evaluate) -> list[Report]:
+    def _train(self, message: TrainStep) -> None:
         inputs = assemble(message.keys, message.inputs, self.channel)
-        step = message.step if isinstance(message, TrainStep) else message.version
-        assignment = Assignment(sequence=sequence, step=step, keys=message.keys, inputs=inputs)
-        with self._timed(node, f"step {step}, {len(message.keys)} rows"):
-            metrics: Mapping[str, float] = self._kernels[node].step(assignment)
-        return [(name, value, 1.0) for name, value in metrics.items()]
+        assignment = Assignment(sequence=message.sequence, step=message.step, keys=message.keys, inputs=inputs)
+        with self._timed(message.node, f"step {message.step}, {len(message.keys)} rows"):
+            metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
+        label = self._labels.get(message.node, "")
+        self._reports += [(_labelled(name, label), value, 1.0) for name, value in metrics.items()]
+
+    def _evaluate(self, message: Evaluate) -> None:
+        inputs = assemble(message.keys, message.inputs, self.channel)
+        assignment = Assignment(sequence=0, step=message.version, keys=message.keys, inputs=inputs)
+        with self._timed(message.node, f"version {message.version}, {len(message.keys)} rows"):
+            metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
+        self._reports += [(name, value, 1.0) for name, value in metrics.items()]
+        if self._best is not None and metrics:
+            evaluated = {use.model for use in self._nodes[message.node].models}
+            writer = next((m.writer for m in self._plan.models if m.name in evaluated and m.writer), "")
+            if writer:
+                score = next(iter(metrics.values()))
+                with self._timed(writer, f"save version {message.version} if among the best"):
+                    self._best.offer(message.node, message.version, score, self._kernels[writer].save_weights)
 
     def _publish(self, message: Publish) -> Loaded:
         pieces = () if message.alias else self._kernels[message.writer].pieces()
@@ -228,7 +266,7 @@ class Worker:
 
 
 class _Timed:
-    """What the Worker is doing, and how long it takes."""
+    """What the Worker is doing, and how long it takes; whatever a kernel raises comes out naming its node."""
 
     def __init__(self, worker: Worker, node: str, what: str) -> None:
         self._worker, self._node, self._what = worker, node, what
@@ -238,9 +276,16 @@ class _Timed:
         self._start = time.perf_counter()
         self._worker.doing = Doing(node=self._node, what=self._what, since=self._start)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._worker.doing = None
         self._worker.note(self._node, self._what, self._start, time.perf_counter())
+        if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
+            raise KernelError(f"{self._node}: {self._what}: {error}") from error
+        if isinstance(error, Exception) and not isinstance(error, DataflowError):
+            told = "".join(traceback.format_exception(error)).rstrip()
+            raise KernelError(
+                f"{self._node}: {self._what}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+            ) from error
 
 
 def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -> KernelNode:
@@ -270,6 +315,19 @@ def _kernel_class(node: PlannedNode) -> type:
         raise PlanError(
             f"{node.name}: kernel {node.kernel} cannot be imported: {error}. Fix: install what it needs."
         ) from error
+
+
+def _metric_labels(plan: Plan) -> dict[str, str]:
+    """Train node -> what its metrics are labelled with: its Model, for all but the first of several."""
+    writers = {m.writer: m.name for m in plan.models if m.writer}
+    trains = [n.name for n in plan.nodes if n.work == "train"]
+    return {name: writers[name] for name in trains[1:]}
+
+
+def _labelled(name: str, label: str) -> str:
+    """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
+    first, _, rest = name.partition("/")
+    return f"{first}/{label}/{rest}" if label and rest else name
 
 
 def _close_all(kernels: list[Any]) -> None:

@@ -6,18 +6,17 @@ not own: any formula (operators/advantage.py, operators/select.py, the user's fi
 
 from __future__ import annotations
 
-import traceback
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dataflow.batch import Batch
-from dataflow.errors import DataError, KernelError
+from dataflow.errors import KernelError
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
 from dataflow.user import Columns
+from operators.kernels.scoring_child import Caught
 
 
 class ColumnFunction:
@@ -32,16 +31,16 @@ class ColumnFunction:
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: what the function returns for the chunk's rows. Raises KernelError where it raises or misfits."""
         arguments = [Columns(batch, self._node.schemas[name]) for name, batch in chunk.inputs.items()]
-        try:
+        made = None
+        with Caught() as caught:  # it is the user's code: anything may come out of it
             made = self._function(*arguments, **self._node.params)
-        except DataError as error:
-            raise self._failed(chunk, str(error)) from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise self._failed(chunk, traceback.format_exc(limit=-3)) from error
+        if caught.fault is not None:
+            raise self._failed(chunk, f"it {caught.fault.text}\n{caught.fault.detail}".rstrip())
         if not isinstance(made, Columns):
-            raise self._failed(chunk, f"expected Columns, found {type(made).__name__}")
+            raise self._failed(chunk, f"expected Columns, found {type(made).__name__}. Fix: return score.set(...)")
         if len(made) != len(chunk.keys):
-            raise self._failed(chunk, f"it returned {len(made)} rows for {len(chunk.keys)}")
+            fix = "Fix: one row for each that it was given (Columns.make(..., like=one of its arguments))"
+            raise self._failed(chunk, f"it returned {len(made)} rows for {len(chunk.keys)}. {fix}")
         self._refuse_unusable(chunk, made.batch)
         yield Batch(chunk.keys, made.batch.records)
 
@@ -55,17 +54,28 @@ class ColumnFunction:
                 if name.endswith("/*"):
                     continue
                 raise self._failed(chunk, f"it returned no column {name!r}; there are: {', '.join(made.names)}")
-            array = made.array(name)
-            values = array.values if pa.types.is_large_list(array.type) else array
-            if pa.types.is_floating(values.type) and not np.isfinite(values.to_numpy(zero_copy_only=False)).all():
-                raise self._failed(chunk, f"column {name!r} has a value that is not finite")
+            row = _first_not_finite(made, name)
+            if row is not None:
+                raise self._failed(chunk, f"column {name!r} has a value that is not finite", row)
 
-    def _failed(self, chunk: Chunk, why: str) -> KernelError:
-        first = chunk.keys.rows()[0] if len(chunk.keys) else "none"
-        return KernelError(
-            f"{self._node.name}: operator {self._node.operator!r} failed on {len(chunk.keys)} rows, the first "
-            f"(position, sample, attempt) {first}: {why}"
-        )
+    def _failed(self, chunk: Chunk, why: str, row: int = 0) -> KernelError:
+        keys = chunk.keys.rows()
+        shown = f"row (position, sample, attempt) {keys[row]}" if keys else "no row"
+        whole = f"{len(keys)} rows from" if not row else "a chunk with"
+        return KernelError(f"{self._node.name}: operator {self._node.operator!r} failed on {whole} {shown}: {why}")
+
+
+def _first_not_finite(made: Batch, name: str) -> int | None:
+    """The first row with a value that is not finite; None where there is none, or where these are no floats."""
+    array = made.array(name)
+    is_list = pa.types.is_large_list(array.type)
+    values = array.values if is_list else array
+    if not pa.types.is_floating(values.type) or np.isfinite(values.to_numpy(zero_copy_only=False)).all():
+        return None
+    found = made.ragged(name) if is_list else None
+    flat = array.to_numpy(zero_copy_only=False) if found is None else found.values
+    at = int(np.argmin(np.isfinite(flat)))
+    return at if found is None else int(found.segments()[at])
 
 
 class Select:
@@ -94,14 +104,22 @@ class Evaluate:
         self._prefix = "eval" if node.name == "evaluate" else f"eval/{node.name}"
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """`eval/reward` and `eval/<function>`; rows to which a function does not apply are left out of its mean."""
+        """`eval/<function>` and `eval/reward`; rows to which a function does not apply are left out of its mean.
+
+        The first of them is what `keep_best` goes by.
+        """
         rows = assignment.inputs["score"]
-        means: dict[str, Any] = {"reward": pc.mean(rows.array("reward")).as_py()}
-        for name in rows.names:
-            if name.startswith("reward/"):
-                means[name.removeprefix("reward/")] = pc.mean(rows.array(name)).as_py()
+        functions = [name for name in rows.names if name.startswith("reward/")]
+        means: dict[str, float | None] = {n.removeprefix("reward/"): _mean(rows.array(n)) for n in functions}
+        means.setdefault("reward", _mean(rows.array("reward")))
         found = {f"{self._prefix}/{name}": float(mean) for name, mean in means.items() if mean is not None}
         return found | {f"{self._prefix}/rows": float(len(rows))}
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _mean(column: pa.Array) -> float | None:
+    """Over the rows that have a number, exactly rounded; None where none has."""
+    values = column.drop_null().to_pylist()
+    return math.fsum(values) / len(values) if values else None

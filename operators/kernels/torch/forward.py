@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
@@ -37,7 +38,7 @@ class _Forward:
         model = self._model
         self._tokens = layout.tokens
         self._temperature = float(node.params.get("temperature") or 1.0)
-        self._module: nn.Module = session.module(model, lambda: load_model(model))
+        self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self.version = 0
 

@@ -1,0 +1,87 @@
+"""The best versions by an evaluation, as Hugging Face directories.
+
+Owns: which versions stay, their directories and scores. Does not own: the evaluation (its kernel), the weights' form
+(the train kernel's save_weights), nor the checkpoints from which a run goes on (store.py).
+
+    checkpoints/best_<evaluate node>/step_N/      config.json, *.safetensors, tokenizer files, score.json
+
+A version that a better one has displaced stays until the next checkpoint is on disk: a run that goes on from the last
+one finds every version that was among the best there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+SCORE = "score.json"
+_STEP = re.compile(r"step_(\d+)")
+
+
+class BestVersions:
+    """keep: for each evaluate node that keeps any, how many. A greater score is better; of equal ones the earlier."""
+
+    def __init__(self, directory: Path, keep: Mapping[str, int]) -> None:
+        self._folders = {name: directory / f"best_{name}" for name in keep}
+        self._keep = dict(keep)
+
+    def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:
+        """Keep this version if it is among the best so far; `save` writes it into the directory it is given."""
+        if name not in self._keep or not math.isfinite(score):
+            return False
+        others = [found for found in self._ranked(name) if found[1] != step]
+        if sum(found <= (-score, step) for found in others) >= self._keep[name]:
+            return False
+        final = self._folders[name] / f"step_{step}"
+        temp = final.with_name(f".tmp-{final.name}")
+        shutil.rmtree(temp, ignore_errors=True)
+        temp.mkdir(parents=True)
+        save(temp)
+        (temp / SCORE).write_text(json.dumps({"step": step, "score": score}) + "\n", encoding="ascii")
+        shutil.rmtree(final, ignore_errors=True)
+        temp.rename(final)
+        return True
+
+    def prune(self) -> None:
+        """Delete what is no longer among the best: a checkpoint is on disk, or the run is over."""
+        for name, keep in self._keep.items():
+            for _, step in self._ranked(name)[keep:]:
+                self._delete(self._folders[name] / f"step_{step}")
+
+    def truncate_after(self, step: int) -> None:
+        """Delete later versions, which a run that goes on from this Step makes again, and what a kill left behind."""
+        for name, folder in self._folders.items():
+            for torn in folder.glob(".tmp-*"):
+                shutil.rmtree(torn)
+            for _, found in self._ranked(name):
+                if found > step:
+                    self._delete(folder / f"step_{found}")
+
+    def paths(self) -> dict[str, tuple[Path, ...]]:
+        """By evaluate node, the directories that are kept, the best first."""
+        return {
+            name: tuple(self._folders[name] / f"step_{step}" for _, step in self._ranked(name)[:keep])
+            for name, keep in self._keep.items()
+        }
+
+    def _ranked(self, name: str) -> list[tuple[float, int]]:
+        """(-score, step), the best first."""
+        folder = self._folders[name]
+        found = [(path, _STEP.fullmatch(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted((-_score(path), int(match[1])) for path, match in found if match)
+
+    @staticmethod
+    def _delete(path: Path) -> None:
+        """Renamed away first: a half-deleted directory never has a final name."""
+        trash = path.with_name(f".tmp-deleted-{path.name}")
+        shutil.rmtree(trash, ignore_errors=True)
+        path.rename(trash)
+        shutil.rmtree(trash)
+
+
+def _score(path: Path) -> float:
+    return float(json.loads((path / SCORE).read_text(encoding="ascii"))["score"])
