@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, TypeVarTuple
+from typing import Any, Generic, Literal, TypeVarTuple
 
 from dataflow.errors import Fault, GraphError, Origin
 
