@@ -214,8 +214,8 @@ class Worker:
         assignment = Assignment(sequence=message.sequence, step=message.step, keys=message.keys, inputs=inputs)
         with self._timed(message.node, f"step {message.step}, {len(message.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
-        label = self._labels.get(message.node, "")
-        self._reports += [(_labelled(name, label), value, 1.0) for name, value in metrics.items()]
+        label = self._labels[message.node]
+        self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
 
     def _evaluate(self, message: Evaluate) -> None:
         inputs = assemble(message.keys, message.inputs, self.channel)
@@ -317,17 +317,32 @@ def _kernel_class(node: PlannedNode) -> type:
         ) from error
 
 
-def _metric_labels(plan: Plan) -> dict[str, str]:
-    """Train node -> what its metrics are labelled with: its Model, for all but the first of several."""
-    writers = {m.writer: m.name for m in plan.models if m.writer}
-    trains = [n.name for n in plan.nodes if n.work == "train"]
-    return {name: writers[name] for name in trains[1:]}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Label:
+    """What the metrics of a further train node are labelled with; `every`: all of them, not the optimizer's alone."""
+
+    model: str = ""
+    every: bool = False
+
+    def on(self, name: str) -> str:
+        """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
+        first, _, rest = name.partition("/")
+        labelled = self.model and rest and (self.every or first in ("optim", "train"))
+        return f"{first}/{self.model}/{rest}" if labelled else name
 
 
-def _labelled(name: str, label: str) -> str:
-    """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
-    first, _, rest = name.partition("/")
-    return f"{first}/{label}/{rest}" if label and rest else name
+def _metric_labels(plan: Plan) -> dict[str, _Label]:
+    """For each train node. The first has none; one whose Model has the head of an earlier one labels everything."""
+    assert plan.program is not None
+    found: dict[str, _Label] = {}
+    heads: list[str] = []
+    for planned in plan.nodes:
+        if planned.work == "train":
+            model = plan.program.node(planned.name).states["model"]
+            assert isinstance(model, Model)
+            found[planned.name] = _Label(model=model.name, every=model.head in heads) if heads else _Label()
+            heads.append(model.head)
+    return found
 
 
 def _close_all(kernels: list[Any]) -> None:
