@@ -2,10 +2,10 @@
 
     python examples/demo.py            (or: make demo)
 
-Makes a small character model, warm-starts it on a noisy teacher with graphs/sft.py and
-stops early, then trains it with graphs/grpo.py to spell words backward, with
-reasoning-gym's own scorer behind the reward. Words that are shown at the end were never
-trained on.
+Makes a small character model and warm-starts it with graphs/sft.py on a careless teacher, who
+spells a word backward in one of three answers and just repeats it in the others; stops early;
+then trains it with graphs/grpo.py, with reasoning-gym's own scorer behind the reward. Words
+that are shown at the end were never trained on.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class Recipe:
     """The settings of the demo; how they were found is in docs/demo.md."""
 
     words: int = 40_000
-    noise: float = 0.25
+    lazy: float = 0.65
+    """How often the teacher repeats the word instead of spelling it backward."""
+    noise: float = 0.1
+    """How often the teacher mistypes a letter."""
     layers: int = 2
     hidden: int = 128
-    warm_steps: int = 900
+    warm_steps: int = 1200
     warm_lr: float = 1e-3
-    stop_at: float = 0.4
-    """The warm start ends when this share of the validation words is spelled right greedily."""
-    steps: int = 400
+    stop_at: float = 0.1
+    """The warm start ends when this share of sampled answers to validation words is right."""
+    steps: int = 120
     batch: int = 32
     n: int = 8
     lr: float = 5e-4
@@ -101,7 +104,8 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
     task.write_prompts(folder / "validation.parquet", rest[:128])
     task.write_prompts(folder / "test.parquet", rest[128:640])
     copies = 1 + recipe.warm_steps * 128 // len(train)
-    task.write_demonstrations(folder / "demonstrations.parquet", train, noise=recipe.noise, copies=copies, seed=seed)
+    demonstrations = folder / "demonstrations.parquet"
+    task.write_demonstrations(demonstrations, train, lazy=recipe.lazy, noise=recipe.noise, copies=copies, seed=seed)
     task.make_model(folder / "model", layers=recipe.layers, hidden=recipe.hidden, seed=seed)
 
 
@@ -111,7 +115,7 @@ def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Res
     graph = warm_start(str(folder / "model"), demonstrations, validation, lr=recipe.warm_lr)
 
     def good_enough(metrics: Mapping[str, float]) -> bool:
-        return metrics.get("eval/exact_match", 0.0) >= recipe.stop_at
+        return metrics.get("eval/sampled/exact_match", 0.0) >= recipe.stop_at
 
     return run(graph, options, until=good_enough)
 
@@ -163,13 +167,18 @@ def _marked(found: str, right: str) -> str:
     return f"[green]{found}[/green]" if found == right else f"[red]{found}[/red]"
 
 
-def show_change(console: Console, result: Result, words: int) -> None:
+def show_change(console: Console, result: Result, recipe: Recipe, words: int) -> None:
     """What RL changed, in numbers, and what it did not."""
     table = Table("decoding", "before RL", "after RL", title=f"exact match on {words} held-out words")
     for name in ("greedy", "sampled"):
         found = measured(result, name)
         table.add_row(name, f"{found['before']:.2f}", f"{found['after']:.2f}")
     console.print(table)
+    console.print(
+        f"What RL did: the teacher repeated the word in {recipe.lazy:.0%} of its answers, and so did the policy. "
+        "Rewards made it choose to spell backward and do so reliably. What RL did not do: teach it the order of the "
+        "letters, which it had from the teacher's other answers.",
+    )
 
 
 def main(
@@ -202,7 +211,7 @@ def main(
     console.rule("1. a character model and words, split so that a tenth is never trained on")
     prepare(folder, recipe, seed)
 
-    console.rule("2. warm start: graphs/sft.py on a noisy teacher, stopped early")
+    console.rule("2. warm start: graphs/sft.py on a careless teacher, stopped early")
     warm_options = replace(options, name=f"{name}-warm-start", steps=recipe.warm_steps, samples_every=10**6)
     warm = learn_from_teacher(folder, recipe, warm_options)
 
@@ -218,7 +227,7 @@ def main(
 
     console.rule("5. before and after")
     show_samples(console, folder, warm, result, 12)
-    show_change(console, result, 512)
+    show_change(console, result, recipe, 512)
     seconds = time.perf_counter() - began
     console.print(f"the run folder is {result.folder}; everything took {seconds:.0f} s")
 

@@ -4,7 +4,7 @@ Owns: the data (reasoning-gym's spell_backward, split by word), the model direct
 reward. Does not own: the algorithm (graphs/) or the demo's course (demo.py).
 
 A model of random weights cannot learn this from rewards alone, so it is warm-started on a
-noisy teacher and stopped early: it must not be good before reinforcement begins.
+careless teacher and stopped early: it must not be good before reinforcement begins.
 """
 
 from __future__ import annotations
@@ -49,15 +49,19 @@ def write_prompts(path: Path, rows: list[Row]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_demonstrations(path: Path, rows: list[Row], *, noise: float, copies: int, seed: int) -> None:
-    """Answers of a noisy teacher: each letter is replaced by a random one with probability `noise`."""
+def write_demonstrations(path: Path, rows: list[Row], *, lazy: float, noise: float, copies: int, seed: int) -> None:
+    """Answers of a careless teacher, who with probability `lazy` repeats the word instead of spelling it backward.
+
+    Each letter of either is then replaced by a random one with probability `noise`.
+    """
     rng = random.Random(seed)
     prompts, answers = [], []
     for _ in range(copies):
         for row in rows:
-            letters = (rng.choice(string.ascii_lowercase) if rng.random() < noise else c for c in row["answer"])
+            right = row["answer"]
+            said = right[::-1] if rng.random() < lazy else right
             prompts.append(row["prompt"])
-            answers.append("".join(letters))
+            answers.append("".join(rng.choice(string.ascii_lowercase) if rng.random() < noise else c for c in said))
     pq.write_table(pa.table({"prompt": prompts, "completion": answers}), path)
 
 
