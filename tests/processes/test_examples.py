@@ -90,6 +90,14 @@ def test_example_runs(name: str, here: Path) -> None:
     assert all(0.0 <= row["reward/mean"] <= 2.0 for row in found)
     assert result.trained["policy"].is_dir()
     CHECKS.get(name, lambda rows: None)(found)
+    undocumented = {k for k in found[0] if k != "step" and not documented(k)}
+    assert undocumented == ({"policy/weight"} if name == "user_loss" else set())  # its own metric
+
+
+def documented(metric: str) -> bool:
+    """Whether docs/metrics.md has a name of this form."""
+    names = re.findall(r"`([^`\s]+/[^`\s]*)`", (ROOT / "docs" / "metrics.md").read_text())
+    return any(re.fullmatch(re.sub(r"<[^>]*>", "[^/]+", name), metric) for name in names)
 
 
 def operator_changes_the_reward(found: list[dict[str, float]]) -> None:

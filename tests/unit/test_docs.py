@@ -1,0 +1,205 @@
+"""Documents and code say the same: links, paths, names of metrics and tests; the README's graph and options."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dataflow.draw import draw
+from graphs.grpo import grpo
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("dataflow", "operators", "graphs", "engine")
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Files of the repository, those not yet committed too; all files outside of hidden folders where git is absent."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return tuple(path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file())
+
+
+def documents() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def prose(path: Path) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives to a document's headings."""
+    headings = re.findall(r"^#+ +(.*?) *$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", documents(), ids=named)
+def test_relative_links_resolve(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), f"{named(path)}: no {target}"
+        assert not anchor or anchor in anchors(found), f"{named(path)}: no heading {target}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=named)
+def test_named_paths_exist(path: Path) -> None:
+    """`engine/api.py`, `tests/schedules/` and the like, wherever a document names one from the root."""
+    tops = "|".join((*PACKAGES, "tests", "examples", "benchmarks", "scripts", "docs", "requirements"))
+    for name in re.findall(rf"`((?:{tops})/[\w./-]*)`", prose(path)):
+        assert (ROOT / name).exists(), f"{named(path)}: no {name}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=named)
+def test_named_tests_exist(path: Path) -> None:
+    for name in re.findall(r"`(test_\w+)(?:\[[^`]*\])?`", prose(path)):
+        assert name in test_names(), f"{named(path)}: no test {name}"
+
+
+@cache
+def test_names() -> frozenset[str]:
+    files = (path for path in tracked() if named(path).startswith("tests/") and path.suffix == ".py")
+    return frozenset(name for path in files for name in re.findall(r"def (test_\w+)", path.read_text()))
+
+
+test_names.__test__ = False  # type: ignore[attr-defined]
+
+
+def test_no_path_of_a_machine() -> None:
+    """Homes and working directories of whoever wrote a file are nobody else's business."""
+    places = re.compile("|".join(("/ho" + "me/", "/ro" + "ot/", "/wo" + "rk/", "/Us" + "ers/", "/tm" + "p/")))
+    for path in tracked():
+        text = path.read_bytes().decode("utf-8", "replace")
+        found = places.search(text)
+        near = text[max(0, found.start() - 40) : found.end() + 20] if found else ""
+        assert not found, f"{named(path)}: {near!r}"
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
+_METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
+COLUMN = "reward/*"
+"""A column of a Reward, no metric."""
+READERS = ("engine/observe/progress.py", "engine/cli/")
+"""Files that read metrics and emit none."""
+
+
+def documented() -> list[str]:
+    """The names in docs/metrics.md, * for what stands in angle brackets."""
+    names = re.findall(r"`([^`\s]+/[^`\s]*)`", (ROOT / "docs" / "metrics.md").read_text())
+    return [re.sub(r"<[^>]*>", "*", name) for name in names]
+
+
+def emitted() -> Iterator[tuple[str, str]]:
+    """(file, name) of each string in the code that has the form of a metric's name, * for what is filled in."""
+    for path in sources():
+        for name in strings(ast.parse(path.read_text())):
+            if _METRIC.fullmatch(name) and name != COLUMN:
+                yield named(path), name
+
+
+def sources() -> list[Path]:
+    """The code that can emit metrics."""
+    code = [p for p in tracked() if p.suffix == ".py" and named(p).startswith(("operators/", "engine/"))]
+    return [path for path in code if not named(path).startswith(READERS)]
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """Strings and f-strings below a node, docstrings left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+            continue
+        if isinstance(child, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "*" for part in child.values)
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value.replace("*", "?")  # `reward/*` names columns
+        else:
+            yield from strings(child)
+
+
+def covers(pattern: str, name: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^/]+"), name) is not None
+
+
+def test_every_metric_in_the_code_is_documented() -> None:
+    patterns, found = documented(), list(emitted())
+    assert len(found) > 30
+    for file, name in found:
+        assert any(covers(pattern, name) for pattern in patterns), f"{file}: {name} is not in docs/metrics.md"
+
+
+def test_every_documented_metric_is_in_the_code() -> None:
+    """Names as they are; of those with a part of the user's at least the last part."""
+    ours = {name for _, name in emitted()}
+    written = "\n".join(path.read_text() for path in sources())
+    first_column = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    names = [re.sub(r"<[^>]*>", "*", n) for cell in first_column for n in re.findall(r"`([^`\s]+/[^`\s]*)`", cell)]
+    assert len(names) > 40
+    for name in names:
+        last = name.rpartition("/")[2]
+        as_it_is = any(covers(own, name) or covers(name, own) for own in ours)
+        assert as_it_is or ("*" in name and (f"/{last}" in written or "*" in last)), name
+
+
+# --- the README -----------------------------------------------------------------------------------------------
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
+def test_the_graph_of_the_readme_is_grpo() -> None:
+    block = re.findall(r"^```python\n(.*?)^```", readme(), re.DOTALL | re.MULTILINE)[0]
+    lines = [line.strip() for line in (ROOT / "graphs" / "grpo.py").read_text().splitlines()]
+    assert [line for line in block.splitlines() if line not in lines] == []
+    assert len(block.splitlines()) <= 12
+
+
+def exact_match(completions: list[str], answer: list[str]) -> list[float]:
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
+    block = re.findall(r"^```text\n(.*?)^```", readme(), re.DOTALL | re.MULTILINE)[0]
+    graph = grpo("path/to/model", "prompts.parquet", exact_match, beta=0.04, max_lag=1)
+    assert block.rstrip() == draw(graph).rstrip()
+
+
+def test_the_options_of_the_readme_are_the_run_options() -> None:
+    tree = ast.parse((ROOT / "engine" / "options.py").read_text())
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "RunOptions").body
+    for field, meaning in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(meaning, ast.Expr)
+            assert isinstance(meaning.value, ast.Constant)
+            flag = field.target.id.replace("_", "-")
+            row = re.search(rf"^\| `--{flag}` \| .* \| (.*) \|$", readme(), re.MULTILINE)
+            assert row is not None, flag
+            assert row.group(1) == meaning.value.value
+
+
+def test_packages_are_typed() -> None:
+    for package in PACKAGES:
+        assert (ROOT / package / "py.typed").is_file()
