@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
+from transformers import AutoTokenizer
+
 from benchmarks.rewards import REWARDS
 from benchmarks.settings import Run
 from engine.api import run
@@ -66,13 +69,19 @@ def _numbers(rows: Sequence[Row], told: Run) -> dict[str, float]:
         "rollout_ms": median_ms("time/prompts", "time/rollout", "time/score"),
         "train_ms": median_ms("time/train_policy"),
         "engine_ms": median_ms("time/engine"),
-        "prompt_tokens": _mean(rows, "generate/prompt_tokens"),
+        "prompt_tokens": _prompt_tokens(told),
         "completion_tokens": tokens / samples,
-        "slot_waste": _mean(rows, "generate/slot_waste") + _mean(rows, "generate/slot_idle"),
+        "slot_waste": _mean(rows, "generate/slot_waste"),
         "reward": _mean(rows, "reward/mean"),
         "reward_last": rows[-1]["reward/mean"],
         "steps": len(rows),
     }
+
+
+def _prompt_tokens(told: Run) -> float:
+    """Mean over the data; every Step draws from all of it."""
+    prompts = pq.read_table(told.data, columns=["prompt"]).column("prompt").to_pylist()
+    return statistics.fmean(len(ids) for ids in AutoTokenizer.from_pretrained(told.model_dir)(prompts)["input_ids"])
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:
