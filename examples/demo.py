@@ -49,11 +49,11 @@ class Recipe:
     """How often the teacher mistypes a letter."""
     layers: int = 2
     hidden: int = 128
-    warm_steps: int = 1200
+    warm_steps: int = 1400
     warm_lr: float = 1e-3
     stop_at: float = 0.1
     """The warm start ends when this share of sampled answers to validation words is right."""
-    steps: int = 120
+    steps: int = 300
     batch: int = 32
     n: int = 8
     lr: float = 5e-4
