@@ -12,8 +12,8 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Options of run and resume. The fields' docstrings are the command line's help."""
+class RunOptions:  # the fields' docstrings are the command line's help
+    """How the run is run; the graph's own parameters say what it computes."""
 
     steps: int | None = None
     """Steps to run; without it one pass over the training data."""

@@ -22,6 +22,7 @@ import tyro
 from dataflow.draw.picture import shown_value
 from dataflow.graph import Graph
 from dataflow.model import Schedule
+from dataflow.names import PEER_NAMES
 from engine.cli.target import Target, UsageError, load_function, load_target
 
 O1 = TypeVar("O1")
@@ -76,6 +77,7 @@ def _parsed(
     whole = make_dataclass("Flags", [group for group in groups if group[0] != "graph" or own], kw_only=True)
     prog, about, rest = f"dataflow {command} {target.text}", _summary(target.function), []
     if strict:
+        _refuse_peer_names(command, arguments, {*own, *(n for kind in options for n in kind.__dataclass_fields__)})
         made: Any = tyro.cli(whole, args=list(arguments), prog=prog, description=about, config=_FLAT)
     else:
         made, rest = tyro.cli(
@@ -85,6 +87,16 @@ def _parsed(
     values = {name: _argument(own[name], value) for name, value in given.items()}
     kept = {name: value for name, value in values.items() if not (value is None and own[name].default is not None)}
     return (kept, [getattr(made, _title(kind)) for kind in options]), list(rest)
+
+
+def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) -> None:
+    """Raises UsageError for a flag that is another system's name of one of ours."""
+    for word in arguments:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        ours, system = PEER_NAMES.get(name, (None, ""))
+        if word.startswith("--") and ours is not None and name not in known:
+            fix = f"--{ours.replace('_', '-')}" if ours in known else "see --help" if " " not in ours else ours
+            raise UsageError(f"dataflow {command}: unknown flag {word!r} ({system}'s name). Fix: {fix}.")
 
 
 def _title(options: type[Any]) -> str:

@@ -281,6 +281,11 @@ def test_wrong_flags_end_with_2(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "--data" in capsys.readouterr().err
 
 
+def test_another_systems_flag_is_answered_with_ours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "graphs.grpo:grpo", "--num-generations", "8"]) == 2
+    assert capsys.readouterr().err == "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n.\n"
+
+
 def test_traceback_raises(folder: Path) -> None:
     with pytest.raises(UsageError):
         main(["--traceback", "chek"])
