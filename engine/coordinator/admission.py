@@ -10,6 +10,7 @@ Back-pressure acts here and nowhere else.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from engine.coordinator import intake
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN, Lane, Ready
 from engine.coordinator.messages import Ref, SourceCut
 from engine.plan.plan import PlannedSource
+
+_ENDLESS = 1 << 62
 
 
 class Admission:
@@ -31,6 +34,7 @@ class Admission:
         self.rows = 0
         """Rows in one pass; known once the source has opened."""
         self.admitted = 0
+        self.dropped = 0
         self._steps = steps
         self._last_batch = last_batch
         self._again: list[tuple[int, int]] = []
@@ -55,18 +59,17 @@ class Admission:
 
     def give_back(self) -> bool:
         """Retire what was rejected or dropped: its credit returns. Returns whether there was any."""
-        rejected, dropped = self.lane.slots(REJECTED), self.lane.slots(DROPPED)
-        self._rejected += len(rejected)
-        for slots in (rejected, dropped):
-            if len(slots):
-                self.lane.retire(slots)
-        return bool(len(rejected) or len(dropped))
+        self._rejected += self.lane.count[REJECTED]
+        gone = self.lane.slots(REJECTED, DROPPED)
+        if len(gone):
+            self.lane.retire(gone)
+        return bool(len(gone))
 
     def starved(self, step: int) -> str:
         """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on its way."""
         if not self._spent() or self.lane.running:
             return ""
-        kept = len(self.lane.slots(FINISHED))
+        kept = self.lane.count[FINISHED]
         name, most = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)[::-1]
         return (
             f"step {step}: {name} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are wanted; "
@@ -82,10 +85,10 @@ class Admission:
 
     def _spent(self) -> bool:
         """Whether as many prompts were tried for this Step as the refilling selects allow, and it is not full yet."""
-        most = min((n.max_attempts for n in self.lane.nodes if n.refill), default=0)
-        if not most or not self._rejected:
+        if not self._rejected:
             return False
-        kept = len(self.lane.slots(FINISHED))
+        most = min(n.max_attempts for n in self.lane.nodes if n.refill)
+        kept = self.lane.count[FINISHED]
         return kept < self.source.batch and kept + self._rejected >= most * self.source.batch
 
     def _next_prompts(self, most: int) -> list[tuple[int, int]]:
@@ -96,7 +99,7 @@ class Admission:
     @property
     def _end(self) -> int:
         """The first position that is never made; with a number of Steps the source has no end."""
-        return self.rows if self._steps is None else np.iinfo(np.int64).max
+        return self.rows if self._steps is None else _ENDLESS
 
     # --- what is taken out --------------------------------------------------------------------------------------
 
@@ -107,17 +110,15 @@ class Admission:
         as it is, or given up.
         """
         lane, source = self.lane, self.source
-        finished = lane.slots(FINISHED)
-        if source.intake == "drop" and len(finished):
-            old = intake.too_old(lane.begun[finished], max_lag=source.max_lag, version=version)
-            self._again += lane.again(finished[old])
-            finished = finished[~old]
+        if source.intake == "drop":
+            self._begin_again(version)
         last = not self._coming()
+        if lane.count[FINISHED] < source.batch and not last:
+            return lane.slots()
+        finished = lane.slots(FINISHED)
         if last and self._last_batch == "drop" and len(finished) < source.batch:
             lane.retire(finished)
-            return finished[:0]
-        if len(finished) < source.batch and not last:
-            return finished[:0]
+            return lane.slots()
         begun = lane.begun[finished]
         if source.intake == "exact":
             running = lane.begun[lane.slots(RUNNING)]
@@ -128,6 +129,11 @@ class Admission:
             chosen = intake.oldest(begun, batch=source.batch, last=last)
         return finished[chosen]
 
+    def _begin_again(self, version: int) -> None:
+        finished = self.lane.slots(FINISHED)
+        old = intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)
+        self._again += self.lane.again(finished[old])
+
     def taken(self, slots: np.ndarray) -> None:
         """These prompts form the Step under way; the attempts to fill the next one are counted anew."""
         self.lane.take(slots)
@@ -136,7 +142,7 @@ class Admission:
     @property
     def exhausted(self) -> bool:
         """Whether no prompt can ever be trained again: none is to come, none is on its way, none is finished."""
-        return not self._coming() and not len(self.lane.slots(FINISHED))
+        return not self.lane.count[FINISHED] and not self._coming()
 
     def _coming(self) -> bool:
         """Whether some prompt is still to come, or on its way."""
@@ -150,8 +156,9 @@ class Admission:
 
     def cut(self) -> SourceCut:
         """Every position's fate."""
-        return self.lane.cut_state(self._again)
+        return replace(self.lane.cut_state(self._again), admitted=self.admitted, dropped=self.dropped)
 
     def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
+        self.admitted, self.dropped = cut.admitted, cut.dropped
         self._again = self.lane.restore(cut, rows, version)

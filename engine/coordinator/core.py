@@ -118,7 +118,7 @@ class Coordinator:
         self._evaluated: dict[str, int] = {}
         self._closed = -1
         self._stored = 0
-        self._dropped: list[str] = []
+        self._first_dropped = ""
         self._stop = ""
         self._metrics: dict[str, float] = {}
         self._restored = False
@@ -156,7 +156,7 @@ class Coordinator:
         lines += self._versions.waiting()
         for name, lane in self._lanes.items():
             lines += lane.waiting()
-            done = len(lane.slots(FINISHED))
+            done = lane.count[FINISHED]
             lines.append(f"intake of {name}: {done} of {self._admissions[name].source.batch} prompts are finished")
         if self._run is not None:
             lines += self._run.waiting()
@@ -236,11 +236,12 @@ class Coordinator:
         if node.region != "stream":
             self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
         elif self._lanes[node.source].drop(event.node, event.key[0], event.key[2]):
-            self._dropped.append(f"{event.node} row {event.key}: {event.error}")
-            dropped, admitted = len(self._dropped), self._admitted()
+            self._admissions[node.source].dropped += 1
+            self._first_dropped = self._first_dropped or f"{event.node} row {event.key}: {event.error}"
+            dropped, admitted = self._dropped(), self._admitted()
             if dropped > max(10, self.settings.error_budget * admitted):
                 spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
-                self._fail(f"{spent} of {self.settings.error_budget:.0%}; the first: {self._dropped[0]}")
+                self._fail(f"{spent} of {self.settings.error_budget:.0%}; the first: {self._first_dropped}")
 
     # --- what follows -------------------------------------------------------------------------------------------
 
@@ -398,7 +399,7 @@ class Coordinator:
         self.phase = "checkpoint"
         rows: dict[str, tuple[Keys, Gather]] = {}
         for lane in self._lanes.values():
-            if len(lane.slots(FINISHED)):
+            if lane.count[FINISHED]:
                 for node in lane.nodes:
                     stored = lane.stored(node.name)
                     gather, _ = self._blocks.gather(node.name, (), stored.block, stored.row)
@@ -452,9 +453,12 @@ class Coordinator:
             "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
             "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
             "data/prompts": float(sum(len(s) for s in run.taken.values())),
-            "data/dropped": float(len(self._dropped)),
+            "data/dropped": float(self._dropped()),
             "data/admitted": float(self._admitted()),
         }
+
+    def _dropped(self) -> int:
+        return sum(admission.dropped for admission in self._admissions.values())
 
     def _admitted(self) -> int:
         return sum(admission.admitted for admission in self._admissions.values())

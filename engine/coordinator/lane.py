@@ -54,14 +54,15 @@ class Lane:
         self.nodes = tuple(nodes)
         self.cut = tuple(dict.fromkeys(cut))
         self.blocks = blocks
+        self._gates = {n.name: frozenset(n.gates) for n in self.nodes}
         self.next = 0
         self.watermark = 0
-        self.outstanding = 0
-        """Prompts that were admitted and are not retired; finished and taken ones count."""
         self._retired: set[int] = set()
         self._tables = {n.name: Table(n.rows, _FIRST_SLOTS) for n in self.nodes}
         self._issued = {n.name: np.zeros((_FIRST_SLOTS, n.inner), dtype=bool) for n in self.nodes}
         self.status = np.zeros(_FIRST_SLOTS, dtype=np.uint8)
+        self.count = [_FIRST_SLOTS, 0, 0, 0, 0, 0]
+        """Slots in each state: every event asks for these, and most change none."""
         self.position = np.zeros(_FIRST_SLOTS, dtype=np.int64)
         self.attempt = np.zeros(_FIRST_SLOTS, dtype=np.int32)
         self.begun = np.zeros(_FIRST_SLOTS, dtype=np.int32)
@@ -82,25 +83,37 @@ class Lane:
         self.position[slots] = positions
         self.attempt[slots] = attempts
         self.begun[slots] = version
-        self.status[slots] = RUNNING
+        self._move(slots, RUNNING)
         self.order[slots] = self._admissions + np.arange(len(slots))
         self.cohort[slots] = self._admissions
         self._failed[slots] = False
         self._admissions += len(slots)
-        self.outstanding += len(slots)
         self.next = max(self.next, max(positions, default=-1) + 1)
         self._by_position = None
         return Ready(self.nodes[0], self._keys(slots, np.zeros(len(slots), dtype=np.int64)), {})
 
     @property
+    def outstanding(self) -> int:
+        """Prompts that were admitted and are not retired; finished and taken ones count."""
+        return len(self.status) - self.count[FREE]
+
+    @property
     def running(self) -> bool:
         """Whether some prompt is on its way."""
-        return bool((self.status == RUNNING).any())
+        return self.count[RUNNING] > 0
 
-    def slots(self, state: int, *others: int) -> np.ndarray:
+    def slots(self, *states: int) -> np.ndarray:
         """Slots in one of these states, in the order of their admission."""
-        found = np.flatnonzero(np.isin(self.status, (state, *others)) if others else self.status == state)
-        return found[np.argsort(self.order[found], kind="stable")] if len(found) > 1 else found
+        if not sum(self.count[state] for state in states):
+            return np.zeros(0, dtype=np.int64)
+        found = np.flatnonzero(np.any([self.status == state for state in states], axis=0))
+        return found[np.argsort(self.order[found], kind="stable")]
+
+    def _move(self, slots: np.ndarray, state: int) -> None:
+        for old, count in enumerate(np.bincount(self.status[slots], minlength=len(self.count)).tolist()):
+            self.count[old] -= count
+        self.status[slots] = state
+        self.count[state] += len(slots)
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
@@ -181,11 +194,9 @@ class Lane:
         self._dirty[:] = False
         found: list[Ready] = []
         if len(slots):
-            mates = self._with_mates(slots)
             for node in self.nodes[1:]:
-                if not self._touched.isdisjoint(node.gates):
-                    self._pass_on_absent(node, slots)
-                    found += self._ready(node, slots if node.chunking == "ready" else mates)
+                if not self._touched.isdisjoint(self._gates[node.name]):
+                    found += self._ready(node, slots)
             self._settle(slots)
         self._touched.clear()
         return found
@@ -193,12 +204,30 @@ class Lane:
     def _sorted(self, slots: np.ndarray) -> np.ndarray:
         return slots[np.argsort(self.position[slots])] if len(slots) > 1 else slots
 
-    def _with_mates(self, slots: np.ndarray) -> np.ndarray:
-        """These and all running prompts that were admitted with one of them, by position."""
-        if all(n.chunking == "ready" for n in self.nodes):
-            return slots
-        cohorts = np.unique(self.cohort[slots])
-        return self._sorted(np.flatnonzero((self.status == RUNNING) & np.isin(self.cohort, cohorts)))
+    def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[Ready]:
+        """The chunks of a node that can begin, now that rows of these prompts have come or turned out absent."""
+        state = self._input_state(node, slots)
+        if (state == ABSENT).any():
+            self._pass_on_absent(node, slots, state)
+        if node.chunking == "cohort":
+            whole = slots[(state != PENDING).all(axis=1)]
+            if len(whole):
+                yield from self._whole_cohorts(node, whole)
+            return
+        ready = (state == PRESENT) & ~self._issued[node.name][slots]
+        if node.scope == "group":
+            ready &= (state != PENDING).all(axis=1)[:, None]
+        if ready.any():
+            yield self._issue(node, slots, ready)
+
+    def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[Ready]:
+        """One chunk for each cohort of these prompts of which every row is decided."""
+        for number in np.unique(self.cohort[slots]):
+            mates = self._sorted(np.flatnonzero((self.status == RUNNING) & (self.cohort == number)))
+            state = self._input_state(node, mates)
+            ready = (state == PRESENT) & ~self._issued[node.name][mates]
+            if (state != PENDING).all() and ready.any():
+                yield self._issue(node, mates, ready)
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never will."""
@@ -213,31 +242,13 @@ class Lane:
         assert found is not None  # only a source has no input, and a source is never asked
         return found
 
-    def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray) -> None:
-        gone = (self._input_state(node, slots) == ABSENT) & ~self._issued[node.name][slots]
+    def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
+        gone = (state == ABSENT) & ~self._issued[node.name][slots]
         if gone.any():
             where, sample = np.nonzero(np.repeat(gone, node.rows // node.inner, axis=1))
             self._tables[node.name].state[slots[where], sample] = ABSENT
             self._issued[node.name][slots] |= gone
             self._touched.add(node.name)
-
-    def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[Ready]:
-        """The chunks of a node that can begin; of one whose chunking is `cohort` only whole cohorts, one chunk each."""
-        state = self._input_state(node, slots)
-        ready = (state == PRESENT) & ~self._issued[node.name][slots]
-        if not ready.any():
-            return
-        if node.scope == "group":
-            ready &= (state != PENDING).all(axis=1)[:, None]
-        if node.chunking == "ready":
-            if ready.any():
-                yield self._issue(node, slots, ready)
-            return
-        cohort = self.cohort[slots]
-        waiting = np.unique(cohort[(state == PENDING).any(axis=1)])
-        for number in np.unique(cohort[ready.any(axis=1) & ~np.isin(cohort, waiting)]):
-            mine = cohort == number
-            yield self._issue(node, slots[mine], ready[mine])
 
     def _issue(self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray) -> Ready:
         """A chunk of these rows; `slots` are sorted by position, so the rows are sorted by key."""
@@ -264,18 +275,17 @@ class Lane:
 
     def _settle(self, slots: np.ndarray) -> None:
         """Prompts of which every row has come, or never will, are finished, rejected or dropped."""
-        open_ = np.zeros(len(slots), dtype=bool)
-        for table in self._tables.values():
-            open_ |= (table.state[slots] == PENDING).any(axis=1)
-        done = slots[~open_]
-        if not len(done):
-            return
-        self.status[done] = FINISHED
+        done = slots
+        for node in reversed(self.nodes):  # the last ones are the last to be decided
+            done = done[(self._tables[node.name].state[done] != PENDING).all(axis=1)]
+            if not len(done):
+                return
+        self._move(done, FINISHED)
         for node in self.nodes:
             if node.refill:
                 kept = (self._tables[node.name].state[done] == PRESENT).any(axis=1)
-                self.status[done[~kept]] = REJECTED
-        self.status[done[self._failed[done]]] = DROPPED
+                self._move(done[~kept], REJECTED)
+        self._move(done[self._failed[done]], DROPPED)
         self._date(done)
 
     def _date(self, slots: np.ndarray) -> None:
@@ -289,7 +299,7 @@ class Lane:
 
     def take(self, slots: np.ndarray) -> None:
         """These finished prompts form the Step under way."""
-        self.status[slots] = TAKEN
+        self._move(slots, TAKEN)
 
     def rows(self, node: str, slots: np.ndarray) -> StepRows:
         """The rows of a node that have come for these prompts."""
@@ -334,9 +344,8 @@ class Lane:
         for name, table in self._tables.items():
             self.blocks.drop(table.clear(slots))
             self._issued[name][slots] = False
-        self.status[slots] = FREE
+        self._move(slots, FREE)
         self._dirty[slots] = False
-        self.outstanding -= len(slots)
         self._by_position = None
 
     # --- the cut of a checkpoint --------------------------------------------------------------------------------
@@ -366,7 +375,7 @@ class Lane:
                 state = table.state[slots]
                 table.state[slots] = np.where(state == PENDING, ABSENT, state)
             self._date(slots)
-            self.status[slots] = FINISHED
+            self._move(slots, FINISHED)
             self._dirty[:] = False
             self._touched.clear()
         self.next = cut.next
@@ -399,6 +408,7 @@ class Lane:
         return found[:count]
 
     def _grow(self, slots: int) -> None:
+        self.count[FREE] += slots - len(self.status)
         for table in self._tables.values():
             table.grow(slots)
         for name, old in self._issued.items():

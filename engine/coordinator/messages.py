@@ -142,7 +142,7 @@ class SourceCut:
     next: the first position that was not made yet. watermark: all positions below it are retired (trained, or given up
     for good). retired: the retired positions at or above it, ascending. running: prompts that begin again, with attempt
     + 1, in the order of their admission. finished: prompts whose rows wait to be trained, likewise (sample is 0 in
-    both).
+    both). admitted and dropped: how many prompts were so far, for the metrics and the error budget.
     """
 
     next: int = 0
@@ -150,6 +150,8 @@ class SourceCut:
     retired: tuple[int, ...] = ()
     running: tuple[Key, ...] = ()
     finished: tuple[Key, ...] = ()
+    admitted: int = 0
+    dropped: int = 0
 
 
 # --- instructions -----------------------------------------------------------------------------------------------

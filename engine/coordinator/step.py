@@ -107,16 +107,14 @@ class StepRun:
         expected = self._expected.pop(node.name)
         if node.relation == "subset" or len(rows.keys) == len(expected):
             return None
-        return expected.take(~rows.has(expected, 1)).rows()[0]
+        came = set(rows.keys.rows())
+        return next((key for key in expected.rows() if key not in came), None)
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
         """The rows that every input has, sorted; of a parent input, the ancestor counts."""
         keys = self.rows(next(i.gate for i in inputs if i.ratio == 1)).keys
         for i in inputs:
-            gate = self.rows(i.gate)
-            if gate.keys is not keys:
-                there = gate.has(keys, i.ratio)
-                keys = keys if there.all() else keys.take(there)
+            keys = self.rows(i.gate).having(keys, i.ratio)
         return keys
 
     def inputs(self, inputs: Sequence[PlannedInput], keys: Keys) -> dict[str, tuple[Gather, ...]]:

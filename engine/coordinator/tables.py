@@ -161,15 +161,24 @@ class StepRows:
 
     def find(self, keys: Keys, ratio: int) -> tuple[np.ndarray, np.ndarray]:
         """(block, row) for each key; with a ratio, of its ancestor row. All have to be there."""
-        if ratio == 1 and keys is self.keys:
+        if ratio == 1 and self._same(keys):
             return self.block, self.row
         want = codes(keys.position, keys.sample // ratio)
         at = np.searchsorted(codes(self.keys.position, self.keys.sample), want)
         return self.block[at], self.row[at]
 
-    def has(self, keys: Keys, ratio: int) -> np.ndarray:
-        """Boolean, for each key: whether its row (with a ratio, its ancestor's) is among these."""
-        return np.isin(codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample))
+    def having(self, keys: Keys, ratio: int) -> Keys:
+        """Those of the keys whose row (with a ratio, whose ancestor's) is among these."""
+        if ratio == 1 and self._same(keys):
+            return keys
+        there = np.isin(codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample))
+        return keys if there.all() else keys.take(there)
+
+    def _same(self, keys: Keys) -> bool:
+        mine = self.keys
+        return keys is mine or (
+            np.array_equal(keys.position, mine.position) and np.array_equal(keys.sample, mine.sample)
+        )
 
     @staticmethod
     def merge(parts: Iterable[StepRows]) -> StepRows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -201,7 +202,7 @@ class Proof:
     def _one_after_another(self) -> None:
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
         begins = [(t, (m.node, m.step)) for t, m in self.history.instructions if isinstance(m, TrainStep)]
-        for (_, before), (begin, _) in zip(begins, begins[1:], strict=False):
+        for (_, before), (begin, _) in pairwise(begins):
             assert ends[before] <= begin, f"{before} was not done when the next was told to train"
 
     def groups_whole(self) -> None:
