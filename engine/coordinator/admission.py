@@ -160,5 +160,5 @@ class Admission:
 
     def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
-        self.admitted, self.dropped = cut.admitted, cut.dropped
+        self.admitted, self.dropped = cut.admitted - len(cut.running), cut.dropped
         self._again = self.lane.restore(cut, rows, version)

@@ -20,6 +20,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal
 
@@ -80,6 +81,8 @@ class Scorer:
     def __init__(self, fn: RewardFn) -> None:
         self._fn, self._wants = fn, wants(fn)
         self._runner: asyncio.Runner | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        """For async functions where this thread has a loop that runs already, as a notebook's has."""
 
     def score(self, records: pa.RecordBatch) -> Outcome:
         """One call on these rows: `completion`, and of prompt, completion_ids and dataset columns what there is."""
@@ -99,12 +102,24 @@ class Scorer:
         if not inspect.isawaitable(made):
             return made
         self._runner = self._runner or asyncio.Runner()
+        if self._thread is None and _has_running_loop():
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
+        if self._thread is not None:
+            return self._thread.submit(self._runner.run, _awaited(made)).result()
         return self._runner.run(_awaited(made))
 
     def close(self) -> None:
         """End the event loop, if there is one."""
-        if self._runner is not None:
+        if self._runner is not None and self._thread is not None:
+            self._thread.submit(self._runner.close).result()
+        elif self._runner is not None:
             self._runner.close()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+
+def _has_running_loop() -> bool:
+    return asyncio._get_running_loop() is not None
 
 
 async def _awaited(made: Awaitable[Any]) -> Any:

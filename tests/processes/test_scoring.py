@@ -55,8 +55,9 @@ class Recorder:
 @contextmanager
 def kernel(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[Reward, Recorder]]:
     made, session = Reward(), Recorder()
+    own = {name: params.pop(name) for name in ("scope", "inproc") if name in params}
     try:
-        made.open(KernelNode(name="score", operator="reward", params={"fns": fns, **params}), Layout(), session)
+        made.open(KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own), Layout(), session)
         yield made, session
     finally:
         made.close()

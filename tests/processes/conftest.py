@@ -1,0 +1,87 @@
+"""What all tests of whole runs share: a model of a few thousand weights, data, and how runs are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "unit")]
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with model/, train.parquet, test.parquet, demos.parquet and verl.parquet."""
+    from torch_models import save_tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny(folder / "model", layers=1)
+    asked = [a + b for a in "abcdefgh" for b in "xyz"]
+    pq.write_table(pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet")
+    pq.write_table(pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet")
+    pq.write_table(pa.table({"prompt": asked, "completion": [a[0] * 3 for a in asked]}), folder / "demos.parquet")
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": [{"role": "user", "content": text}],
+            "ability": "letters",
+            "reward_model": {"style": "rule", "ground_truth": text[0]},
+            "extra_info": {"split": "train", "index": index},
+        }
+        for index, text in enumerate(asked)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "verl.parquet")
+    return folder
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Callable[..., Any]:
+    """RunOptions of a short quiet run in this test's own folder."""
+    from engine.options import RunOptions
+
+    def make(steps: int | None = 3, **changes: Any) -> RunOptions:
+        given = {"steps": steps, "runs": tmp_path / "runs", "threads": 1, "progress": False, "watchdog": 60.0}
+        return RunOptions(**given | changes)
+
+    return make
+
+
+def metrics(run: Path) -> Rows:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(rows: Rows) -> Rows:
+    """Without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
+
+
+def weights(result_or_folder: Any) -> dict[str, bytes]:
+    """The bytes of every weight file and optimizer of the last checkpoint, by path within it."""
+    folder = Path(getattr(result_or_folder, "checkpoint", result_or_folder))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
+
+
+def children(parent: int | None = None) -> list[int]:
+    """Processes whose parent is this one (or another), the dead that nobody waited for among them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(text.rpartition(")")[2].split()[1]) == (parent or os.getpid()):
+            found.append(int(stat.parent.name))
+    return found

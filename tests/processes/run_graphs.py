@@ -1,0 +1,184 @@
+"""Small graphs, rewards, an operator and a loss for tests of whole runs; importable, so that a run can be resumed.
+
+Owns: what is run. Does not own: model and data (conftest.py), nor what is asserted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dataflow.graph import Graph
+from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.model import Model
+from dataflow.schema import Advantage, Reward, Rollout
+from dataflow.user import Columns, operator
+from graphs.grpo import grpo
+from operators.advantage import gae, group_advantage, kl_in_reward, returns
+from operators.data import prompts
+from operators.forward import logprobs, values
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, policy_gradient_loss, value_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.select import mixed_groups, select
+from operators.train import evaluate, train
+
+
+def vowels(completions: Sequence[str], **columns: object) -> list[float]:
+    """The share of vowels; random text has some, so groups differ."""
+    return [sum(letter in "aeiouAEIOU" for letter in text) / 6 for text in completions]
+
+
+def digits(completions: Sequence[str], **columns: object) -> list[float | None]:
+    """Does not apply to answers without a digit."""
+    counts = [sum(letter.isdigit() for letter in text) for text in completions]
+    return [float(count) if count else None for count in counts]
+
+
+def raises(completions: Sequence[str], **columns: object) -> list[float]:
+    return [1.0 / (len(text) - len(text)) for text in completions]
+
+
+def fails_on_one_prompt(completions: Sequence[str], prompts: Sequence[str], **columns: object) -> list[float]:
+    if any(prompt.startswith("a") for prompt in prompts):
+        raise LookupError("a prompt that begins with a")
+    return vowels(completions)
+
+
+def never_returns(completions: Sequence[str], **columns: object) -> list[float]:
+    threading.Event().wait()
+    return [0.0 for _ in completions]
+
+
+def own_process(completions: Sequence[str], **columns: object) -> list[float]:
+    return [float(os.getpid()) for _ in completions]
+
+
+async def asynchronous(completions: Sequence[str], **columns: object) -> list[float]:
+    return vowels(completions)
+
+
+def verl_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> dict:
+    return {"score": float(ground_truth in solution_str) + len(solution_str) / 10}
+
+
+@operator(scope="group")
+def centred(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 2.0) -> Columns[Advantage]:
+    mean = np.bincount(score.groups, weights=score["reward"]) / np.bincount(score.groups)
+    value = weight * (score["reward"] - mean[score.groups])
+    mask = rollout["completion_mask"]
+    tokens = np.repeat(value, mask.lengths).astype(np.float32)
+    return Columns.make(Advantage, like=rollout, advantage=mask.like(tokens))
+
+
+@operator()
+def one_row_less(score: Columns[Reward]) -> Columns[Reward]:
+    return Columns.make(Reward, reward=score["reward"][1:])
+
+
+@operator()
+def hangs(score: Columns[Reward]) -> Columns[Reward]:
+    threading.Event().wait()
+    return score
+
+
+@operator()
+def breaks(score: Columns[Reward]) -> Columns[Reward]:
+    raise RuntimeError("out of luck")
+
+
+@loss(scope="token")
+def plain(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Terms:
+    return Terms(-scale * now.logprobs * advantage["advantage"], {"policy/mine": (now.mask.sum(), now.mask.sum())})
+
+
+@loss(scope="token")
+def not_a_number(now: Now, advantage: Tensors[Advantage]) -> Terms:
+    return Terms(now.logprobs * advantage["advantage"] / 0.0 * 0.0, {})
+
+
+def small(folder: Path, fn: RewardFn = vowels, *, n: int = 4, batch: int = 4, max_lag: int = 0) -> Graph:
+    """GRPO on the tiny model."""
+    base, data = str(folder / "model"), str(folder / "train.parquet")
+    return grpo(base, data, fn, n=n, batch=batch, max_tokens=6, lr=1e-3, max_lag=max_lag)
+
+
+def with_score(folder: Path, change: object, loss_of: object = None) -> Graph:
+    """GRPO whose score goes through an operator of the user's, or with a loss of the user's."""
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout")
+    score = reward(vowels, rollout, name="score")
+    score = change(score) if callable(change) else score
+    advantage = group_advantage(rollout, score, name="advantage")
+    made = loss_of(advantage) if callable(loss_of) else policy_gradient_loss(advantage)
+    return Graph("scored", train(policy, rollout, loss=made, lr=1e-3))
+
+
+def dapo(folder: Path) -> Graph:
+    """Groups of one reward only are made up for by others; the clip is not symmetric."""
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=3, name="rollout")
+    score = reward(vowels, rollout, name="score")
+    rollout, score = select(rollout, score, where=mixed_groups(score), refill=True, max_attempts=20)
+    advantage = group_advantage(rollout, score, name="advantage")
+    return Graph("dapo", train(policy, rollout, loss=clipped_policy_loss(advantage, clip=(0.2, 0.28)), lr=1e-3))
+
+
+def reinforce(folder: Path) -> Graph:
+    """KL against the base in the reward, token by token."""
+    base = str(folder / "model")
+    policy = Model("policy", base, trainable=True)
+    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout")
+    reference = logprobs(Model("reference", base), rollout)
+    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
+    return Graph("reinforce", train(policy, rollout, loss=policy_gradient_loss(returns(rollout, score)), lr=1e-3))
+
+
+def several(folder: Path) -> Graph:
+    """Two weighted rewards, one of which does not apply to every row."""
+    graph = small(folder)
+    rollout = graph.port("rollout", Rollout)
+    return graph.replace(score=reward([vowels, digits], rollout, weights=[1.0, 0.5], name="score"))
+
+
+def own_parts(folder: Path) -> Graph:
+    """An operator and a loss of the user's own."""
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout")
+    advantage = centred(rollout, reward(vowels, rollout, name="score"), weight=3.0)
+    return Graph("own", train(policy, rollout, loss=plain(advantage, scale=0.5), lr=1e-3))
+
+
+def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
+    """A critic whose slow copy makes the values, and a slow copy of the policy as the reference."""
+    base = str(folder / "model")
+    policy = Model("policy", base, trainable=True)
+    critic = Model("critic", base, trainable=True, head="scalar")
+    slow = Model("slow", base, head="scalar", follows=critic, every=every, rate=rate)
+    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout")
+    reference = logprobs(Model("past", base, follows=policy, every=3), rollout)
+    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
+    value = values(slow, rollout)
+    advantage = gae(rollout, score, value)
+    return Graph(
+        "followed",
+        train(policy, rollout, loss=clipped_policy_loss(advantage, clip=0.2), lr=1e-3),
+        train(critic, rollout, loss=value_loss(advantage, old=value, clip=0.2), lr=1e-2),
+    )
+
+
+def evaluated(folder: Path, *, every: int = 2, keep_best: int = 0, batch: int = 4) -> Graph:
+    """GRPO with a greedy and a sampled evaluation on other prompts."""
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    held_out = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
+    greedy = generate(policy, held_out, max_tokens=6, temperature=0.0, name="greedy_rollout")
+    sampled = generate(policy, held_out, max_tokens=6, name="sampled_rollout")
+    return small(folder, batch=batch).extend(
+        evaluate(policy, reward(vowels, greedy, name="greedy_reward"), every=every, keep_best=keep_best),
+        evaluate(policy, reward(vowels, sampled, name="sampled_reward"), every=every, name="sampled"),
+    )

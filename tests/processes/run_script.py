@@ -1,0 +1,36 @@
+"""A run in a process of its own, to be killed: `run_script.py FOLDER RUNS GRAPH STEPS [resume]`.
+
+Prints `step N` for each Step. Owns: nothing else; graphs are those of run_graphs.py, by their function's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import run_graphs
+
+from engine.api import resume, run
+from engine.options import RunOptions
+
+MAKE = {
+    "evaluated": lambda folder: run_graphs.evaluated(folder, every=3, keep_best=1),
+    "followed": run_graphs.followed,
+    "lagging": lambda folder: run_graphs.small(folder, max_lag=1),
+}
+
+
+def main() -> None:
+    folder, runs, graph, steps = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    told = [lambda row: print(f"step {row['step']}", flush=True)]
+    if sys.argv[5:] == ["resume"]:
+        result = resume(runs / "killed", on_step=told)
+    else:
+        options = RunOptions(steps=steps, name="killed", runs=runs, threads=1, progress=False, checkpoint_every=2)
+        result = run(MAKE[graph](folder), options, on_step=told)
+    print(result.reason, flush=True)
+    sys.exit(130 if result.interrupted else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Runs that are killed, stopped and resumed: the same numbers as if nothing had happened, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_graphs import evaluated, followed, small, vowels
+
+from conftest import ROOT, children, metrics, timeless, weights
+from dataflow.errors import CheckpointError
+from engine.api import Result, resume, run
+from engine.observe.samples import read_samples
+from graphs.grpo import grpo
+
+Options = Callable[..., Any]
+pytestmark = pytest.mark.timeout(110)
+STEPS = 8
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, ROOT / "tests" / "unit"))),
+}
+
+
+@contextmanager
+def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """run_script.py in a session of its own; whatever happens, it has ended afterwards."""
+    command = [sys.executable, str(HERE / "run_script.py"), *map(str, arguments)]
+    made = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    late = threading.Timer(60, made.kill)
+    late.start()
+    try:
+        yield made
+    finally:
+        late.cancel()
+        if made.poll() is None:
+            made.kill()
+        made.communicate()
+
+
+def wait_for(made: subprocess.Popen[str], line: str) -> None:
+    assert made.stdout is not None
+    for found in made.stdout:
+        if found.strip() == line:
+            return
+    raise AssertionError(f"the run ended before {line!r}: {made.stderr.read() if made.stderr else ''}")
+
+
+def end_of_children(pids: list[int]) -> None:
+    """Wait until the kernel has ended these processes; the test's own time limit is the bound."""
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        with os.fdopen(handle) as opened:
+            import select
+
+            ready, _, _ = select.select([opened], [], [], 20)
+            assert ready, f"process {pid} outlived its run"
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """The uninterrupted run of a graph, made once."""
+    from engine.options import RunOptions
+    from run_script import MAKE
+
+    runs, made = tmp_path_factory.mktemp("whole"), {}
+
+    def of(graph: str) -> Result:
+        if graph not in made:
+            options = RunOptions(
+                steps=STEPS, name=graph, runs=runs, threads=1, progress=False, checkpoint_every=2, keep=10
+            )
+            made[graph] = run(MAKE[graph](tiny), options)
+        return made[graph]
+
+    return of
+
+
+def same_as(whole: Result, folder: Path) -> None:
+    """Metrics, weights, samples and best versions of the two, to the bit."""
+    assert timeless(metrics(folder)) == timeless(metrics(whole.folder))
+    last = f"checkpoints/step_{STEPS}"
+    assert weights(folder / last) == weights(whole.folder / last)
+    assert read_samples(folder / "samples").equals(read_samples(whole.folder / "samples"))
+    best = {p.relative_to(whole.folder): p.read_bytes() for p in whole.folder.glob("checkpoints/best_*/*/*.safetensors")}
+    assert {p.relative_to(folder): p.read_bytes() for p in folder.glob("checkpoints/best_*/*/*.safetensors")} == best
+
+
+# killed
+
+
+@pytest.mark.parametrize("graph,seed", [("evaluated", 1), ("evaluated", 2), ("followed", 3)])
+def test_killed_at_random_and_resumed(
+    tiny: Path, tmp_path: Path, whole: Callable[[str], Result], graph: str, seed: int
+) -> None:
+    rng = random.Random(seed)
+    how: list[str] = []
+    for _ in range(2):  # the resumed run is killed as well
+        with process(tiny, tmp_path, graph, STEPS, *how) as made:
+            wait_for(made, f"step {rng.randint(1, 3) if not how else rng.randint(5, 7)}")
+            kill_after(made, rng.uniform(0.0, 0.15))
+        how = ["resume"]
+    result = resume(tmp_path / "killed")
+    assert result.step == STEPS
+    same_as(whole(graph), tmp_path / "killed")
+
+
+def kill_after(made: subprocess.Popen[str], seconds: float) -> None:
+    """SIGKILL after so long, and then see that the kernel has taken the reward processes too."""
+    there = children(made.pid)
+    try:
+        made.wait(seconds)
+    except subprocess.TimeoutExpired:
+        made.send_signal(signal.SIGKILL)
+    made.wait()
+    assert there, "the run had no reward process, so this tests nothing"
+    end_of_children(there)
+
+
+@pytest.mark.parametrize("pattern", [
+    "checkpoints/.tmp-step_4",
+    "checkpoints/.tmp-step_4/train_policy/model.safetensors",
+    "checkpoints/.tmp-step_4/manifest.json",
+    "checkpoints/step_4",
+    "checkpoints/best_evaluate/.tmp-*",
+    "samples/.step_000003.parquet.tmp",
+])  # fmt: skip
+def test_killed_while_a_file_is_written(
+    tiny: Path, tmp_path: Path, whole: Callable[[str], Result], pattern: str
+) -> None:
+    with process(tiny, tmp_path, "evaluated", STEPS) as made:
+        while not list((tmp_path / "killed").glob(pattern)) and made.poll() is None:
+            os.sched_yield()
+        made.send_signal(signal.SIGKILL)
+        made.wait()
+    resume(tmp_path / "killed")
+    same_as(whole("evaluated"), tmp_path / "killed")
+
+
+def test_killed_before_the_first_checkpoint_begins_anew(
+    tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
+) -> None:
+    with process(tiny, tmp_path, "evaluated", STEPS) as made:
+        wait_for(made, "step 1")
+        made.send_signal(signal.SIGKILL)
+    assert not list((tmp_path / "killed" / "checkpoints").glob("step_*"))
+    resume(tmp_path / "killed")
+    same_as(whole("evaluated"), tmp_path / "killed")
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_with_lag_nothing_is_lost_or_trained_twice(tiny: Path, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    with process(tiny, tmp_path, "lagging", STEPS) as made:
+        wait_for(made, f"step {rng.randint(2, 5)}")
+        kill_after(made, rng.uniform(0.0, 0.1))
+    assert resume(tmp_path / "killed").step == STEPS
+    rows = metrics(tmp_path / "killed")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert max(row["policy/lag/max"] for row in rows) <= 1
+    samples = read_samples(tmp_path / "killed" / "samples")
+    keys = sorted(zip(samples["position"].to_pylist(), samples["sample"].to_pylist(), strict=True))
+    assert keys == [(position, sample) for position in range(4 * STEPS) for sample in range(4)]
+
+
+# Ctrl-C
+
+
+def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
+    tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
+) -> None:
+    with process(tiny, tmp_path, "followed", STEPS) as made:
+        wait_for(made, "step 3")
+        there = children(made.pid)
+        made.send_signal(signal.SIGINT)
+        out, err = made.communicate()
+    assert made.returncode == 130, err
+    assert "stopped by Ctrl-C" in out
+    assert "Ctrl-C again" in err
+    assert "Traceback" not in err
+    end_of_children(there)
+    last = metrics(tmp_path / "killed")[-1]["step"]
+    assert (tmp_path / "killed" / "checkpoints" / f"step_{last}").is_dir()
+    assert resume(tmp_path / "killed").step == STEPS
+    same_as(whole("followed"), tmp_path / "killed")
+
+
+def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
+    with process(tiny, tmp_path, "lagging", 100_000) as made:
+        wait_for(made, "step 3")
+        there = children(made.pid)
+        os.kill(made.pid, signal.SIGINT)
+        assert made.stderr is not None
+        while "Ctrl-C again" not in made.stderr.readline():
+            pass
+        os.kill(made.pid, signal.SIGINT)
+        made.communicate()
+    assert made.returncode != 0
+    end_of_children(there)
+
+
+def test_the_command_line_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
+    code = "import sys; from engine.cli import main; sys.exit(main())"
+    flags = ["--base", tiny / "model", "--data", tiny / "train.parquet", "--reward-fn", "run_graphs:vowels"]
+    flags += ["--n", 2, "--batch", 4, "--max-tokens", 6, "--steps", 100_000, "--runs", tmp_path, "--threads", 1]
+    command = [sys.executable, "-c", code, "run", "graphs.grpo:grpo", *map(str, flags)]
+    made = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    late = threading.Timer(60, made.kill)
+    late.start()
+    try:
+        assert made.stdout is not None
+        while "step 3" not in made.stdout.readline():
+            assert made.poll() is None
+        made.send_signal(signal.SIGINT)
+        out, err = made.communicate()
+    finally:
+        late.cancel()
+        made.kill()
+    assert made.returncode == 130, err
+    assert f"dataflow resume {tmp_path / 'grpo'}" in out
+
+
+# resumed
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny: Path, options: Options) -> None:
+    first = run(evaluated(tiny), options(3))
+    before = metrics(first.folder)
+    again = resume(first.folder)
+    assert again.step == 3
+    assert timeless(metrics(first.folder)) == timeless(before)
+
+
+def test_options_that_change_stay_changed(tiny: Path, options: Options) -> None:
+    first = run(small(tiny), options(1))
+    assert resume(first.folder, steps=2).step == 2
+    assert resume(first.folder).step == 2
+    assert [row["step"] for row in metrics(first.folder)] == [1, 2]
+    assert len(list((first.folder / "trace").iterdir())) == 3
+
+
+def test_another_graph_is_refused(tiny: Path, options: Options) -> None:
+    first = run(small(tiny), options(1))
+    other = grpo(str(tiny / "model"), str(tiny / "train.parquet"), vowels, n=2, batch=4, max_tokens=6)
+    with pytest.raises(CheckpointError, match="expected graph"):
+        resume(first.folder, graph=other)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tiny: Path, options: Options, whole: Callable[[str], Result]) -> None:
+    first = run(followed(tiny), options(STEPS, checkpoint_every=2))
+    damaged = first.folder / "checkpoints" / f"step_{STEPS}" / "train_policy" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    resume(first.folder)
+    same_as(whole("followed"), first.folder)
