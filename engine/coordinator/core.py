@@ -260,7 +260,7 @@ class Coordinator:
     def _admit(self, admission: Admission) -> bool:
         """Admit what the credit of a source allows; in a synchronous run only while nothing of it is on its way."""
         lane = admission.lane
-        if self._stop or self.phase in ("opening", "checkpoint", "finished") or self._versions.behind(lane.nodes):
+        if self._stopping() or self.phase in ("opening", "checkpoint", "finished") or self._versions.behind(lane.nodes):
             return False
         if admission.source.max_lag == 0 and (self.phase != "gather" or lane.running):
             return False
@@ -294,7 +294,7 @@ class Coordinator:
         return True
 
     def _in_gather(self) -> bool:
-        if self._stop or self._done() or self._drained():
+        if self._stopping() or self._done() or self._drained():
             return self._end()
         taken = {name: admission.take(self.version) for name, admission in self._admissions.items()}
         if self._drained():
@@ -356,8 +356,7 @@ class Coordinator:
             self._lanes[name].retire(slots)
         self._run.release()
         self._run = None
-        over = bool(self._stop) or self._done() or self._drained()
-        self._evaluate_or_close(self._due(last=over))
+        self._evaluate_or_close(self._due(last=self._done() or self._drained()))
         return True
 
     def _in_checkpoint(self) -> bool:
@@ -434,6 +433,13 @@ class Coordinator:
             admission.abandon()
         self._release()
         self._out.append(message)
+
+    def _stopping(self) -> bool:
+        """Whether the run ends here because somebody asked. In a synchronous run a Step begins with its admission, and
+        is finished first: given up and begun again, its rows would be others.
+        """
+        begun = any(a.source.max_lag == 0 and a.lane.outstanding for a in self._admissions.values())
+        return bool(self._stop) and not begun
 
     def _done(self) -> bool:
         return self.settings.steps is not None and self.version >= self.settings.steps
