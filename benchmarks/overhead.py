@@ -1,0 +1,97 @@
+"""What the engine costs outside of the kernels, in one process, on the demo's model and data.
+
+    python -m benchmarks.overhead [--quick] [--json FILE]
+
+Owns: the run that is measured, and which of its seconds are the engine's. Does not own: how results are shown
+(report.py), nor the demo's task (examples/demo_task.py).
+
+The model is the demo's before its warm start; answers are cut at 6 tokens, the mean length that the demo's have, since
+the shorter the answers, the less there is to hide the engine behind. Everything that is not inside a node's kernel
+counts as the engine's: the coordinator, gathering rows, metrics, sample files (written at each Step), the trace.
+"""
+
+from __future__ import annotations
+
+import json as json_
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import tyro
+
+from benchmarks.report import Result, machine, show, write_json
+from engine.api import plan, run
+from engine.options import RunOptions
+from graphs.grpo import grpo
+from operators.rewards import RewardFn
+
+BATCH, N, MAX_TOKENS = 32, 8, 6
+WARM_UP = 5
+GOAL = 0.05
+"""Share of a Step's time outside of the kernels."""
+
+Row = Mapping[str, float]
+
+
+def measured(folder: Path, steps: int, reward_fn: RewardFn, threads: int) -> tuple[list[Row], list[str]]:
+    """The metrics of each Step after the warm-up, and the names of the nodes."""
+    data, base = str(folder / "train.parquet"), str(folder / "model")
+    graph = grpo(base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2)
+    options = RunOptions(steps=WARM_UP + steps, runs=folder / "runs", threads=threads, progress=False)
+    result = run(graph, options)
+    rows = [json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    return rows[WARM_UP:], [node.name for node in plan(graph, options).nodes]
+
+
+def outside(row: Row, nodes: list[str]) -> float:
+    """Seconds of a Step in which no kernel ran."""
+    return row["time/step"] - sum(row.get(f"time/{name}", 0.0) for name in nodes)
+
+
+def results(rows: list[Row], nodes: list[str]) -> list[Result]:
+    """All numbers; the share is of all Steps together, so that no slow Step is left out."""
+    total = sum(row["time/step"] for row in rows)
+    share = sum(outside(row, nodes) for row in rows) / total
+    by_node = {name: statistics.median(row.get(f"time/{name}", 0.0) for row in rows) for name in nodes}
+    return [
+        Result(name="time outside kernels / time/step", value=share, unit="share", goal=GOAL, least=False),
+        Result(name="time/step", value=1e3 * statistics.median(row["time/step"] for row in rows), unit="ms"),
+        Result(name="outside", value=1e3 * statistics.median(outside(row, nodes) for row in rows), unit="ms"),
+        Result(name="of it samples", value=1e3 * statistics.median(row["time/record"] for row in rows), unit="ms"),
+        *(Result(name=f"time/{name}", value=1e3 * seconds, unit="ms") for name, seconds in by_node.items() if seconds),
+    ]
+
+
+def prepare(folder: Path, words: int) -> RewardFn:
+    """The demo's model and training words; returns its reward."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    import demo_task as task
+
+    rows = [row for word, row in task.words(words, 0).items() if not task.held_out(word)]
+    task.write_prompts(folder / "train.parquet", rows)
+    task.make_model(folder / "model", layers=2, hidden=128, seed=0)
+    return task.exact_match
+
+
+def main(*, quick: bool = False, json: Path | None = None, threads: int = 1) -> None:
+    """Measure.
+
+    Args:
+        quick: fewer Steps; not to be quoted.
+        json: also write the results there, as a list of {name, value, unit, goal, holds}.
+        threads: of each kernel; the more, the shorter the Step that the engine's time is a share of.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        reward_fn = prepare(folder, 500 if quick else 3000)
+        rows, nodes = measured(folder, 5 if quick else 40, reward_fn, threads)
+    found, where = results(rows, nodes), machine()
+    show("the engine's share of a Step", found, where)
+    if json is not None:
+        write_json(json, found, where)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
