@@ -5,8 +5,9 @@ export PYTHON
 setup:
 	@scripts/setup
 
+# Waiting threads sleep: where another process wants a core, spinning ones cost ten times the time.
 demo: setup
-	.venv/bin/python examples/demo.py
+	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} .venv/bin/python examples/demo.py
 
 test: setup
 	scripts/check

@@ -149,7 +149,7 @@ def show_samples(console: Console, folder: Path, before: Result, after: Result, 
     test = str(folder / "test.parquet")
     answers = []
     for result in (before, after):
-        policy = Model("policy", str(result.trained["policy"]), trainable=True)
+        policy = Model("policy", str(result.trained["policy"]))
         rollout = generate(policy, prompts(test, shuffle=False), max_tokens=10, temperature=0.0)
         shown = Graph("samples", evaluate(policy, reward(task.exact_match, rollout), every=1))
         answers.append(peek(shown, "generate", count).column("completion").to_pylist())
