@@ -39,7 +39,9 @@ class Outcomes:
 
     def failed(self, node: str, keys: Keys) -> np.ndarray:
         """Boolean [rows]: rows that fail for good."""
-        return self._draw(f"{node}/fail", keys) < self.fail.get(node, 0.0)
+        if node not in self.fail:
+            return np.zeros(len(keys), dtype=bool)
+        return self._draw(f"{node}/fail", keys) < self.fail[node]
 
     def _draw(self, name: str, keys: Keys) -> np.ndarray:
         return uniform(row_seeds(self.seed, name, keys), 0)

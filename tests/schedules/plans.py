@@ -30,17 +30,24 @@ class Case:
     def timing(self, seed: int) -> Timing:
         """How long things take in one run of the case."""
         draw = random.Random(f"{self.seed}/{seed}")
+        if not self.synchronous and all(s.cohort == 1 for s in self.plan.sources):
+            return overtaking(draw.randrange(1 << 30))
         return Timing(
             seed=draw.randrange(1 << 30),
             row={n.name: draw.choice((0.0, 0.1, 1.0, 5.0)) for n in self.plan.nodes},
             tail=draw.choice((0.0, 0.5, 1.5)),
-            slow=draw.choice((0.0, 0.0, 0.1)),
+            slow=draw.choice((0.0, 0.1)),
             train=draw.choice((0.5, 3.0, 10.0)),
             load=draw.choice((0.0, 0.3, 4.0)),
             store=draw.choice((0.0, 1.0, 5.0)),
             slots=draw.choice((1, 2, 8)),
             loads=draw.choice(("drain", "interrupt")),
         )
+
+
+def overtaking(seed: int) -> Timing:
+    """Some rows take so long that many Steps could pass them by."""
+    return Timing(seed=seed, slow=0.15, slower=60.0, train=0.1, load=0.5, store=0.0, slots=8, loads="interrupt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +67,8 @@ class Draft:
     draw: random.Random
     pool: tuple[str, ...]
     lag: int = 0
-    whole: bool = False
-    """Whether every node runs on whole cohorts."""
+    chunkings: tuple[str, ...] = ("cohort", "ready")
+    replicas: int = 3
     nodes: list[PlannedNode] = field(default_factory=list)
     trains: list[PlannedNode] = field(default_factory=list)
     unread: dict[str, Port] = field(default_factory=dict)
@@ -70,10 +77,10 @@ class Draft:
     fail: dict[str, float] = field(default_factory=dict)
 
     def workers(self) -> tuple[str, ...]:
-        return tuple(self.draw.sample(self.pool, self.draw.randint(1, min(3, len(self.pool)))))
+        return tuple(self.draw.sample(self.pool, self.draw.randint(1, min(self.replicas, len(self.pool)))))
 
     def chunking(self) -> str:
-        return "cohort" if self.whole else self.draw.choice(("cohort", "ready"))
+        return self.draw.choice(self.chunkings)
 
     def read(self, ports: list[Port], inner: int) -> tuple[PlannedInput, ...]:
         found = []
@@ -124,8 +131,10 @@ def case(seed: int) -> Case:
     """The case of a seed."""
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
-    pool = tuple(f"w{i}" for i in range(draw.choice((1, 1, 3, 5))))
-    draft = Draft(draw=draw, pool=pool, lag=lag, whole=draw.random() < 0.5)
+    overtaking = lag > 0 and draw.random() < 0.5
+    pool = tuple(f"w{i}" for i in range(6 if overtaking else draw.choice((1, 1, 3, 5))))
+    chunkings = ("ready",) if overtaking else draw.choice((("cohort",), ("cohort", "ready")))
+    draft = Draft(draw=draw, pool=pool, lag=lag, chunkings=chunkings, replicas=6 if overtaking else 3)
     batch = draw.randint(1, 4)
     sources = [
         PlannedSource(
@@ -133,7 +142,7 @@ def case(seed: int) -> Case:
             batch=batch,
             max_lag=lag,
             intake=draw.choice(("exact", "exact", "admission", "drop")),
-            cohort=draw.choice((0, 0, 0, 1, 2, batch)),
+            cohort=1 if overtaking else draw.choice((0, 0, 0, 1, 2, batch)),
         )
     ]
     _stream(draft)
@@ -151,7 +160,7 @@ def case(seed: int) -> Case:
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),
     )
-    steps = draw.choice((None, draw.randint(1, 5)))
+    steps = draw.choice((None, draw.randint(1, 5))) if not overtaking else 6
     refills = any(n.refill for n in plan.nodes)
     return Case(
         seed=seed,

@@ -331,10 +331,10 @@ def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
     run = Simulation(PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=Outcomes())
     run.begin()
     run.run(until=lambda: run.coordinator.version == 2)
-    run.stop("ctrl-c")
+    run.stop("ctrl-c")  # prompts of step 3 are on their way: a synchronous run has begun it
     assert run.run() == Finish(reason="ctrl-c")
-    assert run.coordinator.version == 2
-    assert [s.message.step for s in run.history.stored] == [2]
+    assert run.coordinator.version == 3
+    assert [s.message.step for s in run.history.stored] == [3]
     assert not run.outbox.blocks
 
 
@@ -367,3 +367,26 @@ def test_waiting_says_who_waits_for_whom() -> None:
     assert "prompts: 1 rows have not come (first: prompt 1); it reads its data" in lines
     assert "rollout: 4 rows have not come (first: prompt 0); it reads prompts" in lines
     assert "intake of prompts: 0 of 2 prompts are finished" in lines
+
+
+def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
+    """Else it would depend on timing whether the chunk of `second` has its rows."""
+    it, _ = lane(
+        node("keep", "rollout", relation="subset", refill=True),
+        node("first", "rollout"),
+        node("second", "first"),
+        node("join", "second", "keep"),
+    )
+    both = Keys.of([0, 1]).expand(2)
+    it.admit([0, 1], [0, 0], 0)
+    feed(it, "prompts", Keys.of([0, 1]))
+    keep, first = feed(it, "rollout", both)
+    feed(it, "keep", Keys.of([1, 1], [0, 1]))
+    assert it.closed(keep.node, keep.keys) is None
+    assert it.pump() == []
+    assert it.count[RUNNING] == 2
+    (second,) = feed(it, "first", first.keys)
+    assert second.keys.rows() == both.rows()
+    (joined,) = feed(it, "second", both)
+    assert joined.keys.rows() == [(1, 0, 0), (1, 1, 0)]
+    assert it.position[it.slots(REJECTED)].tolist() == [0]
