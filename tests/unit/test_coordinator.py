@@ -217,6 +217,16 @@ def test_a_prompt_is_as_old_as_its_oldest_row() -> None:
     assert sorted(it.versions(it.slots(FINISHED)).tolist()) == [4, 5]
 
 
+def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
+    it, _ = lane(node("again", "rollout"))
+    it.admit([0], [0], 1)
+    feed(it, "prompts", Keys.of([0]))
+    feed(it, "rollout", Keys.of([0, 0], [0, 1]), version=2)
+    feed(it, "again", Keys.of([0, 0], [0, 1]), version=6)
+    assert it.begun[it.slots(FINISHED)].tolist() == [2]
+    assert it.versions(it.slots(FINISHED)).tolist() == [2, 2]
+
+
 def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
     it, blocks = lane(node("keep", "rollout", relation="subset", refill=True))
     it.admit([0, 1], [0, 0], 0)
