@@ -14,8 +14,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from engine.coordinator.messages import Finish, Ref
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
-from engine.observe.samples import SampleWriter
+from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
 from engine.observe.trace import Trace
 from engine.options import RunOptions
@@ -49,6 +49,8 @@ from engine.runtime.worker import Worker
 _log = logging.getLogger(__name__)
 
 OPTIONS = "options.json"
+WORKER = "main"
+"""The name of the one Worker of a process."""
 
 Until = Callable[[Mapping[str, float]], bool]
 """Of a Step's metrics: whether the run is to end there."""
@@ -142,19 +144,19 @@ def _go(
     store = CheckpointStore(folder.checkpoints, keep=options.keep)
     samples = SampleWriter(folder.samples, every=options.samples_every)
     best = BestVersions(folder.checkpoints, _kept_best(planned))
-    worker = Worker("main", planned, inproc=options.inproc, samples=samples, best=best)
     settings = Settings(steps=options.steps, checkpoint_every=options.checkpoint_every)
     coordinator = Coordinator(planned, settings)
     with ExitStack() as stack:
-        stack.enter_context(logged(folder.log(worker.name)))
-        stack.callback(worker.close)
+        stack.enter_context(logged(folder.log(WORKER)))
+        behind = stack.enter_context(closing(SamplesBehind(samples)))
+        worker = stack.enter_context(closing(Worker(WORKER, planned, inproc=options.inproc, samples=behind, best=best)))
         latest = store.latest() if resumed else None
         start = latest.step if latest is not None else 0
         lines = _lines(folder, planned, start, stack)
         samples.truncate_after(start)
         best.truncate_after(start)
         number = len(list(folder.trace.glob("*.json")))
-        trace = stack.enter_context(_closing(Trace(folder.trace / f"run_{number}.json", process="dataflow")))
+        trace = stack.enter_context(closing(Trace(folder.trace / f"run_{number}.json", process="dataflow")))
         progress = stack.enter_context(Progress(options.steps, title=planned.graph)) if options.progress else None
         tell = [*on_step, progress.update] if progress is not None else list(on_step)
         views = _views(options, folder, planned, stack)
@@ -232,14 +234,6 @@ def _describe(worker: Worker, coordinator: Coordinator) -> str:
     doing = worker.doing
     lines = [f"{worker.name} is in {doing.node} ({doing.what})"] if doing else []
     return "\n  ".join([*lines, *coordinator.waiting()])
-
-
-@contextmanager
-def _closing(trace: Trace) -> Iterator[Trace]:
-    try:
-        yield trace
-    finally:
-        trace.close()
 
 
 def _options_json(options: RunOptions) -> str:

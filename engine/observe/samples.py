@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,38 @@ class SampleWriter:
         for number, path in _files(self._directory):
             if number > step:
                 path.unlink()
+
+
+class SamplesBehind:
+    """Writes sample files in a thread of its own, at most one at a time, while the next Step runs.
+
+    A table must stay as it is until its file is written: its memory is not copied. What goes wrong is raised by the
+    next call.
+    """
+
+    def __init__(self, writer: SampleWriter) -> None:
+        self.due = writer.due
+        self._write = writer.write
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="samples")
+        self._pending: Future[Path | None] | None = None
+
+    def write(self, step: int, table: pa.Table) -> None:
+        """Begin to write the Step's file, once the one before it is written."""
+        self.flush()
+        self._pending = self._thread.submit(self._write, step, table)
+
+    def flush(self) -> None:
+        """Wait for the file under way: before a checkpoint says that its Step has been recorded."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for the file under way, and end the thread."""
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
 
 
 def _complete(step: int, table: pa.Table) -> pa.Table:

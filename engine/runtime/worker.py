@@ -52,7 +52,7 @@ from engine.coordinator.messages import (
     TrainStep,
 )
 from engine.observe.record import row_metrics, tokens
-from engine.observe.samples import SampleWriter, sample_table
+from engine.observe.samples import SamplesBehind, sample_table
 from engine.plan.plan import Plan, PlannedNode
 from engine.runtime.assemble import assemble, collect
 from engine.runtime.session import Modules, NodeSession, Report
@@ -79,7 +79,7 @@ class Worker:
         plan: Plan,
         *,
         inproc: bool = False,
-        samples: SampleWriter | None = None,
+        samples: SamplesBehind | None = None,
         best: BestVersions | None = None,
     ) -> None:
         assert plan.program is not None
@@ -159,6 +159,8 @@ class Worker:
 
     def save(self, directory: Path, instruction: Checkpoint) -> None:
         """Write trained models, their followers, and the rows of finished untrained prompts into a folder."""
+        if self._samples is not None:
+            self._samples.flush()
         for node, folder in self._stored(directory).items():
             with self._timed(node, "save"):
                 self._kernels[node].save(folder)
