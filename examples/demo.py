@@ -11,6 +11,7 @@ that are shown at the end were never trained on.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import time
 from collections.abc import Mapping
@@ -100,6 +101,7 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
     found = task.words(recipe.words, seed)
     train = [row for word, row in found.items() if not task.held_out(word)]
     rest = [row for word, row in found.items() if task.held_out(word)]
+    random.Random(seed).shuffle(rest)
     task.write_prompts(folder / "train.parquet", train)
     task.write_prompts(folder / "validation.parquet", rest[:128])
     task.write_prompts(folder / "test.parquet", rest[128:640])
