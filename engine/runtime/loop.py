@@ -14,9 +14,11 @@ waits for whom.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +62,17 @@ class Observers:
     """Ends the run after the first Step for whose metrics it holds."""
 
 
+@contextmanager
+def _settled_memory() -> Iterator[None]:
+    """What was made by imports and by opening stays: Python's collector does not walk through it at every turn."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Loop:
     """One run of one plan in this process."""
 
@@ -97,6 +110,10 @@ class Loop:
         Raises RunError where the run fails or where nothing can move any more.
         """
         opened = list(self._worker.open())
+        with _settled_memory():
+            return self._run(opened, restore)
+
+    def _run(self, opened: Sequence[Event], restore: Callable[[], Restored | None]) -> Finish:
         self._queue.extend(self._coordinator.start(restore()))
         for event in opened:
             self._hear(event)

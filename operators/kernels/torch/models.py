@@ -192,20 +192,21 @@ def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) ->
     moves once. Raises KernelError for an unknown name, another shape, or a set that leaves a weight out: half a version
     is no version.
     """
+    given = list(given)
+    if not given:
+        return 0
     targets = dict(module.named_parameters(remove_duplicate=False)) | dict(_kept_buffers(module))
     done: set[int] = set()
-    count = 0
     with torch.no_grad():
         for piece in given:
             target = _target(targets, piece)
             if id(target) not in done:
                 _move(target, piece.data, rate)
             done.add(id(target))
-            count += 1
     left = [name for name, target in targets.items() if id(target) not in done]
-    if count and left:
+    if left:
         raise KernelError(f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all pieces.")
-    return count
+    return len(given)
 
 
 def _move(target: Tensor, towards: Tensor, rate: float) -> None:
