@@ -120,6 +120,7 @@ class Coordinator:
         self._stored = 0
         self._first_dropped = ""
         self._stop = ""
+        self._at_once = False
         self._metrics: dict[str, float] = {}
         self._restored = False
         self._out: list[Instruction] = []
@@ -194,7 +195,7 @@ class Coordinator:
             case SourceOpened():
                 self._opened(event)
             case StopRequested():
-                self._stop = event.reason
+                self._stop, self._at_once = event.reason, event.at_once
 
     def _opened(self, event: SourceOpened) -> None:
         self._rows_of[event.node] = event.rows
@@ -439,7 +440,7 @@ class Coordinator:
         is finished first: given up and begun again, its rows would be others.
         """
         begun = any(a.source.max_lag == 0 and a.lane.outstanding for a in self._admissions.values())
-        return bool(self._stop) and not begun
+        return bool(self._stop) and (self._at_once or not begun)
 
     def _done(self) -> bool:
         return self.settings.steps is not None and self.version >= self.settings.steps

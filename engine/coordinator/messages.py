@@ -111,9 +111,10 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants the run to end after the Step that is under way."""
+    """Somebody wants the run to end after the Step that is under way; at_once: after the last one that is closed."""
 
     reason: str
+    at_once: bool = False
 
 
 Event = (

@@ -30,12 +30,15 @@ from engine.coordinator.core import Coordinator, Restored
 from engine.coordinator.messages import (
     Checkpoint,
     Checkpointed,
+    Evaluate,
     Event,
     Finish,
     Instruction,
     Release,
+    RunChunk,
     StepClosed,
     StopRequested,
+    TrainStep,
 )
 from engine.observe.metrics import StepMetrics
 from engine.observe.sinks import JsonLines, Sink
@@ -146,7 +149,10 @@ class Loop:
 
     def _hear(self, event: Event) -> None:
         self._stop.alive()
-        self._queue.extend(self._coordinator.handle(event, time.perf_counter()))
+        told = self._coordinator.handle(event, time.perf_counter())
+        if any(isinstance(instruction, Finish) for instruction in told):  # what was still to be made is not wanted
+            self._queue = deque(i for i in self._queue if not isinstance(i, (RunChunk, TrainStep, Evaluate)))
+        self._queue.extend(told)
 
     def _finished(self, message: Finish) -> Finish:
         if message.error:
@@ -203,7 +209,7 @@ class Loop:
             tell(self.last)
         until = self._observers.until
         if until is not None and not again and until(self.last):
-            self._hear(StopRequested(reason=f"its condition held after step {step}"))
+            self._hear(StopRequested(reason=f"its condition held after step {step}", at_once=True))
 
     def _rates(self, closed: StepClosed, now: float) -> dict[str, float]:
         """Times and rates. time/engine is what passed outside of kernels, checkpoints and sample files."""

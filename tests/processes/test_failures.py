@@ -72,7 +72,9 @@ def test_a_reward_that_takes_too_long_is_killed(tiny: Path, options: Options) ->
 
 
 def test_a_loss_that_is_no_number(tiny: Path, options: Options) -> None:
-    with pytest.raises(KernelError, match=r"train_policy: step 1: expected a loss that is finite, found nan; first row"):
+    with pytest.raises(
+        KernelError, match=r"train_policy: step 1: expected a loss that is finite, found nan; first row"
+    ):
         run(with_score(tiny, None, not_a_number), options(2))
 
 

@@ -38,7 +38,9 @@ def test_in_a_running_event_loop(tiny: Path, options: Options, inproc: bool) -> 
 
 def test_on_step_and_until(tiny: Path, options: Options) -> None:
     seen: list[float] = []
-    result = run(small(tiny), options(9), on_step=[lambda row: seen.append(row["step"])], until=lambda r: r["step"] == 2)
+    result = run(
+        small(tiny), options(9), on_step=[lambda row: seen.append(row["step"])], until=lambda r: r["step"] == 2
+    )
     assert seen == [1, 2]
     assert result.reason == "its condition held after step 2"
     assert not result.interrupted

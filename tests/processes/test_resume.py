@@ -98,14 +98,20 @@ def same_as(whole: Result, folder: Path) -> None:
     last = f"checkpoints/step_{STEPS}"
     assert weights(folder / last) == weights(whole.folder / last)
     assert read_samples(folder / "samples").equals(read_samples(whole.folder / "samples"))
-    best = {p.relative_to(whole.folder): p.read_bytes() for p in whole.folder.glob("checkpoints/best_*/*/*.safetensors")}
+    best = {
+        p.relative_to(whole.folder): p.read_bytes() for p in whole.folder.glob("checkpoints/best_*/*/*.safetensors")
+    }
     assert {p.relative_to(folder): p.read_bytes() for p in folder.glob("checkpoints/best_*/*/*.safetensors")} == best
 
 
 # killed
 
 
-@pytest.mark.parametrize("graph,seed", [("evaluated", 1), ("evaluated", 2), ("followed", 3)])
+@pytest.mark.parametrize("graph,seed", [
+    ("evaluated", 1),
+    pytest.param("evaluated", 2, marks=pytest.mark.slow),
+    pytest.param("followed", 3, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_killed_at_random_and_resumed(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result], graph: str, seed: int
 ) -> None:
@@ -134,12 +140,12 @@ def kill_after(made: subprocess.Popen[str], seconds: float) -> None:
 
 
 @pytest.mark.parametrize("pattern", [
-    "checkpoints/.tmp-step_4",
     "checkpoints/.tmp-step_4/train_policy/model.safetensors",
-    "checkpoints/.tmp-step_4/manifest.json",
-    "checkpoints/step_4",
-    "checkpoints/best_evaluate/.tmp-*",
-    "samples/.step_000003.parquet.tmp",
+    pytest.param("checkpoints/.tmp-step_4", marks=pytest.mark.slow),
+    pytest.param("checkpoints/.tmp-step_4/manifest.json", marks=pytest.mark.slow),
+    pytest.param("checkpoints/step_4", marks=pytest.mark.slow),
+    pytest.param("checkpoints/best_evaluate/.tmp-*", marks=pytest.mark.slow),
+    pytest.param("samples/.step_000003.parquet.tmp", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_killed_while_a_file_is_written(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result], pattern: str
@@ -153,6 +159,7 @@ def test_killed_while_a_file_is_written(
     same_as(whole("evaluated"), tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint_begins_anew(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
 ) -> None:
@@ -164,7 +171,7 @@ def test_killed_before_the_first_checkpoint_begins_anew(
     same_as(whole("evaluated"), tmp_path / "killed")
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_with_lag_nothing_is_lost_or_trained_twice(tiny: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with process(tiny, tmp_path, "lagging", STEPS) as made:
@@ -215,6 +222,7 @@ def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
     end_of_children(there)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
     code = "import sys; from engine.cli import main; sys.exit(main())"
     flags = ["--base", tiny / "model", "--data", tiny / "train.parquet", "--reward-fn", "run_graphs:vowels"]

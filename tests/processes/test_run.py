@@ -83,7 +83,9 @@ def test_dapo_fills_each_step(tiny: Path, options: Options) -> None:
     assert all(0 < row["select/kept"] <= 1 for row in rows)
     samples = read_samples(result.folder / "samples")
     groups = samples.group_by(["step", "position"]).aggregate([("reward", "min"), ("reward", "max")])
-    assert all(low < high for low, high in zip(*(groups[f"reward_{m}"].to_pylist() for m in ("min", "max")), strict=True))
+    assert all(
+        low < high for low, high in zip(*(groups[f"reward_{m}"].to_pylist() for m in ("min", "max")), strict=True)
+    )
 
 
 def test_kl_in_the_reward(tiny: Path, options: Options) -> None:
