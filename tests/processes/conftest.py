@@ -1,8 +1,7 @@
-"""What all tests of whole runs share: a model of a few thousand weights, data, and how runs are compared."""
+"""What all tests of whole runs share: a model of a few thousand weights, data, and options of short runs."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,12 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "unit")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "unit")]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
@@ -56,32 +52,3 @@ def options(tmp_path: Path) -> Callable[..., Any]:
         return RunOptions(**given | changes)
 
     return make
-
-
-def metrics(run: Path) -> Rows:
-    """The rows of metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(rows: Rows) -> Rows:
-    """Without what depends on the clock."""
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
-
-
-def weights(result_or_folder: Any) -> dict[str, bytes]:
-    """The bytes of every weight file and optimizer of the last checkpoint, by path within it."""
-    folder = Path(getattr(result_or_folder, "checkpoint", result_or_folder))
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
-
-
-def children(parent: int | None = None) -> list[int]:
-    """Processes whose parent is this one (or another), the dead that nobody waited for among them."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(text.rpartition(")")[2].split()[1]) == (parent or os.getpid()):
-            found.append(int(stat.parent.name))
-    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left_by_runs import children, metrics
 from run_graphs import (
     breaks,
     fails_on_one_prompt,
@@ -23,7 +24,6 @@ from run_graphs import (
     with_score,
 )
 
-from conftest import children, metrics
 from dataflow.errors import GraphError, KernelError, RunError
 from dataflow.graph import Graph
 from dataflow.schema import Rollout
@@ -72,9 +72,7 @@ def test_a_reward_that_takes_too_long_is_killed(tiny: Path, options: Options) ->
 
 
 def test_a_loss_that_is_no_number(tiny: Path, options: Options) -> None:
-    with pytest.raises(
-        KernelError, match=r"train_policy: step 1: expected a loss that is finite, found nan; first row"
-    ):
+    with pytest.raises(KernelError, match=r"train_policy: step 1: expected a loss .* found nan; first row"):
         run(with_score(tiny, None, not_a_number), options(2))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left_by_runs import metrics, timeless
 from run_graphs import asynchronous, dapo, evaluated, followed, small, vowels
 
-from conftest import metrics, timeless
 from engine.api import Result, peek, run
 from graphs.ppo import ppo
 

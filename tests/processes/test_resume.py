@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left_by_runs import ROOT, children, metrics, timeless, weights
 from run_graphs import evaluated, followed, small, vowels
 
-from conftest import ROOT, children, metrics, timeless, weights
 from dataflow.errors import CheckpointError
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
@@ -76,8 +76,9 @@ def end_of_children(pids: list[int]) -> None:
 @pytest.fixture(scope="module")
 def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     """The uninterrupted run of a graph, made once."""
-    from engine.options import RunOptions
     from run_script import MAKE
+
+    from engine.options import RunOptions
 
     runs, made = tmp_path_factory.mktemp("whole"), {}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from left_by_runs import metrics, timeless, weights
 from run_graphs import dapo, evaluated, followed, own_parts, reinforce, several, small, verl_score, vowels
 
-from conftest import metrics, timeless, weights
 from dataflow.graph import Graph
 from dataflow.snapshot import from_json
 from engine.api import Result, resume, run
