@@ -12,6 +12,7 @@ counts as the engine's: the coordinator, gathering rows, metrics, sample files (
 
 from __future__ import annotations
 
+import importlib
 import json as json_
 import statistics
 import sys
@@ -67,8 +68,7 @@ def results(rows: list[Row], nodes: list[str]) -> list[Result]:
 def prepare(folder: Path, words: int) -> RewardFn:
     """The demo's model and training words; returns its reward."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-    import demo_task as task
-
+    task = importlib.import_module("demo_task")
     rows = [row for word, row in task.words(words, 0).items() if not task.held_out(word)]
     task.write_prompts(folder / "train.parquet", rows)
     task.make_model(folder / "model", layers=2, hidden=128, seed=0)
