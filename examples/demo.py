@@ -38,7 +38,6 @@ from operators.reward import reward
 from operators.rewards import RewardFn
 from operators.train import evaluate
 
-
 GOOD = 0.85
 """Exact match on held-out words, greedy and sampled, that the demo has to reach."""
 
