@@ -89,10 +89,10 @@ class TrlSide:
 def last_line(command: list[str], threads: int) -> dict[str, float]:
     """Run a side's command with this many threads; the JSON object that its last line of output is.
 
-    Threads wait passively unless the caller's environment says otherwise: where another process wants a core, spinning
-    ones made the same run up to ten times slower.
+    Waiting threads spin shortly and then sleep, unless the caller's environment says otherwise: where another process
+    wants a core, threads that spin on made the same run up to ten times slower.
     """
-    environment = {"OMP_WAIT_POLICY": "passive"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-20:])
