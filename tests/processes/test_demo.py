@@ -20,7 +20,8 @@ def test_the_demo_shows_graph_plan_progress_and_answers(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr
-    for shown in ("+-> train_policy", "nodes, in the order", "step 2/2", "before RL", "exact match on 512", "RL did not bring both"):
+    shapes = ("+-> train_policy", "nodes, in the order", "step 2/2")
+    for shown in (*shapes, "before RL", "exact match on 512", "RL did not bring both"):
         assert shown in done.stdout
     assert f"the run folder is {tmp_path / 'demo'}" in done.stdout.replace("\n", "")
     rows = [json.loads(line) for line in (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()]
