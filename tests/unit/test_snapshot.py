@@ -178,7 +178,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: getattr(value, "__name__", repr(value)))
 def test_values_keep_their_kind(value: Any) -> None:
     found = decode(json.loads(json.dumps(encode(value, "here"))), "here")
     assert found == value
