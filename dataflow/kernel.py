@@ -5,10 +5,10 @@ Owns: the protocols and the values that cross them. Does not own: any kernel
 
 A kernel implements what its work kind needs:
 
-    host, decode, forward, source     open, run, close        rows in, rows out
-    train                             open, step, pieces, save, restore, close
-    readers of a Model                load(pieces, version)
-    sources                           save, restore: the data cursor
+    host, decode, forward, source     open, run, close: rows in, rows out
+    train                             open, step, pieces, save, save_weights, restore, close
+    readers of a Model                load, and save and restore for a follower
+    sources                           rows, position, seek: the data cursor
 
 A kernel never blocks on another kernel and never reads a clock to decide anything.
 """
@@ -169,12 +169,24 @@ class TrainKernel(Kernel, Protocol):
         """Read what `save` wrote; afterwards a Step gives the same bits as it would have before."""
         ...
 
+    def save_weights(self, directory: Path) -> None:
+        """Write the model alone, as a Hugging Face directory."""
+        ...
+
 
 class ModelReader(Protocol):
-    """A kernel that computes with a Model that some train node writes."""
+    """A kernel that computes with a Model that changes during the run."""
 
-    def load(self, pieces: Iterable[Piece], version: int) -> None:
-        """Take these weights. No pieces at all: the module is shared and already has them."""
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        """Take these weights, or move towards them by `rate`. No pieces at all: the module is shared and has them."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write the weights of a follower, which no train node keeps."""
+        ...
+
+    def restore(self, directory: Path) -> None:
+        """Read what `save` wrote."""
         ...
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 from dataflow.check import CheckedGraph, check
 from dataflow.errors import RunError
 from dataflow.graph import Graph
-from dataflow.snapshot import from_json, to_json
+from dataflow.snapshot import fingerprint, from_json, to_json
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import Cut, read_rows
 from engine.checkpoint.store import Checkpoint, CheckpointStore
@@ -92,10 +92,9 @@ def run(
     Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails.
     """
     options = options or RunOptions()
-    planned = plan(graph, options)
+    source = graph.graph if isinstance(graph, CheckedGraph) else graph
+    planned = replace(plan(graph, options), digest=fingerprint(source))
     with RunFolder.create(options.name or planned.graph, options.runs, overwrite=options.overwrite) as folder:
-        assert planned.program is not None
-        source = graph.graph if isinstance(graph, CheckedGraph) else graph
         folder.write_text("graph.json", to_json(source))
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
@@ -114,14 +113,14 @@ def resume(
     """Go on from a run folder's last checkpoint. changes: options that are to differ, such as steps=.
 
     A run that was killed before its first checkpoint begins anew. graph: the graph of the run, for one whose functions
-    cannot be imported (a notebook's). Raises CheckpointError where every checkpoint is damaged, or where the graph is
-    another one, and RunError where the folder is no run's.
+    cannot be imported (a lambda, a notebook's). Raises CheckpointError where every checkpoint is damaged, or where the
+    graph is another one, and RunError where the folder is no run's.
     """
     path = Path(folder)
     with RunFolder.open_existing(path) as opened:
         options = _read_options(path, changes)
         again = graph or from_json(_recorded(path / "graph.json"))
-        planned = plan(again, options)
+        planned = replace(plan(again, options), digest=fingerprint(again))
         opened.write_text(OPTIONS, _options_json(options))
         return _go(planned, options, opened, on_step, until, resumed=True)
 

@@ -83,41 +83,45 @@ def reward_names(fns: Iterable[RewardFn]) -> tuple[str, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class VerlReward:
+    """A function of verl as a RewardFn; a value, so that graphs with it compare, are stored and are read back."""
+
+    compute_score: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return reward_name(self.compute_score)
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        data_source: Sequence[str],
+        reward_model: Sequence[dict[str, Any]],
+        log_metric: Callable[[str, float], None],
+        extra_info: Sequence[dict[str, Any] | None] | None = None,
+    ) -> list[float | None] | Awaitable[list[float | None]]:
+        """One score a completion; awaitable where the function is async."""
+        infos = extra_info if extra_info is not None else [None] * len(completions)
+        truths = [model["ground_truth"] for model in reward_model]
+        rows = zip(data_source, map(text_of, completions), truths, infos, strict=True)
+        calls = [self.compute_score(**dict(zip(_VERL_ARGUMENTS, row, strict=True))) for row in rows]
+        if any(inspect.isawaitable(call) for call in calls):
+            return _scores(calls, log_metric)
+        return [_score(made, log_metric) for made in calls]
+
+
 def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
     """A function of verl, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as a RewardFn.
 
     It returns a number, or a dict with `score` whose other numbers become metrics; it may be async. Reads the columns
     of verl's Parquet: data_source, reward_model (its ground_truth) and extra_info where there is one.
     """
+    return VerlReward(compute_score)
 
-    def calls(completions: Sequence[Any], data_source: Any, reward_model: Any, extra_info: Any) -> list[Any]:
-        infos = extra_info if extra_info is not None else [None] * len(completions)
-        truths = [model["ground_truth"] for model in reward_model]
-        rows = zip(data_source, map(text_of, completions), truths, infos, strict=True)
-        return [compute_score(**dict(zip(_VERL_ARGUMENTS, row, strict=True))) for row in rows]
 
-    def score(
-        completions: Sequence[Any],
-        data_source: Sequence[str],
-        reward_model: Sequence[dict[str, Any]],
-        log_metric: Callable[[str, float], None],
-        extra_info: Sequence[dict[str, Any] | None] | None = None,
-    ) -> list[float | None]:
-        return [_score(made, log_metric) for made in calls(completions, data_source, reward_model, extra_info)]
-
-    async def score_async(
-        completions: Sequence[Any],
-        data_source: Sequence[str],
-        reward_model: Sequence[dict[str, Any]],
-        log_metric: Callable[[str, float], None],
-        extra_info: Sequence[dict[str, Any] | None] | None = None,
-    ) -> list[float | None]:
-        made = await asyncio.gather(*calls(completions, data_source, reward_model, extra_info))
-        return [_score(one, log_metric) for one in made]
-
-    adapted = score_async if inspect.iscoroutinefunction(compute_score) else score
-    adapted.__name__ = reward_name(compute_score)
-    return adapted
+async def _scores(calls: Sequence[Awaitable[Any]], log_metric: Callable[[str, float], None]) -> list[float | None]:
+    return [_score(one, log_metric) for one in await asyncio.gather(*calls)]
 
 
 def _score(made: Any, log_metric: Callable[[str, float], None]) -> float | None:
