@@ -135,10 +135,10 @@ def encode(value: Any, where: str) -> Any:
     for known, written in _FORMS:
         if isinstance(value, known):
             return written(value, where)
+    if dataclasses.is_dataclass(value):  # before functions: some dataclasses can be called
+        return _record(value, where)
     if callable(value):
         return _function(value)
-    if dataclasses.is_dataclass(value):
-        return _record(value, where)
     problem = f"a {type(value).__name__} has no written form"
     fix = "numbers, text, lists, tuples, dicts, functions of a module, and frozen dataclasses of these can be kept"
     raise GraphError(Fault(rule="snapshot", where=where, problem=problem, fix=fix))

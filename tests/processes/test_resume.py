@@ -17,7 +17,8 @@ import pytest
 from left_by_runs import ROOT, children, metrics, timeless, weights
 from run_graphs import evaluated, followed, small, vowels
 
-from dataflow.errors import CheckpointError
+from dataflow.errors import CheckpointError, GraphError
+from dataflow.graph import Graph
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
 from graphs.grpo import grpo
@@ -262,6 +263,16 @@ def test_options_that_change_stay_changed(tiny: Path, options: Options) -> None:
     assert resume(first.folder).step == 2
     assert [row["step"] for row in metrics(first.folder)] == [1, 2]
     assert len(list((first.folder / "trace").iterdir())) == 3
+
+
+def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: Path, options: Options) -> None:
+    def graph() -> Graph:
+        return small(tiny, lambda completions, **kwargs: [float(len(c)) for c in completions])
+
+    first = run(graph(), options(steps=2))
+    with pytest.raises(GraphError, match="no other process can import"):
+        resume(first.folder, steps=4)
+    assert resume(first.folder, graph=graph(), steps=4).step == 4
 
 
 def test_another_graph_is_refused(tiny: Path, options: Options) -> None:

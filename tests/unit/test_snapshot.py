@@ -21,7 +21,7 @@ from dataflow.model import Buffer, Model, Number, Schedule
 from dataflow.node import Node, Port
 from dataflow.operator import Fresh, Input, Nothing, Operator
 from dataflow.schema import Advantage, Completion, Reward, Rollout, Schema, column
-from dataflow.snapshot import FORMAT, decode, encode, from_json, to_json
+from dataflow.snapshot import FORMAT, decode, encode, fingerprint, from_json, to_json
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from graphs.ppo import ppo, ppo_from_grpo
@@ -33,6 +33,7 @@ from operators.generate import generate
 from operators.losses import clipped_policy_loss, value_loss
 from operators.optimizers import AdamW
 from operators.reward import reward
+from operators.rewards import verl_reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
 
@@ -217,6 +218,21 @@ def test_functions_that_no_process_can_import_are_written_and_refused_when_read(
     assert "node 'score': it holds '" in message
     assert "<lambda>' (test_snapshot.py:" in message
     assert "Fix: a def or class at the top level of a module" in message
+
+
+def test_the_fingerprint_is_of_what_a_graph_means_and_not_of_where_it_stands() -> None:
+    def made(lr: float) -> Graph:
+        return grpo("m", "d.parquet", lambda completions, **kwargs: [0.0 for _ in completions], lr=lr)
+
+    assert made(1e-6) != made(1e-6)  # two lambdas
+    assert fingerprint(made(1e-6)) == fingerprint(made(1e-6))
+    assert fingerprint(made(1e-6)) != fingerprint(made(1e-5))
+
+
+def test_a_function_of_verl_is_a_value() -> None:
+    one, two = (grpo("m", "d.parquet", verl_reward(exact_match)) for _ in range(2))
+    assert one == two == from_json(to_json(one))
+    assert one != grpo("m", "d.parquet", verl_reward(short))
 
 
 def test_local_operators_and_losses_are_refused_when_read() -> None:
