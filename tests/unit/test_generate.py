@@ -19,6 +19,7 @@ from dataflow.errors import DataError, KernelError
 from dataflow.kernel import KernelNode, Layout
 from dataflow.model import Model
 from dataflow.schema import Rollout
+from operators.kernels.torch import decode
 from operators.kernels.torch.decode import common_prefix
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
@@ -134,6 +135,32 @@ def test_bfloat16_weights_generate_too(bases: dict[str, str]) -> None:
     assert np.isfinite(batch.ragged("sampler_logprobs").values).all()
     assert len(batch) == 18
     assert (batch.ragged("completion_ids").lengths >= 1).all()
+
+
+def test_small_steps_take_one_thread_large_ones_all_and_the_setting_is_restored(
+    bases: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, int]] = []
+    usual, step = torch.get_num_threads(), decode.sample
+
+    def noted(logits: torch.Tensor, draws: torch.Tensor, how: Any) -> Any:
+        taken.append((len(logits), torch.get_num_threads()))
+        return step(logits, draws, how)
+
+    monkeypatch.setattr(decode, "sample", noted)
+    kernel = opened(bases["qwen2"], layout=Layout(threads=2), n=4, max_tokens=30)
+    try:
+        monkeypatch.setattr(decode, "SHARE", 8 * decode._mean_weight(kernel._module))
+        many, few = generated(kernel, MIXED), generated(kernel, MIXED[:2])
+        assert torch.get_num_threads() == 2
+        assert (len(many), len(few)) == (20, 8)
+        begun = [0, taken.index((8, 2))]  # both admissions take all threads
+        steps = [seen for index, seen in enumerate(taken) if index not in begun]
+        assert {rows for rows, _ in steps} >= {20, 8}
+        assert all(threads == (2 if rows >= 16 else 1) for rows, threads in steps)
+        assert many.records.equals(generated(kernel, MIXED).records)
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_a_chunk_run_twice_gives_the_same_bits(bases: dict[str, str]) -> None:

@@ -39,7 +39,10 @@ class Level:
     values: Tensor
 
     def reserve(self, holders: int, length: int) -> None:
-        """Make room, at least doubling what grows. New room is zero: 0 times garbage may be NaN."""
+        """Make room for holders 0 .. holders - 1, at least doubling what grows; holders behind them may be let go.
+
+        New room is zero: 0 times garbage may be NaN.
+        """
         self.keys, self.values = _room(self.keys, holders, length), _room(self.values, holders, length)
 
     def move(self, source: Tensor, target: Tensor, holders: int) -> None:
@@ -53,10 +56,12 @@ def _room(held: Tensor, holders: int, length: int) -> Tensor:
     have, heads, long, dim = held.shape
     if holders <= have and length <= long:
         return held
-    wider = have if holders <= have else max(holders, 2 * have)
+    # While rows grow longer most of them end: longer room is made only for those that are left.
+    wider = holders if holders <= have else max(holders, 2 * have)
     longer = long if length <= long else max(length, 2 * long, 8)
     new = held.new_zeros(wider, heads, longer, dim)
-    new[:have, :, :long] = held
+    kept = min(have, wider)
+    new[:kept, :, :long] = held[:kept]
     return new
 
 

@@ -12,6 +12,7 @@ stream and the weights; on its company only through the rounding of batched prod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,11 @@ from operators.kernels.torch.sampling import Sampling, sample
 
 LEAST_PREFIX = 8
 """Tokens that all prompts must share before they are kept apart: a level costs some small products a step."""
+
+SHARE = 4_000_000
+"""Multiplications of one matrix product that pay for one thread. A thread that joins costs a wake-up at each of a
+step's products, and a time slice of the scheduler at each where another process has its core: with 2 threads beside
+one busy process, a chunk of the long-tailed benchmark took 1348 ms, with 1 it took 162; alone 130 and 150."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,8 @@ class Decoder:
         self._group = np.zeros(len(task.prompts), np.int64)  # [prompts]: the inverse, where it stands there at all
         self._next: Tensor | None = None  # logits behind the last prompt that was prefilled, its rows may still wait
         self._layout: tuple[int, Tensor | None] | None = None  # members and place, while the live rows stay the same
+        self._threads = torch.get_num_threads()
+        self._weight = _mean_weight(module)
 
     def finished(self) -> Iterator[np.ndarray]:
         """Write all rows; yields, after each step in which rows ended, which ones."""
@@ -186,8 +194,9 @@ class Decoder:
     def _step(self) -> np.ndarray:
         """One more token for each live row; returns the rows that ended with it."""
         rows = self._row
-        logits = self._forward(self.written.length[rows].astype(np.int64) - 1)
-        return self._drop(self._write(rows, logits))
+        with _threads(min(self._threads, max(1, len(rows) * self._weight // SHARE)), self._threads):
+            logits = self._forward(self.written.length[rows].astype(np.int64) - 1)
+            return self._drop(self._write(rows, logits))
 
     def _forward(self, last: np.ndarray, keep: Tensor | None = None) -> Tensor:
         """Feed each live row its token at index `last` [rows]; returns the logits behind it, or behind those kept."""
@@ -289,6 +298,22 @@ def common_prefix(prompts: Ragged) -> int:
     differs = (heads != heads[0]).any(0)
     length = int(differs.argmax()) if differs.any() else least
     return length if length >= LEAST_PREFIX else 0
+
+
+def _mean_weight(module: PreTrainedModel) -> int:
+    """Numbers of a weight matrix, in the mean over the module's."""
+    sizes = [weight.numel() for weight in module.parameters() if weight.dim() > 1]
+    return sum(sizes) // len(sizes)
+
+
+@contextmanager
+def _threads(count: int, usual: int) -> Iterator[None]:
+    """Compute with `count` threads, then with `usual` again. It depends on rows and weights alone, as bits have to."""
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
