@@ -15,6 +15,8 @@ test: setup
 	scripts/test
 
 bench: setup
+	.venv/bin/python -m benchmarks.check_and_plan --quick
+	.venv/bin/python -m benchmarks.overhead --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
 
 clean:
