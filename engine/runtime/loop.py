@@ -47,7 +47,7 @@ from engine.plan.plan import Plan
 from engine.runtime.stop import Stop
 from engine.runtime.worker import Worker
 
-_SUMS = ("time/", "data/rows", "completion/tokens", "generate/tokens", "train/tokens")
+_SUMS = ("time/", "data/rows", "completion/tokens", "train/tokens")
 """Metrics of which a Step's number is the sum of its reports, not their mean."""
 
 OnStep = Callable[[Mapping[str, float]], None]
