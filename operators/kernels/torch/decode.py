@@ -29,10 +29,10 @@ from operators.kernels.torch.sampling import Sampling, sample
 LEAST_PREFIX = 8
 """Tokens that all prompts must share before they are kept apart: a level costs some small products a step."""
 
-SHARE = 4_000_000
+SHARE = 3_000_000
 """Multiplications of one matrix product that pay for one thread. A thread that joins costs a wake-up at each of a
 step's products, and a time slice of the scheduler at each where another process has its core: with 2 threads beside
-one busy process, a chunk of the long-tailed benchmark took 1348 ms, with 1 it took 162; alone 130 and 150."""
+one busy process, a chunk of the long-tailed benchmark took 1348 ms, with 1 it took 162; alone both took about 150."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
