@@ -32,7 +32,7 @@ LEAST_PREFIX = 8
 SHARE = 3_000_000
 """Multiplications of one matrix product that pay for one thread. A thread that joins costs a wake-up at each of a
 step's products, and a time slice of the scheduler at each where another process has its core: with 2 threads beside
-one busy process, a chunk of the long-tailed benchmark took 1348 ms, with 1 it took 162; alone both took about 150."""
+one busy test run, a chunk of the long-tailed benchmark took 1348 ms, with 1 it took 162; alone both took about 150."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
