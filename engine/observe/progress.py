@@ -38,6 +38,10 @@ _SHOWN = (
 )
 
 
+_LEFT_OUT = ("/reward", "/rows")
+"""Of an evaluation: what its functions' own numbers say better. All of it is in metrics.jsonl."""
+
+
 class Progress:
     """Shows each Step's metrics row; a context manager, which leaves the terminal as it was however it ends.
 
@@ -89,7 +93,8 @@ class Progress:
         self._durations.append(row.get("time/step", now - self._before))
         self._before = now
         self._done = int(row["step"])
-        evals = {name: row[name] for name in row if name.startswith("eval/")}
+        evals = {name: row[name] for name in row if name.startswith("eval/") and not name.endswith(_LEFT_OUT)}
+        evals = {name: value for name, value in evals.items() if not name.startswith("eval/initial/")}
         self._evals |= evals
         # rich draws from a thread of its own: it is given a new list, never one that changes
         self._figures = self._texts(row, self._evals if self._live is not None else evals)
