@@ -14,12 +14,13 @@ import random
 import string
 from pathlib import Path
 
+import character_model
 import pyarrow as pa
 import pyarrow.parquet as pq
+from character_model import EOS, PAD
 
 from operators.tasks import exact_match, task_table
 
-EOS, PAD = "<eos>", "<pad>"
 TOKENS = (*(chr(c) for c in range(32, 127)), "\n", PAD, EOS)
 Row = dict[str, str]
 
@@ -66,32 +67,8 @@ def write_demonstrations(path: Path, rows: list[Row], *, lazy: float, noise: flo
 
 
 def make_model(path: Path, *, layers: int, hidden: int, seed: int) -> None:
-    """A Qwen2 directory of random weights with a character tokenizer."""
-    import torch  # here and not above: the processes that score answers import this file too
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(TOKENS),
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=3 * hidden,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        pad_token_id=TOKENS.index(PAD),
-        eos_token_id=TOKENS.index(EOS),
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    # One token a character: byte-level BPE without merges, which is what transformers reads a Qwen2 directory as.
-    spelled = {" ": "\u0120", "\n": "\u010a"}
-    vocabulary = {spelled.get(token, token): i for i, token in enumerate(TOKENS)}
-    tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=EOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
-    tokenizer.save_pretrained(path)
+    """A model that knows nothing yet."""
+    character_model.make_model(path, TOKENS, hidden=hidden, mlp=3 * hidden, layers=layers, seed=seed)
 
 
 def permuted_exact_match(completions: list[str], entry: list[str], task: list[str]) -> list[float]:

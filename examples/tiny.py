@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from character_model import EOS, PAD, make_model
+
 from engine.options import RunOptions
 
-EOS, PAD = "<eos>", "<pad>"
 TOKENS = (*string.ascii_lowercase, *string.digits, " ", "+", "=", ":", "\n", PAD, EOS)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -37,7 +38,7 @@ def make(folder: Path | str = "runs/tiny") -> Tiny:
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     if not (root / "model" / "config.json").is_file():
-        make_model(root / "model")
+        make_model(root / "model", TOKENS, hidden=64, mlp=128, layers=2, seed=0, chat_template=CHAT_TEMPLATE)
     sums = [f"{a}+{b}" for a in range(10) for b in range(8)]
     random.Random(0).shuffle(sums)
     for name, chosen in (("train", sums[:64]), ("test", sums[64:])):
@@ -49,37 +50,6 @@ def make(folder: Path | str = "runs/tiny") -> Tiny:
 def eval_sum(text: str) -> int:
     """`3+4` -> 7."""
     return sum(map(int, text.split("+")))
-
-
-def make_model(path: Path, *, hidden: int = 64, layers: int = 2, seed: int = 0) -> None:
-    """A Qwen2 directory of random weights, about 100,000 of them, with a tokenizer of one token a character."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(TOKENS),
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=2 * hidden,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        pad_token_id=TOKENS.index(PAD),
-        eos_token_id=TOKENS.index(EOS),
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    spelled = {" ": "\u0120", "\n": "\u010a"}  # how byte-level BPE writes them
-    vocabulary = {spelled.get(token, token): i for i, token in enumerate(TOKENS)}
-    tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=EOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(path)
 
 
 def options(name: str, *, steps: int = 12) -> RunOptions:

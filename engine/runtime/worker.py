@@ -67,7 +67,6 @@ class Doing:
 
     node: str
     what: str
-    since: float
 
 
 class Worker:
@@ -276,7 +275,7 @@ class _Timed:
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
-        self._worker.doing = Doing(node=self._node, what=self._what, since=self._start)
+        self._worker.doing = Doing(node=self._node, what=self._what)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._worker.doing = None

@@ -34,7 +34,7 @@ ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
 RUNS = (*ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag")
 """Examples with main(steps)."""
 
-PARTS = ("tiny", "trl_reward", "verl_score")
+PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
 """Files that examples use."""
 
 ELSEWHERE = ("demo", "demo_task")
