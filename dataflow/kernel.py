@@ -6,9 +6,11 @@ Owns: the protocols and the values that cross them. Does not own: any kernel
 A kernel implements what its work kind needs:
 
     host, decode, forward, source     open, run, close: rows in, rows out
-    train                             open, step, pieces, save, save_weights, restore, close
+    train                             open, step, pieces, save, save_weights, restore, close; with several ranks all of
+                                      them are called in lock-step on every rank, and the files are rank 0's to write
     readers of a Model                load, and save and restore for a follower
     sources                           rows, position, seek: the data cursor
+    where it can                      interrupt (a running chunk takes new weights), sleep and wake (devices by turns)
 
 A kernel never blocks on another kernel and never reads a clock to decide anything.
 """
@@ -83,12 +85,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The rows of one Step for a train node. `inputs` as in Chunk."""
+    """The rows of one Step for a train node. `inputs` as in Chunk.
+
+    keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of all rows of the Step and
+    `mine` the ascending indices into them of the rows that this rank has; each row is with exactly one rank.
+    """
 
     sequence: int
     step: int
     keys: Keys
     inputs: Mapping[str, Batch]
+    whole: Keys | None = None
+    mine: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +116,19 @@ class Session(Protocol):
         ...
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank's number within its replica."""
+        ...
 
     @property
-    def world(self) -> int: ...
+    def world(self) -> int:
+        """Ranks of this replica."""
+        ...
+
+    @property
+    def group(self) -> Any:
+        """The torch.distributed process group of the replica's ranks; None where there is one."""
+        ...
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows]: the random stream of each row in this node; draw with `dataflow.randomness.uniform`."""
@@ -147,6 +164,28 @@ class RowKernel(Kernel, Protocol):
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield finished rows, each row of the chunk's output once, in any order and in any number of batches."""
+        ...
+
+
+class Interruptible(Protocol):
+    """A row kernel whose running rows can go on under other weights."""
+
+    def interrupt(self) -> None:
+        """Called from another thread while `run` is under way: yield soon, an empty batch where no row is finished. The
+        engine then calls `load` and goes on with the iterator; rows keep their tokens.
+        """
+        ...
+
+
+class Sleeper(Protocol):
+    """A kernel that can give its devices back between its turns."""
+
+    def sleep(self) -> None:
+        """Let the devices' memory go; state moves to the host."""
+        ...
+
+    def wake(self) -> None:
+        """Take it up again; afterwards everything is as it was."""
         ...
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import Fault, GraphError, RunError
 from dataflow.node import Port
+from engine.channels.contract import Request
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import ChunkDone, Finish, Instruction, Produced, Release, StepClosed
 from engine.coordinator.tables import codes
@@ -101,7 +102,8 @@ def _run(worker: Worker, plan: Plan, node: str, shown: str) -> dict[str, list[Ba
         elif not isinstance(instruction, (Finish, StepClosed)):
             for event in worker.execute(instruction):
                 if isinstance(event, Produced) and event.node in made:
-                    made[event.node].append(worker.channel.fetch(worker.name, event.ref.block))
+                    found = worker.channel.fetch([Request(worker=worker.name, block=event.ref.block)])[0]
+                    made[event.node].append(Batch(event.ref.keys, found))
                 if isinstance(event, ChunkDone) and event.node == node:
                     return made
                 if not (isinstance(event, Produced) and event.node == node):  # what follows from it is not wanted

@@ -1,25 +1,56 @@
 """What every channel promises.
 
-Owns: the pull contract. Does not own: any transport (one file each), nor which rows to
-pull (the coordinator's Gathers say so).
+Owns: the two contracts, pull and scheduled, and what a pull asks for. Does not own: any
+transport (one file each), nor which rows to pull (the coordinator's Gathers say so).
+
+    pull        rows and offered weights: the consumer asks, whenever it likes
+    scheduled   both ends are instructed, with one sequence number for each pair: collectives
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
 
 from dataflow.batch import Batch
+from dataflow.errors import RunError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """Rows of one block. columns: their names, none for all; a name ending in /* stands for all that begin so.
+    rows: int indices in the order wanted, None for the whole block.
+    """
+
+    worker: str
+    block: int
+    columns: tuple[str, ...] = ()
+    rows: np.ndarray | None = None
+
+
+class PeerLost(RunError):
+    """The Worker that keeps the rows is gone. `peer`: its name."""
+
+    def __init__(self, peer: str, problem: str) -> None:
+        super().__init__(f"{peer}: {problem}")
+        self.peer = peer
 
 
 class Pull(Protocol):
-    """Rows straight from the Worker that made them.
+    """Rows straight from the Workers that made them."""
 
-    A fetch answers with exactly the block that was kept under that number, or raises KeyError where it was released
-    or never kept; it never blocks on a row that is not made yet.
-    """
+    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+        """One record batch for each request, in their order; several peers are asked at once.
 
-    def fetch(self, worker: str, block: int) -> Batch:
-        """The whole block, its columns shared and not copied where the transport allows that."""
+        Columns are shared and not copied where the transport allows that; such views are valid until the blocks are
+        released, which the coordinator does once the assignment that reads them has ended. Never blocks on a row that
+        is not made yet. Raises KeyError for a block that was released or never kept, DataError for a column that the
+        block lacks (with those that it has), PeerLost where the peer is gone or no longer answers.
+        """
         ...
 
 
@@ -27,9 +58,37 @@ class Outbox(Protocol):
     """Where a Worker keeps what it made until the coordinator releases it."""
 
     def keep(self, batch: Batch) -> int:
-        """Keep a batch; returns its block number, which never repeats."""
+        """Keep a batch; returns its block number, which never repeats, also not after a respawn."""
         ...
 
     def release(self, block: int) -> None:
         """Forget a block. Releasing twice, or what was never kept, raises KeyError."""
+        ...
+
+
+class Channel(Pull, Outbox, Protocol):
+    """Both ends of one Worker."""
+
+    def close(self) -> None:
+        """Let everything go."""
+        ...
+
+
+class Scheduled(Protocol):
+    """Tensors between the members of one world, both ends instructed.
+
+    sequence counts the transfers of a pair, from 0; another number than the next one is a RunError on both ends. A peer
+    that is gone or late fails the transfer with PeerLost, and the world is of no use any more.
+    """
+
+    def send(self, peer: int, sequence: int, tensors: Sequence[Any]) -> None:
+        """Send tensors to a rank; returns once they may be changed."""
+        ...
+
+    def receive(self, peer: int, sequence: int, tensors: Sequence[Any]) -> None:
+        """Receive into tensors of the sender's shapes and dtypes."""
+        ...
+
+    def close(self) -> None:
+        """Leave the world."""
         ...

@@ -22,7 +22,8 @@ class Ref:
     """A block of rows by reference; a few bytes a row.
 
     lengths int64 [rows]: tokens of each row. version int32 [rows]: the oldest version among a row's tokens, NO_VERSION
-    where no trained Model made it.
+    where no trained Model made it. digest uint64 [rows]: a hash of each row's content, by which rows that were made
+    twice are compared; empty where nothing can make a row twice (one process).
     """
 
     worker: str
@@ -30,6 +31,7 @@ class Ref:
     keys: Keys
     lengths: np.ndarray
     version: np.ndarray
+    digest: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -71,28 +73,95 @@ class ChunkDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfetched:
+    """Rows could not be fetched, as the Worker that kept them (`peer`) is gone: the chunk, or for a rank of a train
+    node the assignment (`sequence`), was not begun. What it had fetched it has let go.
+    """
+
+    node: str
+    worker: str
+    peer: str
+    chunk: int = -1
+    sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A rank has fetched and validated everything of an assignment and waits for Go."""
+
+    node: str
+    worker: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """A train node has done its updates of a Step."""
+    """A train node (one rank of it, where it has several) has done its updates of a Step."""
 
     node: str
     step: int
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """The writer's Worker keeps a version's weights as a block of its outbox. digest: the hash of its pieces' hashes."""
+
+    model: str
+    version: int
+    worker: str
+    block: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A reader has the weights of a version."""
+    """A reader, in one Worker, has the weights of a version."""
 
     node: str
     model: str
     version: int
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """An evaluate node has its numbers."""
+    """An evaluate node has its numbers. score: the first of them, by which versions are compared."""
 
     node: str
     version: int
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOpened:
+    """All kernels of a Worker are open. epoch: its incarnation, from 0; a respawned one has the next."""
+
+    worker: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A Worker's process is gone (or was killed as it no longer answered), and its outbox with it."""
+
+    worker: str
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woken:
+    """A Worker has taken up its devices."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slept:
+    """A Worker has given its devices back."""
+
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +193,31 @@ Event = (
     | ChunkDone
     | Stepped
     | Loaded
+    | Unfetched
+    | Prepared
+    | Offered
     | Evaluated
     | Recorded
     | Checkpointed
     | StopRequested
+    | WorkerOpened
+    | WorkerLost
+    | Woken
+    | Slept
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class From:
+    """An event as a Worker sent it. number: counts what this incarnation has sent, from 0: duplicates are dropped, and
+    what came too early waits for what is before it. Events of another epoch than the Worker's are a zombie's.
+    """
+
+    worker: str
+    epoch: int
+    number: int
+    event: Event
+
 
 # --- the cut -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +273,12 @@ class RunChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainStep:
-    """Train a node on the rows of a Step."""
+    """Train a node on the rows of a Step.
+
+    keys: all rows of the Step. mine: which of them (ascending indices) this rank is given, None for all; the gathers of
+    `inputs` speak of these rows alone. A node of several ranks gets one message a rank, of one sequence; each rank
+    fetches, answers Prepared, and begins when Go comes.
+    """
 
     sequence: int
     node: str
@@ -192,6 +286,16 @@ class TrainStep:
     step: int
     keys: Keys
     inputs: Mapping[str, tuple[Gather, ...]]
+    mine: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Every rank of the node is prepared for this assignment: begin."""
+
+    node: str
+    worker: str
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,27 +311,46 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record:
-    """Write samples and row metrics of a trained Step."""
+    """Write samples and row metrics of a Step."""
 
     step: int
     keys: Keys
     inputs: Mapping[str, tuple[Gather, ...]]
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Keep the weights as they are now as a block, for readers elsewhere (every rank of the writer is told)."""
+
+    model: str
+    writer: str
+    worker: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Bring a version of a Model from its writer to a reader. alias: they share the module, nothing moves."""
+    """Bring a version of a Model to a reader in one Worker. alias: it shares the writer's module, nothing moves;
+    otherwise the pieces are the block `block` of the Worker `source`, whose digest has to be `digest`.
+    """
 
     model: str
     writer: str
     reader: str
     version: int
     alias: bool
+    worker: str = ""
+    source: str = ""
+    block: int = -1
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """Move a follower towards its leader by `rate`, in the readers that have it."""
+    """Move a follower towards its leader by `rate`, in one Worker of a reader that has it; source, block and digest as
+    in Publish, none where the writer is in the same Worker.
+    """
 
     model: str
     leader: str
@@ -235,6 +358,10 @@ class Follow:
     reader: str
     rate: float
     version: int
+    worker: str = ""
+    source: str = ""
+    block: int = -1
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +370,35 @@ class Release:
 
     worker: str
     blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Take the devices up: until Sleep they are this Worker's."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """Give the devices back once what is under way has ended."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Respawn:
+    """Kill what is left of these Workers, and start them anew with the next epoch."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoBack:
+    """State is lost that only a checkpoint has: the run goes back to its last one, with every Worker begun anew."""
+
+    worker: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,4 +430,7 @@ class Finish:
     error: str = ""
 
 
-Instruction = RunChunk | TrainStep | Evaluate | Record | Publish | Follow | Release | StepClosed | Checkpoint | Finish
+ToWorker = RunChunk | TrainStep | Go | Evaluate | Record | Offer | Publish | Follow | Release | Wake | Sleep
+"""What one Worker is told; `worker` says which."""
+
+Instruction = ToWorker | Respawn | GoBack | StepClosed | Checkpoint | Finish

@@ -77,7 +77,9 @@ class PlannedNode:
 
     rows: rows of its output for each prompt. inner: rows of its inputs for each prompt. chunking: `cohort` (the rows
     of prompts admitted together, so that what shares a batch is decided before it starts) or `ready` (whatever has
-    come, as far as the scope allows).
+    come, as far as the scope allows). chunks: into how many chunks of whole prompts the rows of a cohort (below the
+    cut: of a Step) are cut, however many replicas there are: equal chunks give equal bits. workers: the replicas, each
+    with its ranks one after another.
     """
 
     name: str
@@ -95,6 +97,7 @@ class PlannedNode:
     layout: Layout = field(default_factory=Layout)
     workers: tuple[str, ...] = ("main",)
     chunking: Literal["cohort", "ready"] = "cohort"
+    chunks: int = 1
     returns: tuple[str, ...] = ()
     max_lag: int = 0
     refill: bool = False
@@ -106,6 +109,11 @@ class PlannedNode:
     def gates(self) -> tuple[str, ...]:
         """The nodes whose rows it waits for."""
         return tuple(dict.fromkeys(i.gate for i in self.inputs))
+
+    @property
+    def ranks(self) -> int:
+        """Workers of one replica; more than one are a rank group, which acts in lock-step."""
+        return self.layout.data * self.layout.tensor * self.layout.context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +154,8 @@ class PlannedModel:
     rate: float = 1.0
     every: int = 1
     parameters: int | None = None
+    route: Literal["pull", "collective"] = "pull"
+    """How versions reach readers that are no alias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +171,10 @@ class Plan:
     edges: tuple[PlannedEdge, ...] = ()
     recorded: tuple[PlannedInput, ...] = ()
     """Columns that samples and row metrics are made of, taken when a Step has been trained."""
+    recorder: str = "main"
+    """The worker that writes them."""
+    leases: tuple[tuple[str, ...], ...] = ()
+    """Workers on the same devices, which take turns; each worker is in at most one of these."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     cluster: Cluster | None = None
@@ -179,6 +193,17 @@ class Plan:
     def workers(self) -> tuple[str, ...]:
         """Every worker that some node has."""
         return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
+
+    @property
+    def stateful(self) -> frozenset[str]:
+        """Workers with state that only a checkpoint can bring back: of train nodes, and of a follower's readers."""
+        followers = {m.name for m in self.models if m.follows}
+        return frozenset(
+            w
+            for n in self.nodes
+            for w in n.workers
+            if n.work == "train" or any(u.model in followers and u.param != "tokenizer" for u in n.models)
+        )
 
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""

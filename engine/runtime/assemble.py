@@ -1,6 +1,6 @@
 """From Gathers to the batches that a kernel sees.
 
-Owns: fetching blocks, picking rows and columns, and joining the columns of one input.
+Owns: asking for the rows of every gather at once, and joining the columns of one input.
 Does not own: which rows (coordinator), nor transport (channels).
 """
 
@@ -12,53 +12,56 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
-from engine.channels.contract import Pull
+from engine.channels.contract import Pull, Request
 from engine.coordinator.messages import Gather
 
 
 def assemble(keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull) -> dict[str, Batch]:
     """The batch of each input, rows in the order of the keys."""
-    return {name: _input(keys, gathers, channel) for name, gathers in inputs.items()}
+    gathers = [gather for many in inputs.values() for gather in many]
+    found = iter(collect(gathers, channel))
+    return {name: _joined(keys, [next(found) for _ in many]) for name, many in inputs.items()}
 
 
-def _input(keys: Keys, gathers: Sequence[Gather], channel: Pull) -> Batch:
-    parts = [collect(gather, channel) for gather in gathers]
+def collect(gathers: Sequence[Gather], channel: Pull) -> list[pa.RecordBatch]:
+    """The rows of each gather, in its order; no columns named means all of them."""
+    asked = [_requests(gather) for gather in gathers]
+    parts = iter(channel.fetch([request for many in asked for request in many]))
+    return [_ordered(gather, [next(parts) for _ in many]) for gather, many in zip(gathers, asked, strict=True)]
+
+
+def _requests(gather: Gather) -> list[Request]:
+    """One for each block, of the rows that the gather has there, in its order."""
+    one = len(gather.refs) == 1
+    return [
+        Request(
+            worker=worker,
+            block=block,
+            columns=gather.columns,
+            rows=gather.row if one else gather.row[gather.block == number],
+        )
+        for number, (worker, block) in enumerate(gather.refs)
+    ]
+
+
+def _ordered(gather: Gather, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The blocks' rows in the order of the gather."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts or not parts[0].num_columns:
+        return pa.RecordBatch.from_arrays([], names=[])
+    joined = pa.concat_batches(parts)
+    if (np.diff(gather.block) >= 0).all():
+        return joined
+    place = np.empty(len(gather.block), dtype=np.int64)
+    place[np.argsort(gather.block, kind="stable")] = np.arange(len(place))
+    return joined.take(pa.array(place))
+
+
+def _joined(keys: Keys, parts: Sequence[pa.RecordBatch]) -> Batch:
     if len(parts) == 1:
         return Batch(keys, parts[0])
     columns = {name: part.column(name) for part in parts for name in part.schema.names}
-    fields = [field for part in parts for field in part.schema]
-    unique = {field.name: field for field in fields}
+    unique = {field.name: field for part in parts for field in part.schema}
     schema = pa.schema([unique[name] for name in columns])
     return Batch(keys, pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
-
-
-def collect(gather: Gather, channel: Pull) -> pa.RecordBatch:
-    """The rows of one gather, in its order; no columns named means all of them."""
-    blocks = [_projected(channel.fetch(worker, block), gather.columns) for worker, block in gather.refs]
-    if len(blocks) == 1 and _whole(gather, blocks[0]):
-        return blocks[0]
-    if not blocks or not blocks[0].num_columns:
-        return pa.RecordBatch.from_arrays([], names=[])
-    starts = np.cumsum([0, *(b.num_rows for b in blocks)])
-    index = starts[gather.block] + gather.row
-    joined = blocks[0] if len(blocks) == 1 else pa.concat_batches(blocks)
-    return joined.take(pa.array(index))
-
-
-def _whole(gather: Gather, block: pa.RecordBatch) -> bool:
-    rows = gather.row
-    return len(rows) == block.num_rows and bool((rows == np.arange(len(rows), dtype=rows.dtype)).all())
-
-
-def _projected(batch: Batch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Only the named columns; a name ending in /* stands for all that begin so. A missing column is an error."""
-    if not columns:
-        return batch.records
-    names: list[str] = []
-    for name in columns:
-        if name.endswith("/*"):
-            names += [n for n in batch.names if n.startswith(name[:-1])]
-        else:
-            batch.array(name)  # raises DataError with the names that there are
-            names.append(name)
-    return batch.records.select(names)

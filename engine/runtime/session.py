@@ -40,6 +40,7 @@ class NodeSession:
         self.seed = seed
         self.rank = 0
         self.world = 1
+        self.group: Any = None
         self._node = node
         self._modules = modules
         self._names = names

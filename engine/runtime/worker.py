@@ -166,7 +166,7 @@ class Worker:
         if instruction.rows:
             (directory / "rows").mkdir()
         for name, (keys, gather) in instruction.rows.items():
-            write_rows(directory / "rows" / f"{name}.arrow", Batch(keys, collect(gather, self.channel)))
+            write_rows(directory / "rows" / f"{name}.arrow", Batch(keys, collect([gather], self.channel)[0]))
 
     def restore(self, directory: Path, step: int) -> None:
         """Read back what `save` wrote after this Step."""
