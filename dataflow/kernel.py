@@ -42,6 +42,8 @@ class Layout:
     """Token budget of one forward or of one training micro-batch."""
     slots: int = 256
     """Rows that one replica decodes at once."""
+    shard: bool = False
+    """Whether the data-parallel ranks of a train node each keep a part of weights and optimizer (FSDP2), not all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,8 @@ class Chunk:
 class Assignment:
     """The rows of one Step for a train node. `inputs` as in Chunk.
 
-    keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of all rows of the Step and
-    `mine` the ascending indices into them of the rows that this rank has; each row is with exactly one rank.
+    keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of all rows of the Step
+    and `mine` the ascending indices into them of the rows that this rank has; each row is with exactly one rank.
     """
 
     sequence: int

@@ -105,7 +105,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """The writer's Worker keeps a version's weights as a block of its outbox. digest: the hash of its pieces' hashes."""
+    """The writer's Worker keeps a version's weights as a block; digest: the hash of the pieces' hashes."""
 
     model: str
     version: int
