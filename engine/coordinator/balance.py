@@ -1,0 +1,96 @@
+"""Items of unequal weight in parts of nearly equal weight.
+
+Owns: the split alone, deterministic and pure. Does not own: what an item is (ranks.py: a
+prompt with all of its rows), nor what its weight stands for.
+
+The largest differencing method of Karmarkar and Karp (1982) for any number of parts, and beside it
+longest-processing-time (Graham 1969): neither is better for every input, so the better of both is taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+_Tree = int | tuple["_Tree", "_Tree", np.ndarray]
+"""An index into the first partitions; or two that were merged, and the order in which the merged parts then stand."""
+
+
+def balanced(weights: np.ndarray | Sequence[int], parts: int, *, equal_counts: bool = False) -> np.ndarray:
+    """int64 [items]: the part that each item goes to, so that the heaviest part is as light as was found.
+
+    weights: non-negative integers. equal_counts: no part has two items more than another. Equal input gives equal
+    output. Raises ValueError for no part at all or a negative weight.
+    """
+    items = np.asarray(weights, dtype=np.int64)
+    if parts < 1 or (items < 0).any():
+        raise ValueError(f"expected at least one part and weights >= 0, found {parts} and {items.min(initial=0)}")
+    if parts == 1 or not len(items):
+        return np.zeros(len(items), dtype=np.int64)
+    order = np.argsort(-items, kind="stable")
+    found = [_differenced(items, order, parts, equal_counts), longest_first(items, parts, equal_counts=equal_counts)]
+    return min(found, key=lambda part: int(totals(items, part, parts).max()))
+
+
+def totals(weights: np.ndarray, part: np.ndarray, parts: int) -> np.ndarray:
+    """int64 [parts]: the weight of each part."""
+    found = np.zeros(parts, dtype=np.int64)
+    np.add.at(found, part, weights)
+    return found
+
+
+def longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = False) -> np.ndarray:
+    """As `balanced`, by one rule: the heaviest item that is left goes to the lightest part (of those that have had
+    fewest items, for equal counts).
+    """
+    part = np.zeros(len(items), dtype=np.int64)
+    heap = [(0, 0, index) for index in range(parts)]
+    for item in np.argsort(-items, kind="stable").tolist():
+        count, weight, index = heap[0]
+        part[item] = index
+        heapq.heapreplace(heap, (count + equal_counts, weight + int(items[item]), index))
+    return part
+
+
+def _differenced(items: np.ndarray, order: np.ndarray, parts: int, equal_counts: bool) -> np.ndarray:
+    """Merge the two partitions whose parts differ most, heaviest part with lightest, until one is left.
+
+    The first partitions hold one item each; for equal counts, one item in each part.
+    """
+    width = parts if equal_counts else 1
+    first = [order[at : at + width] for at in range(0, len(order), width)]
+    sums = np.zeros((len(first), parts), dtype=np.int64)
+    for number, some in enumerate(first):  # ascending, as every partition stands: its heaviest item is its last part
+        sums[number, parts - len(some) :] = items[some][::-1]
+    heap: list[tuple[int, int, np.ndarray, _Tree]] = [
+        (int(s[0] - s[-1]), number, s, number) for number, s in enumerate(sums)
+    ]
+    heapq.heapify(heap)
+    number = len(heap)
+    while len(heap) > 1:
+        _, _, one, left = heapq.heappop(heap)
+        _, _, other, right = heap[0]
+        together = one + other[::-1]
+        stand = together.argsort(kind="stable")
+        together = together[stand]
+        heapq.heapreplace(heap, (int(together[0] - together[-1]), number, together, (left, right, stand)))
+        number += 1
+    return _resolved(heap[0][3], first, len(items), parts)
+
+
+def _resolved(tree: _Tree, first: list[np.ndarray], items: int, parts: int) -> np.ndarray:
+    """Where each item ended up: follow the merges back from the last one."""
+    part = np.zeros(items, dtype=np.int64)
+    open_: list[tuple[_Tree, np.ndarray]] = [(tree, np.arange(parts))]
+    while open_:
+        node, place = open_.pop()
+        if isinstance(node, int):
+            part[first[node]] = place[parts - len(first[node]) :][::-1]
+            continue
+        left, right, stand = node
+        before = np.empty(parts, dtype=np.int64)
+        before[stand] = place  # of the merged part that stood there, before they were sorted
+        open_ += [(left, before), (right, before[::-1])]
+    return part
