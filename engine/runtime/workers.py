@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataflow.batch import Keys
+from dataflow.errors import RunError
 from engine.coordinator.messages import Event, From, Gather, ToWorker
 from engine.runtime.session import Report
 
@@ -68,13 +69,21 @@ class SaveWeights:
 Ask = Save | Restore | KeepRows | SaveWeights
 
 
+class WorkerGone(RunError):
+    """A Worker was lost while the loop waited for it. `worker`: its name."""
+
+    def __init__(self, worker: str, problem: str) -> None:
+        super().__init__(f"{worker}: {problem}")
+        self.worker = worker
+
+
 class Workers(Protocol):
     """The Workers of a run. All methods are called from the loop's thread."""
 
     def open(self) -> Iterator[Event | From]:
         """Start every Worker and open its kernels; yields what they tell, SourceOpened and WorkerOpened among it.
 
-        Raises what a kernel refuses its node with; nothing is left running then.
+        Raises what a kernel refuses its node with, WorkerGone where a Worker dies meanwhile; nothing is left running.
         """
         ...
 
@@ -92,12 +101,13 @@ class Workers(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether some Worker has an instruction that it has not ended."""
+        """Whether some Worker has an instruction that it has not ended, or is being started."""
         ...
 
-    def ask(self, worker: str, request: Ask) -> Any:
-        """Let a Worker do something with files, after what it was told before, and wait for the answer. Events that
-        come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where the Worker is lost meanwhile.
+    def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
+        """Let these Workers do something with files, all at the same time, each after the weights and whatever else but
+        chunks it was told before, and wait for every answer, by Worker: ranks of one node save in lock-step. Events that
+        come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where one of them is lost meanwhile.
         """
         ...
 
