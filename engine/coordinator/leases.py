@@ -1,0 +1,229 @@
+"""Leases: Workers on the same devices take turns, between the core and the world.
+
+    told(instructions) -> instructions    what the core says, as far as its Workers are awake; the rest is held
+    heard(event) -> instructions          what an event lets go on
+
+Owns: who of a lease is awake. Does not own: who shares devices (the plan), nor what sleeping
+means (a Worker's kernels give up their devices; its outbox goes on serving rows).
+
+A Worker of a lease begins asleep, also after a respawn: it gives its devices back before it tells that it has opened.
+Each lease goes through these states:
+
+    state       waits for                                            left by
+    free        somebody to be told something                        any instruction: Wake -> waking
+    waking      the next holder to have its devices                  Woken: what was held goes out -> held
+    held        the holder to end what it was told, while another    the last answer: Sleep -> sleeping
+                Worker of the lease has something to do
+    sleeping    the holder to have given its devices up              Slept: Wake of who waits longest -> waking
+
+From the moment that another Worker of the lease waits, what the holder is told anew waits behind that one's turn: so
+nobody starves, and a turn is long where the core tells much at once. What is under way always ends without anything
+else being told to the same Worker but Go and Release, which pass at once; so no two leases can wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.coordinator.messages import (
+    ChunkDone,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Follow,
+    Instruction,
+    Loaded,
+    Offer,
+    Offered,
+    Publish,
+    Record,
+    Recorded,
+    Respawn,
+    RunChunk,
+    Sleep,
+    Slept,
+    Stepped,
+    TrainStep,
+    Unfetched,
+    Wake,
+    Woken,
+    WorkerLost,
+)
+from engine.plan.plan import Plan
+
+_Leased = RunChunk | TrainStep | Evaluate | Record | Offer | Publish | Follow
+"""What needs the devices."""
+
+Work = tuple[str | int, ...]
+"""Something that a Worker was told and has to answer."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What a Worker of a lease was told and has not ended, and what is held back until it is awake."""
+
+    under_way: set[Work] = field(default_factory=set)
+    held: deque[_Leased] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Lease:
+    """One set of devices. turns: who waits for them, the longest first."""
+
+    workers: dict[str, _Worker]
+    state: Literal["free", "waking", "held", "sleeping"] = "free"
+    holder: str = ""
+    turns: deque[str] = field(default_factory=deque)
+
+
+class Leases:
+    """Every lease of a plan. In a plan without one, everything passes as it is."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._leases = [_Lease({name: _Worker() for name in workers}) for workers in plan.leases]
+        self._lease_of = {name: lease for lease in self._leases for name in lease.workers}
+
+    # --- what the core says --------------------------------------------------------------------------------------
+
+    def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
+        """What may go out now, in order; in each Worker nothing overtakes but Go and Release."""
+        if not self._leases:
+            return list(instructions)
+        return [each for instruction in instructions for each in self._told(instruction)]
+
+    def _told(self, instruction: Instruction) -> list[Instruction]:
+        match instruction:
+            case Respawn():
+                return [instruction, *(each for name in instruction.workers for each in self._lost(name))]
+            case Finish():  # what was held is wanted no longer
+                for lease in self._leases:
+                    lease.turns.clear()
+                    for worker in lease.workers.values():
+                        worker.held.clear()
+            case RunChunk() | TrainStep() | Evaluate() | Record() | Offer() | Publish() | Follow():
+                lease = self._lease_of.get(instruction.worker)
+                return [instruction] if lease is None else self._leased(lease, instruction)
+        return [instruction]
+
+    def _leased(self, lease: _Lease, instruction: _Leased) -> list[Instruction]:
+        name, worker = instruction.worker, lease.workers[instruction.worker]
+        if lease.state == "held" and lease.holder == name and not lease.turns:
+            worker.under_way.add(_work_of(instruction))
+            return [instruction]
+        worker.held.append(instruction)
+        waking = lease.state == "waking" and lease.holder == name
+        if not waking and name not in lease.turns:
+            lease.turns.append(name)
+        return _moved(lease)
+
+    # --- what the world says -------------------------------------------------------------------------------------
+
+    def heard(self, event: Event) -> list[Instruction]:
+        """What an event lets go on."""
+        if not self._leases:
+            return []
+        match event:
+            case Woken():
+                return self._woken(event.worker)
+            case Slept():
+                return self._slept(event.worker)
+            case WorkerLost():
+                return self._lost(event.worker)
+            case ChunkDone():
+                return self._ended("", lambda work: work == ("chunk", event.chunk))
+            case Unfetched() if event.sequence < 0:
+                return self._ended("", lambda work: work == ("chunk", event.chunk))
+            case Unfetched():  # nor will any other rank begin: one that is prepared only waits
+                return self._ended("", lambda work: work == ("train", event.node))
+            case Stepped():
+                return self._ended(event.worker, lambda work: work == ("train", event.node))
+            case Loaded():  # a reader that takes a later version takes no earlier one any more
+                return self._ended(event.worker, lambda work: _is_load(work, event))
+            case Evaluated():
+                return self._ended("", lambda work: work == ("evaluate", event.node, event.version))
+            case Recorded():
+                return self._ended("", lambda work: work == ("record", event.step))
+            case Offered():
+                return self._ended(event.worker, lambda work: work == ("offer", event.model, event.version))
+        return []
+
+    def _woken(self, name: str) -> list[Instruction]:
+        lease, worker = self._lease_of[name], self._lease_of[name].workers[name]
+        lease.state = "held"
+        out: list[Instruction] = list(worker.held)
+        worker.under_way.update(_work_of(each) for each in worker.held)
+        worker.held.clear()
+        return out + _moved(lease)
+
+    def _slept(self, name: str) -> list[Instruction]:
+        lease = self._lease_of[name]
+        lease.state, lease.holder = "free", ""
+        return _moved(lease)
+
+    def _ended(self, name: str, is_it: Callable[[Work], bool]) -> list[Instruction]:
+        """Something has been answered, by this Worker (where no name is given: by whoever was told)."""
+        out: list[Instruction] = []
+        for lease in self._leases:
+            for worker in lease.workers.values() if not name else filter(None, (lease.workers.get(name),)):
+                worker.under_way = {work for work in worker.under_way if not is_it(work)}
+            out += _moved(lease)
+        return out
+
+    def _lost(self, name: str) -> list[Instruction]:
+        """A Worker is gone, with everything that it was told: the core tells anew what it still wants done."""
+        lease = self._lease_of.get(name)
+        if lease is None:
+            return []
+        lease.workers[name] = _Worker()
+        if name in lease.turns:
+            lease.turns.remove(name)
+        if lease.holder == name:
+            lease.state, lease.holder = "free", ""
+        return _moved(lease)
+
+    def waiting(self) -> list[str]:
+        """For the watchdog, in words."""
+        lines = []
+        for lease in self._leases:
+            if lease.state in ("waking", "sleeping"):
+                lines.append(f"worker {lease.holder}: is {lease.state}")
+            lines += [f"worker {name}: waits for the devices that {lease.holder} has" for name in lease.turns]
+        return lines
+
+
+def _moved(lease: _Lease) -> list[Instruction]:
+    """Hand the devices on, as far as is possible without a further event."""
+    if not lease.turns:
+        return []
+    if lease.state == "held" and not lease.workers[lease.holder].under_way:
+        lease.state = "sleeping"
+        return [Sleep(worker=lease.holder)]
+    if lease.state == "free":
+        lease.state, lease.holder = "waking", lease.turns.popleft()
+        return [Wake(worker=lease.holder)]
+    return []
+
+
+def _work_of(instruction: _Leased) -> Work:
+    match instruction:
+        case RunChunk():
+            return ("chunk", instruction.id)
+        case TrainStep():
+            return ("train", instruction.node)
+        case Evaluate():
+            return ("evaluate", instruction.node, instruction.version)
+        case Record():
+            return ("record", instruction.step)
+        case Offer():
+            return ("offer", instruction.model, instruction.version)
+        case Publish() | Follow():
+            return ("load", instruction.reader, instruction.model, instruction.version)
+
+
+def _is_load(work: Work, event: Loaded) -> bool:
+    kind, *which = work
+    return kind == "load" and which[:2] == [event.node, event.model] and int(which[2]) <= event.version

@@ -1,0 +1,198 @@
+"""Rank groups: the nodes that several Workers run in lock-step, between the core and the world.
+
+    told(instructions) -> instructions    what the core says to a node, as its ranks have to hear it
+    heard(event) -> events, instructions  what ranks say, as the core has to hear it
+
+Owns: which rank is given which rows, and when all may begin. Does not own: who is a rank (the
+plan), what becomes of a Step whose rows are lost (core.py). The core knows nothing of ranks: it
+tells the first Worker of a node, and hears one Stepped and one Offered from there.
+
+An assignment of a node with ranks goes through these states:
+
+    state       waits for                                    left by
+    preparing   every rank to have fetched its rows          Prepared of the last one: Go to all -> training
+                                                             Unfetched of one -> dropped (the core is told once)
+    training    every rank to have done its updates          Stepped of the last one: one Stepped to the core -> done
+    dropped     the core: another assignment, or GoBack      TrainStep of a later sequence
+
+No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others hanging in one. A
+rank that is prepared for a dropped assignment lets it go when it is told the next one; what it still says of the
+former is of no interest. A rank that is lost takes a part of the train state with it: the core answers with GoBack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.balance import balanced
+from engine.coordinator.messages import (
+    Event,
+    Gather,
+    Go,
+    Instruction,
+    Offer,
+    Offered,
+    Prepared,
+    Produced,
+    Ref,
+    Release,
+    Stepped,
+    TrainStep,
+    Unfetched,
+    WorkerLost,
+)
+from engine.plan.plan import Plan, PlannedNode
+
+
+@dataclass(slots=True)
+class _Group:
+    """The ranks of a node, and the assignment that they have."""
+
+    ranks: tuple[str, ...]
+    sequence: int = -1
+    state: Literal["done", "preparing", "training", "dropped"] = "done"
+    left: set[str] = field(default_factory=set)
+    """Ranks that have not said yet what the state waits for."""
+
+
+class Ranks:
+    """Every rank group of a plan. In a plan without one, everything passes as it is."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._groups = {n.name: _Group(n.workers) for n in plan.nodes if n.work == "train" and n.ranks > 1}
+        self._first = {m.name: self._groups[m.writer].ranks[0] for m in plan.models if m.writer in self._groups}
+        """For each Model that a rank group writes, the Worker whose pieces count."""
+        self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
+        self._lengths: dict[tuple[str, int], np.ndarray] = {}
+        """Tokens of each row of the blocks that a rank group may be given."""
+
+    # --- what the core says --------------------------------------------------------------------------------------
+
+    def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
+        """The same, with every TrainStep and Offer to a rank group made into one a rank."""
+        if not self._groups:
+            return list(instructions)
+        return [each for instruction in instructions for each in self._told(instruction)]
+
+    def _told(self, instruction: Instruction) -> list[Instruction]:
+        match instruction:
+            case TrainStep() if instruction.node in self._groups:
+                return self._assigned(instruction)
+            case Offer() if instruction.writer in self._groups:
+                ranks = self._groups[instruction.writer].ranks
+                return [replace(instruction, worker=rank) for rank in ranks]
+            case Release():
+                for block in instruction.blocks:
+                    self._lengths.pop((instruction.worker, block), None)
+        return [instruction]
+
+    def _assigned(self, message: TrainStep) -> list[Instruction]:
+        group = self._groups[message.node]
+        group.sequence, group.state, group.left = message.sequence, "preparing", set(group.ranks)
+        rank_of = self._split(message.keys, message.inputs, len(group.ranks))
+        return [_share(message, worker, np.flatnonzero(rank_of == rank)) for rank, worker in enumerate(group.ranks)]
+
+    def _split(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], ranks: int) -> np.ndarray:
+        """int64 [rows]: the rank of each row. Prompts stay whole; their tokens are what is balanced, and a row counts
+        one more than it has, so that rows without tokens are spread as well.
+        """
+        tokens = np.zeros(len(keys), dtype=np.int64)
+        for gather in (g for gathers in inputs.values() for g in gathers):
+            np.maximum(tokens, self._tokens(gather), out=tokens)
+        _, prompt = np.unique(keys.position, return_inverse=True)
+        weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
+        np.add.at(weights, prompt, tokens + 1)
+        return balanced(weights, ranks)[prompt]
+
+    def _tokens(self, gather: Gather) -> np.ndarray:
+        """int64 [rows]: tokens of each row that is gathered."""
+        found = np.zeros(len(gather.block), dtype=np.int64)
+        for number, ref in enumerate(gather.refs):
+            lengths = self._lengths.get(ref)
+            if lengths is not None:
+                mine = gather.block == number
+                found[mine] = lengths[gather.row[mine]]
+        return found
+
+    # --- what the world says -------------------------------------------------------------------------------------
+
+    def kept(self, refs: Iterable[Ref]) -> None:
+        """Take note of the lengths of rows that a checkpoint brought back."""
+        for ref in refs if self._groups else ():
+            self._lengths[ref.worker, ref.block] = ref.lengths
+
+    def heard(self, event: Event) -> tuple[list[Event], list[Instruction]]:
+        """What the core is to hear of it, and what the ranks are to be told."""
+        match event:
+            case Produced() if event.node in self._weighed:
+                self.kept((event.ref,))
+            case Prepared() if event.node in self._groups:
+                return [], self._prepared(event)
+            case Stepped() if event.node in self._groups:
+                return self._stepped(event), []
+            case Unfetched() if event.node in self._groups:
+                return self._unfetched(event), []
+            case Offered() if event.worker != self._first.get(event.model, event.worker):
+                # All ranks took part; whoever kept a block all the same may let it go.
+                return [], [Release(worker=event.worker, blocks=(event.block,))] if event.block >= 0 else []
+            case WorkerLost():
+                self._lengths = {at: found for at, found in self._lengths.items() if at[0] != event.worker}
+        return [event], []
+
+    def _prepared(self, event: Prepared) -> list[Instruction]:
+        group = self._groups[event.node]
+        if event.sequence != group.sequence or group.state != "preparing":
+            return []
+        group.left.discard(event.worker)
+        if group.left:
+            return []
+        group.state, group.left = "training", set(group.ranks)
+        return [Go(node=event.node, worker=rank, sequence=group.sequence) for rank in group.ranks]
+
+    def _stepped(self, event: Stepped) -> list[Event]:
+        group = self._groups[event.node]
+        if group.state != "training":
+            return []
+        group.left.discard(event.worker)
+        if group.left:
+            return []
+        group.state = "done"
+        return [replace(event, worker=group.ranks[0])]
+
+    def _unfetched(self, event: Unfetched) -> list[Event]:
+        group = self._groups[event.node]
+        if event.sequence != group.sequence or group.state != "preparing":
+            return []
+        group.state = "dropped"
+        return [event]
+
+    def waiting(self) -> list[str]:
+        """For the watchdog, in words."""
+        lacks = {"preparing": "have not fetched their rows yet", "training": "have not ended their updates yet"}
+        return [
+            f"{name}: ranks {', '.join(sorted(group.left))} {lacks[group.state]}"
+            for name, group in self._groups.items()
+            if group.state in lacks
+        ]
+
+
+def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:
+    return frozenset(fetch.producer for node in nodes for i in node.inputs for fetch in i.fetches)
+
+
+def _share(message: TrainStep, worker: str, mine: np.ndarray) -> TrainStep:
+    """What one rank is told: all keys, and the gathers of its own rows."""
+    inputs = {name: tuple(_part(gather, mine) for gather in gathers) for name, gathers in message.inputs.items()}
+    return replace(message, worker=worker, inputs=inputs, mine=mine)
+
+
+def _part(gather: Gather, rows: np.ndarray) -> Gather:
+    """Some rows of a gather, with the blocks that they lie in and no others."""
+    used, block = np.unique(gather.block[rows], return_inverse=True)
+    refs = tuple(gather.refs[number] for number in used.tolist())
+    return replace(gather, refs=refs, block=block.astype(gather.block.dtype), row=gather.row[rows])

@@ -1,0 +1,245 @@
+"""Leases: of the Workers on the same devices one at most is awake, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Keys
+from engine.coordinator.leases import Leases
+from engine.coordinator.messages import (
+    ChunkDone,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Go,
+    Instruction,
+    Loaded,
+    Offer,
+    Offered,
+    Publish,
+    Record,
+    Recorded,
+    Release,
+    Respawn,
+    RunChunk,
+    Sleep,
+    Slept,
+    Stepped,
+    ToWorker,
+    TrainStep,
+    Unfetched,
+    Wake,
+    Woken,
+    WorkerLost,
+)
+from engine.plan.plan import Plan
+
+LEASES = (("a", "b", "c"), ("d", "e"))
+WORKERS = ("a", "b", "c", "d", "e", "free")
+
+
+def leases(*groups: tuple[str, ...]) -> Leases:
+    return Leases(Plan(graph="g", digest="", seed=0, nodes=(), sources=(), leases=groups or LEASES))
+
+
+def chunk(number: int, worker: str) -> RunChunk:
+    return RunChunk(id=number, node=f"on_{worker}", worker=worker, step=0, keys=Keys.of([number]))
+
+
+def anything(draw: random.Random, number: int, worker: str) -> Instruction:
+    """An instruction of a kind that has to be answered; `number` is in it."""
+    node, none = f"on_{worker}", Keys.of([])
+    return draw.choice(
+        (
+            chunk(number, worker),
+            TrainStep(sequence=number, node=f"{node}_{number}", worker=worker, step=0, keys=none, inputs={}),
+            Evaluate(node=node, worker=worker, version=number, keys=none, inputs={}),
+            Record(step=number, keys=none, inputs={}, worker=worker),
+            Offer(model="m", writer=node, worker=worker, version=number),
+            Publish(model=f"m{number}", writer="w", reader=node, version=number, alias=False, worker=worker),
+        )
+    )
+
+
+def answer(told: Instruction) -> Event:
+    match told:
+        case RunChunk():
+            return ChunkDone(chunk=told.id, node=told.node)
+        case TrainStep():
+            return Stepped(node=told.node, step=0, worker=told.worker)
+        case Evaluate():
+            return Evaluated(node=told.node, version=told.version)
+        case Record():
+            return Recorded(step=told.step)
+        case Offer():
+            return Offered(model=told.model, version=told.version, worker=told.worker, block=0, digest="")
+        case Publish():
+            return Loaded(node=told.reader, model=told.model, version=told.version, worker=told.worker)
+        case Wake():
+            return Woken(worker=told.worker)
+        case Sleep():
+            return Slept(worker=told.worker)
+    raise AssertionError(told)
+
+
+@dataclass
+class World:
+    """Workers that do one thing after another, and refuse what a sleeping one cannot do."""
+
+    filter: Leases
+    awake: set[str] = field(default_factory=lambda: {"free"})
+    queues: dict[str, deque[Instruction]] = field(default_factory=lambda: {w: deque() for w in WORKERS})
+    begun: dict[str, list[Instruction]] = field(default_factory=lambda: {w: [] for w in WORKERS})
+
+    def take(self, instructions: list[Instruction]) -> None:
+        for each in instructions:
+            assert isinstance(each, ToWorker)
+            mates = next((group for group in LEASES if each.worker in group), (each.worker,))
+            if isinstance(each, Wake):
+                assert not self.awake & set(mates), "two are awake"
+                self.awake.add(each.worker)
+            elif not isinstance(each, Release | Go):
+                assert each.worker in self.awake, "told something in its sleep"
+            if isinstance(each, Sleep):
+                assert not self.queues[each.worker], "sent to sleep with work to do"
+            if not isinstance(each, Release | Go):
+                self.queues[each.worker].append(each)
+
+    def step(self, worker: str) -> None:
+        """Let a Worker end what is first in its queue."""
+        told = self.queues[worker].popleft()
+        if isinstance(told, Sleep):
+            self.awake.discard(worker)
+        if not isinstance(told, Wake | Sleep):
+            self.begun[worker].append(told)
+        self.take(self.filter.heard(answer(told)))
+
+    def lose(self, worker: str) -> None:
+        self.queues[worker].clear()
+        if worker != "free":
+            self.awake.discard(worker)
+        self.take(self.filter.heard(WorkerLost(worker=worker, epoch=0, error="killed")))
+
+    def drain(self, draw: random.Random) -> None:
+        while busy := [w for w, queue in self.queues.items() if queue]:
+            self.step(draw.choice(busy))
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32), losses=st.booleans())
+def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(seed: int, losses: bool) -> None:
+    draw = random.Random(seed)
+    world, wanted = World(leases()), {w: [] for w in WORKERS}
+    for number in range(60):
+        worker = draw.choice(WORKERS)
+        told = anything(draw, number, worker)
+        wanted[worker].append(told)
+        world.take(world.filter.told([told]))
+        if losses and draw.random() < 0.05:
+            lost = draw.choice(WORKERS)
+            world.lose(lost)
+            wanted[lost] = list(world.begun[lost])
+        for _ in range(draw.choice((0, 0, 1, 3))):
+            busy = [w for w, queue in world.queues.items() if queue]
+            if busy:
+                world.step(draw.choice(busy))
+    world.drain(draw)
+    assert world.begun == wanted
+    assert world.filter.waiting() == []
+
+
+def test_a_turn_passes_to_who_waits_longest() -> None:
+    world = World(leases())
+    for number, worker in enumerate("acba"):
+        world.take(world.filter.told([chunk(number, worker)]))
+    assert world.filter.waiting() == [
+        "worker a: is waking",
+        "worker c: waits for the devices that a has",
+        "worker b: waits for the devices that a has",
+    ]
+    order = []
+    while busy := [w for w, queue in world.queues.items() if queue]:
+        order += [w for w in busy if isinstance(world.queues[w][0], Wake)]
+        world.step(busy[0])
+    assert order == ["a", "c", "b"]
+    assert world.awake == {"b", "free"}  # nobody else waits: it keeps the devices
+
+
+def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
+    it = leases(("a", "b"))
+    assert it.told([chunk(0, "a")]) == [Wake(worker="a")]
+    first = it.heard(Woken(worker="a"))
+    assert [each.id for each in first if isinstance(each, RunChunk)] == [0]
+    assert it.told([chunk(1, "b"), chunk(2, "a")]) == []
+    assert it.heard(ChunkDone(chunk=0, node="on_a")) == [Sleep(worker="a")]
+    assert it.heard(Slept(worker="a")) == [Wake(worker="b")]
+    assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
+    assert it.heard(ChunkDone(chunk=1, node="on_b")) == [Sleep(worker="b")]
+
+
+def test_release_and_go_pass_a_sleeping_worker() -> None:
+    it = leases(("a", "b"))
+    passing = [Release(worker="a", blocks=(1,)), Go(node="n", worker="b", sequence=0)]
+    assert it.told(passing) == passing
+
+
+def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up() -> None:
+    it = leases(("a", "gen"), ("b", "other"))
+    steps = [TrainStep(sequence=7, node="learn", worker=w, step=1, keys=Keys.of([]), inputs={}) for w in ("a", "b")]
+    assert it.told(steps) == [Wake(worker="a"), Wake(worker="b")]
+    assert it.heard(Woken(worker="a")) == [steps[0]]
+    assert it.heard(Woken(worker="b")) == [steps[1]]
+    assert it.told([chunk(1, "gen")]) == []
+    gone = Unfetched(node="learn", worker="b", peer="gen2", sequence=7)
+    assert it.heard(gone) == [Sleep(worker="a")]
+
+
+def test_a_later_load_counts_for_the_earlier_ones() -> None:
+    it = leases(("a", "b"))
+    loads = [Publish(model="m", writer="w", reader="r", version=v, alias=False, worker="a") for v in (1, 2)]
+    it.told(loads)
+    assert it.heard(Woken(worker="a")) == loads
+    it.told([chunk(0, "b")])
+    assert it.heard(Loaded(node="r", model="m", version=2, worker="a")) == [Sleep(worker="a")]
+
+
+@pytest.mark.parametrize("state", ["waking", "held", "sleeping"])
+def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state: str) -> None:
+    it = leases(("a", "b"))
+    it.told([chunk(0, "a"), chunk(1, "b")])
+    if state != "waking":
+        it.heard(Woken(worker="a"))
+    if state == "sleeping":
+        assert it.heard(ChunkDone(chunk=0, node="on_a")) == [Sleep(worker="a")]
+    assert it.heard(WorkerLost(worker="a", epoch=0, error="killed")) == [Wake(worker="b")]
+    assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
+    assert it.waiting() == []
+
+
+def test_after_the_end_of_the_run_nobody_is_woken() -> None:
+    it = leases(("a", "b"))
+    it.told([chunk(0, "a"), chunk(1, "b")])
+    it.heard(Woken(worker="a"))
+    assert it.told([Finish(reason="stopped")]) == [Finish(reason="stopped")]
+    assert it.heard(ChunkDone(chunk=0, node="on_a")) == []
+
+
+def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
+    it = leases(("a", "b"))
+    it.told([chunk(0, "a"), chunk(1, "b")])
+    it.heard(Woken(worker="a"))
+    assert it.told([Respawn(workers=("a",))]) == [Respawn(workers=("a",)), Wake(worker="b")]
+
+
+def test_without_leases_everything_passes() -> None:
+    it = Leases(Plan(graph="g", digest="", seed=0, nodes=(), sources=()))
+    told = [chunk(0, "a"), chunk(1, "b")]
+    assert it.told(told) == told
+    assert it.heard(ChunkDone(chunk=0, node="on_a")) == []

@@ -1,0 +1,176 @@
+"""Rank groups: one assignment becomes one a rank, and all begin together or none does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Keys
+from dataflow.kernel import Layout
+from engine.coordinator.messages import (
+    Event,
+    Gather,
+    Go,
+    Instruction,
+    Offer,
+    Offered,
+    Prepared,
+    Produced,
+    Publish,
+    Ref,
+    Release,
+    Stepped,
+    TrainStep,
+    Unfetched,
+    WorkerLost,
+)
+from engine.coordinator.ranks import Ranks
+from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNode
+
+BLOCKS = 3
+
+
+def ranks(world: int = 2) -> Ranks:
+    """`learn` on so many ranks reads `rollout`; `lone` has one."""
+    rows = PlannedInput(name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),))
+    fields: dict[str, Any] = {"operator": "train", "work": "train", "scope": "batch", "region": "step", "relation": "sink"}
+    workers = tuple(f"t{rank}" for rank in range(world))
+    learn = PlannedNode(name="learn", inputs=(rows,), workers=workers, layout=Layout(data=world), **fields)
+    lone = PlannedNode(name="lone", inputs=(rows,), workers=("t0",), **fields)
+    models = (PlannedModel(name="m", base="b", writer="learn"), PlannedModel(name="n", base="b", writer="lone"))
+    return Ranks(Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models))
+
+
+def assignment(lengths: list[int], n: int = 1, sequence: int = 0, node: str = "learn") -> tuple[TrainStep, list[Ref]]:
+    """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks."""
+    keys = Keys.of(range(len(lengths) // n)).expand(n)
+    block = np.arange(len(keys), dtype=np.int32) % BLOCKS
+    row = (np.arange(len(keys)) // BLOCKS).astype(np.int32)
+    held = [np.flatnonzero(block == b) for b in range(BLOCKS) if (block == b).any()]
+    refs = [
+        Ref(worker="gen", block=10 + b, keys=keys.take(rows), lengths=np.array(lengths)[rows], version=rows * 0)
+        for b, rows in enumerate(held)
+    ]
+    gather = Gather(
+        producer="rollout", columns=("x",), refs=tuple((r.worker, r.block) for r in refs), block=block, row=row
+    )
+    inputs = {"rows": (gather,)}
+    return TrainStep(sequence=sequence, node=node, worker="t0", step=1, keys=keys, inputs=inputs), refs
+
+
+def told(it: Ranks, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
+    for ref in refs:
+        produced = Produced(chunk=0, node="rollout", ref=ref)
+        assert it.heard(produced) == ([produced], [])
+    out = it.told([message])
+    assert all(isinstance(each, TrainStep) for each in out)
+    return [each for each in out if isinstance(each, TrainStep)]
+
+
+def found(ref_of: dict[tuple[str, int], Ref], gather: Gather) -> list[tuple[int, int, int]]:
+    return [ref_of[gather.refs[b]].keys.rows()[r] for b, r in zip(gather.block, gather.row, strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=12),
+    n=st.integers(1, 3),
+    world=st.integers(2, 4),
+)
+def test_each_row_is_with_one_rank_prompts_whole_tokens_even(lengths: list[int], n: int, world: int) -> None:
+    message, refs = assignment([length for length in lengths for _ in range(n)], n)
+    shares = told(ranks(world), message, refs)
+    ref_of = {(r.worker, r.block): r for r in refs}
+    assert [each.worker for each in shares] == [f"t{rank}" for rank in range(world)]
+    every = np.concatenate([each.mine for each in shares if each.mine is not None])
+    assert np.array_equal(np.sort(every), np.arange(len(message.keys)))
+    prompts: list[set[int]] = []
+    for each in shares:
+        assert each.mine is not None
+        assert (np.diff(each.mine) > 0).all()
+        assert (each.sequence, each.step, each.keys) == (message.sequence, message.step, message.keys)
+        [gather] = each.inputs["rows"]
+        assert found(ref_of, gather) == message.keys.take(each.mine).rows()
+        assert sorted(set(gather.block.tolist())) == list(range(len(gather.refs)))
+        prompts.append(set(message.keys.position[each.mine].tolist()))
+    assert sum(map(len, prompts)) == len(lengths)
+    weights = [sum(n * (lengths[p] + 1) for p in some) for some in prompts]
+    assert max(weights) - min(weights) <= n * (max(lengths) + 1)
+
+
+def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end() -> None:
+    it = ranks(3)
+    told(it, *assignment([5] * 6))
+    begun: list[Instruction] = []
+    for worker in ("t2", "t0", "t0"):
+        assert it.heard(Prepared(node="learn", worker=worker, sequence=0)) == ([], [])
+    assert it.waiting() == ["learn: ranks t1 have not fetched their rows yet"]
+    _, begun = it.heard(Prepared(node="learn", worker="t1", sequence=0))
+    assert begun == [Go(node="learn", worker=f"t{rank}", sequence=0) for rank in range(3)]
+    heard: list[Event] = []
+    for worker in ("t1", "t1", "t2", "t0"):
+        assert heard == []
+        heard, none = it.heard(Stepped(node="learn", step=1, worker=worker))
+        assert none == []
+    assert heard == [Stepped(node="learn", step=1, worker="t0")]
+    assert it.waiting() == []
+
+
+def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_afresh() -> None:
+    it = ranks(2)
+    message, refs = assignment([5] * 6)
+    told(it, message, refs)
+    gone = Unfetched(node="learn", worker="t1", peer="gen", sequence=0)
+    assert it.heard(gone) == ([gone], [])
+    assert it.heard(gone) == ([], [])
+    assert it.heard(Prepared(node="learn", worker="t0", sequence=0)) == ([], [])
+    assert it.heard(Prepared(node="learn", worker="t1", sequence=0)) == ([], [])
+    told(it, assignment([5] * 6, sequence=1)[0], refs)
+    assert it.heard(Prepared(node="learn", worker="t0", sequence=0)) == ([], [])  # late
+    assert it.heard(Prepared(node="learn", worker="t1", sequence=1)) == ([], [])
+    assert len(it.heard(Prepared(node="learn", worker="t0", sequence=1))[1]) == 2
+
+
+def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
+    it = ranks(2)
+    offer = Offer(model="m", writer="learn", worker="t0", version=4)
+    assert [each.worker for each in it.told([offer]) if isinstance(each, Offer)] == ["t0", "t1"]
+    first, second, none = (
+        Offered(model="m", version=4, worker=worker, block=block, digest="d")
+        for worker, block in (("t0", 3), ("t1", 8), ("t1", -1))
+    )
+    assert it.heard(first) == ([first], [])
+    assert it.heard(second) == ([], [Release(worker="t1", blocks=(8,))])
+    assert it.heard(none) == ([], [])
+
+
+def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
+    it = ranks(2)
+    message, _ = assignment([1, 2], node="lone")
+    others = [
+        message,
+        Offer(model="n", writer="lone", worker="t0", version=1),
+        Publish(model="m", writer="learn", reader="r", version=1, alias=False, worker="gen"),
+    ]
+    assert it.told(others) == others
+    stepped = Stepped(node="lone", step=1, worker="t0")
+    assert it.heard(stepped) == ([stepped], [])
+    alone = ranks(1)
+    message, _ = assignment([1, 2])
+    assert alone.told([message]) == [message]
+
+
+@pytest.mark.parametrize("how", ["released", "lost"])
+def test_lengths_are_forgotten_with_their_blocks(how: str) -> None:
+    it = ranks(2)
+    told(it, *assignment([5] * 6))
+    assert len(it._lengths) == BLOCKS
+    if how == "released":
+        it.told([Release(worker="gen", blocks=(10, 11)), Release(worker="gen", blocks=(12,))])
+    else:
+        it.heard(WorkerLost(worker="gen", epoch=0, error="killed"))
+    assert not it._lengths
