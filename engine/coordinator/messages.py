@@ -374,14 +374,18 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Take the devices up: until Sleep they are this Worker's."""
+    """Take the devices up: until Sleep they are this Worker's. A Worker of a lease begins asleep: its kernels give their
+    devices back before it tells that it has opened.
+    """
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Give the devices back once what is under way has ended."""
+    """Give the devices back: what was told before has ended, but for an assignment that is prepared and waits for Go,
+    which is let go as another of the same node would do. The outbox goes on serving, and asks are answered.
+    """
 
     worker: str
 
