@@ -374,8 +374,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Take the devices up: until Sleep they are this Worker's. A Worker of a lease begins asleep: its kernels give their
-    devices back before it tells that it has opened.
+    """Take the devices up: until Sleep they are this Worker's.
+
+    A Worker of a lease begins asleep: its kernels give their devices back before it tells that it has opened.
     """
 
     worker: str

@@ -37,7 +37,13 @@ BLOCKS = 3
 def ranks(world: int = 2) -> Ranks:
     """`learn` on so many ranks reads `rollout`; `lone` has one."""
     rows = PlannedInput(name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),))
-    fields: dict[str, Any] = {"operator": "train", "work": "train", "scope": "batch", "region": "step", "relation": "sink"}
+    fields: dict[str, Any] = {
+        "operator": "train",
+        "work": "train",
+        "scope": "batch",
+        "region": "step",
+        "relation": "sink",
+    }
     workers = tuple(f"t{rank}" for rank in range(world))
     learn = PlannedNode(name="learn", inputs=(rows,), workers=workers, layout=Layout(data=world), **fields)
     lone = PlannedNode(name="lone", inputs=(rows,), workers=("t0",), **fields)
