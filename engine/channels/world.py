@@ -1,0 +1,129 @@
+"""Worlds of ranks: how they find each other, and the group that a kernel gets.
+
+Owns: the rendezvous (a TCP store, on a loopback or named address, or on a listening descriptor
+that was handed over), the replica's process group. Does not own: transfers between ranks
+(collective.py), who is a rank (plan), who starts it (engine/launch).
+
+What works on torch 2.13 (found by experiment, gloo, 2 processes):
+
+- A ProcessGroup that is not torch's default group does carry all_reduce, fully_shard and full_tensor where its
+  DeviceMesh is put together by hand (`_init_backend=False, _rank=`), but DeviceMesh.from_group, init_device_mesh and
+  distribute_tensor ask for the default group and fail without one.
+- Two meshes of equal ranks count as equal to DTensor, whose caches then take one's group, or place in it, for the
+  other's: full_tensor of a second world with other rank numbers came out with its rows in the wrong order.
+
+So a process has at most one world that DTensor sees, and it is the default group: `world`. With it
+`DeviceMesh.from_group(group, "cpu")` and `init_device_mesh("cpu", (group.size(),))` both work. Collective channels use
+bare backends, which torch's registers never see, so they may be many.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from dataflow.errors import RunError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+TIMEOUT = 60.0
+"""Seconds within which all ranks have to come, and after which a collective counts its silent peer as lost."""
+
+
+def rendezvous(
+    host: str, port: int, *, rank: int, world: int, listen_fd: int | None = None, timeout: float = TIMEOUT
+) -> Store:
+    """The store by which the ranks of worlds find each other; rank 0 keeps it, the others connect to it.
+
+    listen_fd: for rank 0, a socket that listens on host and port already, so that no port is picked twice; the store
+    owns it from then on. Raises RunError where rank 0 cannot be reached within `timeout` seconds.
+    """
+    from torch.distributed import TCPStore
+
+    given: dict[str, Any] = {} if listen_fd is None or rank else {"master_listen_fd": listen_fd}
+    try:
+        return TCPStore(
+            host, port, world, is_master=rank == 0, timeout=timedelta(seconds=timeout), wait_for_workers=False, **given
+        )
+    except RuntimeError as error:
+        raise RunError(
+            f"rank {rank} of {world}: expected rank 0's store at {host}:{port} within {timeout:g} s, found none: "
+            f"{_first(error)}. Fix: look at what rank 0 says."
+        ) from error
+
+
+def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = TIMEOUT) -> ProcessGroup:
+    """This process's world, torch's default group: gloo for tensors on the CPU, NCCL for those on GPUs.
+
+    Train nodes of one Worker, whose ranks are the same Workers, share it: called again with the same rank and size it
+    returns the group that there is. Raises RunError for another rank or size, and where a rank does not come.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        group = _default()
+        if (group.rank(), group.size()) != (rank, size):
+            raise RunError(
+                f"expected one world in a process, found rank {group.rank()} of {group.size()} beside rank {rank} of "
+                f"{size}. Fix: pin nodes with other ranks to other Workers."
+            )
+        return group
+    _stay_on(host)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    _all_here(dist.PrefixStore("world", store), rank, size, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    return _default()
+
+
+def leave() -> None:
+    """Let this process's world go, if it has one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def loopback(host: str) -> bool:
+    """Whether an address is this host's own."""
+    return host == "localhost" or (host.replace(".", "").isdigit() and ip_address(host).is_loopback) or host == "::1"
+
+
+def _all_here(store: Store, rank: int, size: int, timeout: float) -> None:
+    """Wait until every rank has come. Raises RunError naming those that have not."""
+    store.set(f"here/{rank}", b"1")
+    try:
+        store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))
+    except RuntimeError as error:
+        raise RunError(
+            f"rank {rank} of {size}: expected all ranks within {timeout:g} s, found none of {_missing(store, size)}: "
+            f"{_first(error)}. Fix: look at what those Workers say."
+        ) from error
+
+
+def _missing(store: Store, size: int) -> str:
+    try:
+        left = [str(r) for r in range(size) if not store.check([f"here/{r}"])]
+    except RuntimeError:
+        return "rank 0, which keeps the store"
+    return f"rank {', '.join(left)}"
+
+
+def _stay_on(host: str) -> None:
+    """On one host gloo listens on the loopback, not on whatever address the host's name has."""
+    if loopback(host):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def _default() -> Any:
+    import torch.distributed as dist
+
+    return dist.group.WORLD
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
