@@ -8,7 +8,7 @@ own: who shares a module (Session.module), how weights travel (engine/weights), 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -149,14 +149,15 @@ def _without_dropout(module: nn.Module) -> None:
             part.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def save_model(module: PreTrainedModel, directory: Path | str) -> None:
+def save_model(module: PreTrainedModel, directory: Path | str, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write a Hugging Face directory: config, safetensors, generation config and the tokenizer files of the base.
 
-    It loads with transformers and nothing else. Raises KernelError where the base's tokenizer is gone.
+    weights: by name, where the module has only a part of them; its own where None. It loads with transformers and
+    nothing else. Raises KernelError where the base's tokenizer is gone.
     """
     target, base = Path(directory), str(module.name_or_path)
     with _quiet():
-        module.save_pretrained(target)
+        module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
     local = Path(base).expanduser()
     if not local.is_dir():
         AutoTokenizer.from_pretrained(base).save_pretrained(target)

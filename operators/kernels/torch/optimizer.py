@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
+from operators.kernels.torch.parallel import like, whole
 from operators.optimizers import AdamW
 
 
@@ -59,8 +60,8 @@ class Optimizer:
                 weight.grad = None
 
     def norm(self) -> Tensor:
-        """The norm of all gradients together."""
-        return get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True)
+        """The norm of all gradients together, the same on all ranks."""
+        return whole(get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True))
 
     def step(self, lr: float, norm: Tensor) -> None:
         """Clip to clip_norm (None or 0: not at all), update, and let the gradients go."""
@@ -79,13 +80,30 @@ class Optimizer:
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
 
-    def save(self, path: Path, step: int) -> None:
-        """Write everything that the next update depends on, weights that are the module's own left out."""
-        copies = [m.detach() for _, m in self._copied]
-        torch.save({"names": self._names, "adam": self._adam.state_dict(), "copies": copies, "step": step}, path)
+    @property
+    def masters(self) -> list[nn.Parameter]:
+        """What AdamW updates; their gradients are those of the module's weights."""
+        return self._masters
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Everything that the next update depends on, weights that are the module's own left out.
+
+        Split tensors are gathered: every rank has to call.
+        """
+        adam = self._adam.state_dict()
+        adam["state"] = {i: {k: _gathered(v) for k, v in of.items()} for i, of in adam["state"].items()}
+        copies = [_gathered(m.detach()) for _, m in self._copied]
+        return {"names": self._names, "adam": adam, "copies": copies, "step": step}
+
+    def move(self, device: torch.device) -> None:
+        """Move what is not the module's own; what is there already stays."""
+        for _, master in self._copied:
+            master.data = master.data.to(device)
+        for of in self._adam.state.values():
+            of.update({name: value.to(device) for name, value in of.items()})
 
     def restore(self, path: Path) -> int:
-        """Read what `save` wrote, after the module's weights were; returns the step.
+        """Read a `state` that was saved, after the module's weights were; returns the step.
 
         Raises CheckpointError where it is of another module.
         """
@@ -97,8 +115,16 @@ class Optimizer:
                 f"{path}: expected the state of {len(self._names)} weights, found that of another model. "
                 "Fix: the checkpoint of this Model."
             )
+        for i, of in saved["adam"]["state"].items():
+            of.update({k: like(self._masters[i], v) for k, v in of.items() if v.dim()})
         self._adam.load_state_dict(saved["adam"])
         with torch.no_grad():
             for (_, master), copy in zip(self._copied, saved["copies"], strict=True):
-                master.copy_(copy)
+                master.copy_(like(master, copy))
         return int(saved["step"])
+
+
+def _gathered(value: Tensor) -> Tensor:
+    """A tensor that is not split as it is; a split one whole, and on the host, which has room for all of them."""
+    found = whole(value)
+    return found if found is value else found.cpu()

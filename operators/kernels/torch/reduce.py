@@ -9,8 +9,8 @@ loss makes for itself changes its terms, never the denominator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ class Weights:
     group: float
     live: np.ndarray
     tokens: int
+
+    def of(self, mine: np.ndarray) -> Weights:
+        """Those of one rank's rows, `mine` of the Step's, by their index in the rank."""
+        return replace(self, token=self.token[mine], row=self.row[mine], live=self.live[mine])
 
 
 def count_weights(
@@ -119,7 +123,8 @@ class Sums:
         for name, (total, count) in metrics.items():
             self.add(name, total, count)
 
-    def means(self) -> dict[str, float]:
-        """What is to be shown; a mean over nothing is left out."""
-        counts = {name: float(self.counts.get(name, 1.0)) for name in self.sums}
-        return {name: float(total) / counts[name] for name, total in self.sums.items() if counts[name]}
+    def means(self, add_up: Callable[[Mapping[str, float]], Mapping[str, float]] = dict) -> dict[str, float]:
+        """What is to be shown; a mean over nothing is left out. add_up: sums over ranks, by name."""
+        totals = add_up({name: float(total) for name, total in self.sums.items()})
+        counts = add_up({name: float(count) for name, count in self.counts.items()})
+        return {name: total / counts.get(name, 1.0) for name, total in totals.items() if counts.get(name, 1.0)}

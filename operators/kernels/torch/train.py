@@ -2,7 +2,8 @@
 
 Owns: the order of things (minibatches, micro-batches, backward, update), metrics of training,
 and the kernel's state on disk. Does not own: formulas (operators/losses.py), reduction
-(reduce.py), packing (packing.py), the optimizer (optimizer.py).
+(reduce.py), packing (packing.py), the optimizer (optimizer.py), what ranks tell each other
+(parallel.py).
 
 The module may be the one that generates in this process: it stays in eval mode, its weights are
 changed in place, and no gradient outlives a Step.
@@ -11,8 +12,9 @@ changed in place, and no gradient outlives a Step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dataflow.batch import Keys, Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
 from dataflow.loss import Loss, LossTerm, Now, Terms
@@ -27,13 +30,17 @@ from dataflow.model import Model, Schedule, value_at
 from operators.kernels.tensors import gather
 from operators.kernels.torch.heads import predictions, values
 from operators.kernels.torch.minibatches import minibatches
-from operators.kernels.torch.models import load_model, pieces, restore_model, save_model
+from operators.kernels.torch.models import load_model, load_pieces, pieces, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
+from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, count_weights, reduced
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
 OPTIMIZER_FILE = "optimizer.pt"
+
+ONE_TOKEN = Ragged(np.zeros(1, dtype=np.int32), np.array([0, 1]))
+"""The prompt, and the completion, of the row that is fed where a rank has to feed something and has nothing."""
 
 COUNTS = ("optim/updates", "optim/skipped", "train/tokens", "train/fed_tokens", "train/micro_batches")
 """Metrics that add up over the updates of a Step."""
@@ -56,10 +63,14 @@ class _Settings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """One update of a Step: the rows picked for it, what each of them counts, and where its metrics go."""
+    """One update of a Step: the rows of this rank picked for it, what each of them counts, where its metrics go.
+
+    whole: the keys of the Step's rows picked for it, on any rank.
+    """
 
     rows: StepRows
     picked: np.ndarray
+    whole: Keys
     step: int
     lr: float
     first: bool
@@ -88,54 +99,80 @@ class TorchTrain:
         self._temperature = float(self._settings.temperature or 1.0)
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
+        self._ranks = Ranks(session, self._device, node.name)
+        self._split = split(self._module, session, self._device) if layout.shard and session.world > 1 else None
         settings = chosen(node.params.get("optimizer", "adamw"), node.name)
         self._optimizer = Optimizer(self._module, settings, self._settings.clip_norm)
         self._steps = 0
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """All updates of one Step. Raises KernelError where loss or gradient is not finite; the Step is lost then."""
+        """All updates of one Step. Raises KernelError where loss or gradient is not finite; the Step is lost then.
+
+        What fails on one rank fails on all of them, with the same words.
+        """
         settings, self._steps = self._settings, assignment.step
         sums = Sums({name: torch.zeros(()) for name in COUNTS})
         lr = value_at(settings.lr, assignment.step)
-        if assignment.step >= settings.start and len(assignment.keys):
-            rows = step_rows(assignment, settings.loss, self._name)
-            split = minibatches(
-                rows.keys.position,
-                epochs=settings.epochs,
-                count=settings.minibatches,
-                seed=self._seed,
-                node=self._name,
-                step=assignment.step,
-            )
-            for number, picked in enumerate(split):
-                self._update(_Update(rows, picked, assignment.step, lr, number == 0, self._weights(rows, picked), sums))
-        return {"optim/lr": lr} | sums.means()
+        whole = assignment.keys if assignment.whole is None else assignment.whole
+        if assignment.step >= settings.start and len(whole):
+            for update in self._updates(assignment, whole, lr, sums):
+                self._update(update)
+        return {"optim/lr": lr} | sums.means(self._ranks.add_up)
 
-    def _weights(self, rows: StepRows, picked: np.ndarray) -> Weights:
+    def _updates(self, assignment: Assignment, whole: Keys, lr: float, sums: Sums) -> Iterator[_Update]:
+        """The updates of a Step, decided by its whole rows, and of each what is this rank's."""
+        with self._ranks.together():
+            rows = step_rows(assignment, self._settings.loss, self._name)
+        mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
+        trained = self._ranks.whole(mine, rows.trained, len(whole))
+        groups = np.unique(whole.position, return_inverse=True)[1]
+        split = minibatches(
+            whole.position,
+            epochs=self._settings.epochs,
+            count=self._settings.minibatches,
+            seed=self._seed,
+            node=self._name,
+            step=assignment.step,
+        )
         aggregate, longest = self._settings.aggregate, self._settings.max_tokens
-        return count_weights(rows.trained, rows.groups, picked, aggregate=aggregate, max_tokens=longest)
+        for number, chosen_ in enumerate(split):
+            weights = count_weights(trained, groups, chosen_, aggregate=aggregate, max_tokens=longest)
+            picked = np.flatnonzero(np.isin(mine, chosen_))
+            keys = whole.take(chosen_)
+            yield _Update(rows, picked, keys, assignment.step, lr, number == 0, weights.of(mine), sums)
 
     def _update(self, update: _Update) -> None:
         """One optimizer step; skipped, and counted, where no row has a trained token."""
-        sums = update.sums
+        sums, lead = update.sums, self._ranks.lead
         if not update.weights.tokens:
-            sums.count("optim/skipped", 1)
+            sums.count("optim/skipped", lead)
             return
-        for part in self._parts(update):
-            packed = pack(update.rows.prompts, update.rows.completions, part)
-            self._backward(update, packed)
-            sums.count("train/micro_batches", 1)
-            sums.count("train/fed_tokens", len(packed.ids))
-        norm = self._optimizer.norm()
-        if not torch.isfinite(norm):
+        try:
+            norm = self._gradient(update)
+        except KernelError:
             self._optimizer.clear()
-            raise self._not_finite("a gradient norm", float(norm), update, update.picked[:1])
+            raise
         self._optimizer.step(update.lr, norm)
         sums.add("optim/grad_norm", norm, 1.0)
-        sums.count("optim/updates", 1)
-        sums.count("train/tokens", update.weights.tokens)
+        sums.count("optim/updates", lead)
+        sums.count("train/tokens", lead * update.weights.tokens)
         for term in self._settings.loss.terms:
-            sums.add(f"loss/{term.label}", 0.0, 1.0)
+            sums.add(f"loss/{term.label}", 0.0, lead)
+
+    def _gradient(self, update: _Update) -> Tensor:
+        """Forward and backward of all micro-batches; the norm of the gradient of all rows, on any rank."""
+        with self._ranks.together(self._parts(update), self._idle if self._split else None) as turns:
+            for part in turns:
+                packed = pack(update.rows.prompts, update.rows.completions, part)
+                self._backward(update, packed, turns)
+                update.sums.count("train/micro_batches", 1)
+                update.sums.count("train/fed_tokens", len(packed.ids))
+        if not self._split:
+            self._ranks.sum_gradients(self._optimizer.masters)
+        norm = self._optimizer.norm()
+        if not torch.isfinite(norm):
+            raise self._not_finite("a gradient norm", float(norm), update.step, update.whole)
+        return norm
 
     def _parts(self, update: _Update) -> list[np.ndarray]:
         """The micro-batches of an update: of its live rows, or, for a loss over groups, of whole groups."""
@@ -145,35 +182,55 @@ class TorchTrain:
         groups = (rows.groups if atomic else rows.prompt_groups)[wanted]
         return micro_batches(rows.prompts, rows.completions, wanted, groups, tokens=self._budget, atomic=atomic)
 
-    def _backward(self, update: _Update, packed: Packed) -> None:
+    def _backward(self, update: _Update, packed: Packed, turns: Turns[np.ndarray]) -> None:
         """Forward, loss and backward of one micro-batch."""
         now = now_of(update.rows, packed, update.step, self._device)
-        self._ask_model(update.rows, packed, now)
+        said, now.entropy = self._ask(update.rows.completions, packed)
+        now.values, now.logprobs = (said, None) if self._model.head == "scalar" else (None, said)
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(turns.through, said)
+            total = self._total(update, packed, now)
+            where_it_fails.pop_all()
+        total.backward()
+        self._optimizer.collect()
+
+    def _idle(self) -> None:
+        """A forward and a backward of one token that count nothing."""
+        packed = pack(ONE_TOKEN, ONE_TOKEN, np.zeros(1, dtype=np.int64))
+        said, _ = self._ask(ONE_TOKEN, packed)
+        (0.0 * said.sum()).backward()
+        self._optimizer.collect()
+
+    def _total(self, update: _Update, packed: Packed, now: Now) -> Tensor:
+        """The loss of one micro-batch."""
         if update.first:
             _mismatch(now, update.sums)
         total = torch.zeros((), device=self._device)
         for term in self._settings.loss.terms:
             total = total + self._share(term, update, packed, now)
         if not torch.isfinite(total):
-            self._optimizer.clear()
-            raise self._not_finite("a loss", float(total.detach()), update, self._first_bad(update, packed, now))
+            row = self._first_bad(update, packed, now)
+            raise self._not_finite("a loss", float(total.detach()), update.step, update.rows.keys.take(row))
         if not total.requires_grad:
             raise KernelError(
                 f"{self._name}: expected a loss that depends on what the model says, found a constant. "
                 "Fix: compute it from now.logprobs, now.values or now.entropy, without detach()."
             )
-        total.backward()
-        self._optimizer.collect()
+        return total
 
-    def _ask_model(self, rows: StepRows, packed: Packed, now: Now) -> None:
-        """Fill in what the loss reads of the model."""
-        if self._model.head == "scalar":
-            now.values = values(self._module, packed, self._device)
-            return
-        written = gather(rows.completions.values, packed.tokens, self._device, torch.int64)
+    def _ask(self, completions: Ragged, packed: Packed) -> tuple[Tensor, Tensor | None]:
+        """Values or log-probs of the packed completion tokens, and the entropy where the loss reads it."""
+        scalar = self._model.head == "scalar"
         entropy = any(term.function.entropy for term in self._settings.loss.terms)
-        found = predictions(self._module, packed, written, temperature=self._temperature, entropy=entropy)
-        now.logprobs, now.entropy = found.logprobs, found.entropy
+        written = gather(completions.values, packed.tokens, self._device, torch.int64)
+
+        def ask() -> tuple[Tensor, Tensor | None]:
+            if scalar:
+                return values(self._module, packed, self._device), None
+            found = predictions(self._module, packed, written, temperature=self._temperature, entropy=entropy)
+            return found.logprobs, found.entropy
+
+        return self._split(ask) if self._split else ask()
 
     def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
         """This micro-batch's share of one term of the loss, times the term's weight."""
@@ -190,34 +247,61 @@ class TorchTrain:
         found = [bad_row(_terms(term, update, packed, now).loss, term.function.scope, now) for term in terms]
         return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
-    def _not_finite(self, what: str, found: float, update: _Update, row: np.ndarray) -> KernelError:
-        key = update.rows.keys.take(row).rows()[0]
+    def _not_finite(self, what: str, found: float, step: int, keys: Keys) -> KernelError:
         return KernelError(
-            f"{self._name}: step {update.step}: expected {what} that is finite, found {found}; first row {key}. "
+            f"{self._name}: step {step}: expected {what} that is finite, found {found}; first row {keys.rows()[0]}. "
             "Fix: a lower lr, or look at that row's advantage and log-probs."
         )
 
     def pieces(self) -> Iterable[Piece]:
-        """The module's own tensors: whoever keeps them copies them."""
-        return pieces(self._module)
+        """The module's own tensors: whoever keeps them copies them.
+
+        Split over ranks, they are gathered for the first rank as it takes them, and the others wait here, with none.
+        """
+        own = pieces(self._module)
+        return collected(self._ranks, own) if self._split else own
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
         self.save_weights(directory)
-        self._optimizer.save(directory / OPTIMIZER_FILE, self._steps)
+        if self._split or self._ranks.lead:
+            state = self._optimizer.state(self._steps)
+            if self._ranks.lead:
+                torch.save(state, directory / OPTIMIZER_FILE)
 
     def save_weights(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and nothing that only training needs."""
-        save_model(self._module, directory)
+        weights = {piece.name: piece.data.cpu() for piece in self.pieces()} if self._split else None
+        if self._ranks.lead:
+            save_model(self._module, directory, weights)
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote; the next Step gives the same bits as it would have."""
-        restore_model(self._module, self._model, directory)
+        """Read what `save` wrote, on however many ranks; the next Step gives the same bits as it would have."""
+        targets = {piece.name: piece.data for piece in pieces(self._module)}
+        saved = load_model(replace(self._model, base=str(directory)), self._device)
+        load_pieces(self._module, [Piece(p.name, like(targets.get(p.name, p.data), p.data)) for p in pieces(saved)])
         self._steps = self._optimizer.restore(directory / OPTIMIZER_FILE)
+
+    def sleep(self) -> None:
+        """Move weights and optimizer to the host and let the device's memory go; between two Steps."""
+        self._move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Move everything back to where it was."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        self._optimizer.clear()
+        module: Any = self._split or self._module
+        module.to(device)
+        self._optimizer.move(device)
 
     def close(self) -> None:
         """Let module and optimizer go, as far as they were made."""
         self.__dict__.pop("_optimizer", None)
+        self.__dict__.pop("_split", None)
         self.__dict__.pop("_module", None)
 
 

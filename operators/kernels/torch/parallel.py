@@ -1,0 +1,245 @@
+"""The data-parallel ranks of a train node: what they tell each other, and weights that are split over them.
+
+Owns: every collective of training (what all ranks must know, sums of gradients and metrics, faults, FSDP2). Does
+not own: which rows a rank has (the coordinator), who is in the group (the engine), the formulas (train.py).
+
+All ranks call in the same order. One rank alone takes part in nothing: its every call here ends at once. A group has to
+be bounded in time by whoever made it, so that a rank that died is an error and no wait.
+
+Weights are either whole on each rank (gradients are summed once an update, in a few flat buckets), or split (FSDP2:
+each layer is gathered before it computes, and its gradients are summed into parts after it did). Split, every forward
+and every backward is a collective, so ranks with fewer micro-batches feed one token more that counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dataflow.errors import KernelError
+from dataflow.kernel import Piece, Session
+
+T = TypeVar("T")
+
+BUCKET = 1 << 24
+"""Most gradient elements of one all-reduce: 64 MB in float32."""
+
+
+class Ranks:
+    """One rank's view of the ranks that train a Model together. device: where the module is."""
+
+    def __init__(self, session: Session, device: torch.device, node: str) -> None:
+        self.rank, self.world = session.rank, session.world
+        self._group = session.group if self.world > 1 else None
+        self._device, self._node = device, node
+        if self.world > 1 and self._group is None:
+            raise KernelError(
+                f"{node}: expected a process group for its {self.world} ranks, found none. Fix: plan it with one rank."
+            )
+
+    @property
+    def lead(self) -> int:
+        """1 on the rank that counts what all ranks know, else 0."""
+        return int(self.rank == 0)
+
+    def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
+        """int64 [rows]: a number for each row of the Step, of which each rank knows those of its own (`mine`).
+
+        Raises KernelError on every rank where a row is with no rank or with several.
+        """
+        if self.world == 1:
+            return numbers
+        table = np.zeros((2, rows), dtype=np.int64)
+        table[0, mine], table[1, mine] = numbers, 1
+        found = self._sum(torch.from_numpy(table)).numpy()
+        if (found[1] != 1).any():
+            row = int(np.argmax(found[1] != 1))
+            raise KernelError(
+                f"{self._node}: expected each of {rows} rows with exactly one of {self.world} ranks, found row {row} "
+                f"with {found[1][row]}. Fix: assignments of one sequence number on all ranks."
+            )
+        return found[0]
+
+    def together(self, parts: Sequence[T] = (), idle: Callable[[], None] | None = None) -> Turns[T]:
+        """Do something that may fail on one rank alone: see Turns."""
+        return Turns(self, parts, idle)
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace each gradient by its sum over ranks; one that no rank has stays None."""
+        if self.world == 1:
+            return
+        bounds = np.cumsum([0, *(p.numel() for p in parameters)]) // BUCKET
+        cuts = [0, *(np.flatnonzero(np.diff(bounds[:-1])) + 1).tolist(), len(parameters)]
+        for low, high in pairwise(cuts):
+            self._sum_bucket(parameters[low:high])
+
+    @torch.no_grad()
+    def _sum_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
+        # How many ranks have each gradient travels behind the gradients: a weight that nothing used has to stay out of
+        # the optimizer, as it does with one rank.
+        has = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([*(g.flatten() for g in grads), has])
+        dist.all_reduce(flat, group=self._group)
+        *sums, had = flat.split([*(p.numel() for p in parameters), len(parameters)])
+        for parameter, total, ranks in zip(parameters, sums, had.tolist(), strict=True):
+            parameter.grad = total.view_as(parameter) if ranks else None
+
+    def most(self, number: int) -> int:
+        """The greatest number that a rank has."""
+        return int(self._reduce(torch.tensor([number]), dist.ReduceOp.MAX))
+
+    def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Sums over ranks by name; a rank need not have every name."""
+        if self.world == 1:
+            return dict(numbers)
+        told = self._exchange("\n".join(numbers).encode())
+        names = list(dict.fromkeys(name for names in told for name in names.decode().split("\n") if name))
+        mine = torch.tensor([numbers.get(name, 0.0) for name in names], dtype=torch.float64)
+        return dict(zip(names, self._sum(mine).tolist(), strict=True)) if names else {}
+
+    def agree(self, error: BaseException | None) -> None:
+        """Where a rank has an error, raise KernelError with the first such rank's text on those that have none."""
+        first = int(self._reduce(torch.tensor([self.world if error is None else self.rank]), dist.ReduceOp.MIN))
+        if first == self.world:
+            return
+        told = self._exchange(str(error or "").encode())
+        if error is None:
+            raise KernelError(told[first].decode())
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def _reduce(self, tensor: Tensor, how: Any) -> Tensor:
+        moved = tensor.to(self._device)
+        dist.all_reduce(moved, how, group=self._group)
+        return moved.cpu()
+
+    def _exchange(self, mine: bytes) -> list[bytes]:
+        """What each rank gave, by rank."""
+        sizes = self._gather(torch.tensor([len(mine)]))[:, 0].tolist()
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        padded[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[: len(mine)]
+        rows = self._gather(padded)
+        return [rows[rank, :size].numpy().tobytes() for rank, size in enumerate(sizes)]
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """[n] -> [world, n]."""
+        found = torch.empty(self.world * len(tensor), dtype=tensor.dtype, device=self._device)
+        dist.all_gather_into_tensor(found, tensor.to(self._device), group=self._group)
+        return found.view(self.world, -1).cpu()
+
+
+class Turns(Generic[T]):
+    """A block that all ranks leave together, and the micro-batches that one rank goes through in it.
+
+        with ranks.together(parts, idle) as turns:
+            for part in turns: ...
+
+    Where the block fails on one rank, it fails on all of them. idle: what a rank does while others still have
+    micro-batches; given where a micro-batch is a collective (split weights).
+    """
+
+    def __init__(self, ranks: Ranks, parts: Sequence[T], idle: Callable[[], None] | None) -> None:
+        self._ranks, self._parts, self._idle = ranks, parts, idle if ranks.world > 1 else None
+        self._most, self._begun, self._inside = len(parts), 0, False
+
+    def __enter__(self) -> Turns[T]:
+        if self._idle is not None:
+            self._most = self._ranks.most(len(self._parts))
+        return self
+
+    def __iter__(self) -> Iterator[T]:
+        for part in self._parts:
+            self._begun, self._inside = self._begun + 1, True
+            yield part
+            self._inside = False
+
+    def through(self, said: Tensor) -> None:
+        """The loss failed between forward and backward; with split weights the other ranks are in that backward, so do
+        it, for nothing. said: what the model said.
+        """
+        if self._idle is not None:
+            (0.0 * said.sum()).backward()
+            self._inside = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ranks.world == 1 or not (error is None or isinstance(error, Exception)):
+            return
+        if self._idle is not None:
+            if self._inside:
+                return  # Within a forward or backward nothing can be agreed on: the engine ends the other ranks.
+            for _ in range(self._most - self._begun):
+                self._idle()
+        self._ranks.agree(error)
+
+
+class Sharded(nn.Module):
+    """A module whose weights are split over ranks; whatever computes with it is called inside `forward`.
+
+    The module's parts that are in no layer (embeddings, last norm, head) are gathered there: callers of a backbone or a
+    head alone never pass through the module's own forward.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, call: Callable[[], T]) -> T:
+        """The result of `call`, which has to be made of tensors and tuples, so that its backward is seen."""
+        return call()
+
+
+def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
+    """Split a module's weights over the ranks of the session, in place; all ranks have to have the same weights.
+
+    DeviceMesh takes only groups that torch.distributed knows of (init_process_group, new_group), and needs a default
+    one. Gradients are summed in float32 and not averaged: losses are divided by what all ranks have together.
+    """
+    mesh = DeviceMesh.from_group(session.group, device.type)
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    kinds = set(getattr(module, "_no_split_modules", None) or ())
+    found = Sharded(module)
+    for part in (*(m for m in module.modules() if type(m).__name__ in kinds), found):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    for part in found.modules():
+        if isinstance(part, FSDPModule):
+            # Gloo has no other reduction than the plain sum.
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_gradient_divide_factor(1.0)
+    return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be split, gathered: every rank has to call. One that is not is given back as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(target: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, where the target is split; each rank has the tensor, so nothing is sent."""
+    if not isinstance(target, DTensor):
+        return tensor
+    moved = tensor.to(device=target.device)
+    return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def collected(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
+    """Whole pieces on the first rank, one at a time; the others take part at once, and have none."""
+    gathered = (Piece(piece.name, whole(piece.data)) for piece in pieces)
+    if ranks.rank == 0:
+        return gathered
+    for _ in gathered:
+        pass
+    return ()
