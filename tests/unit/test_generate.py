@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -289,6 +292,121 @@ def test_weights_that_arrive_within_a_chunk_interrupt_its_rows(
         versions.values == 0, logprobs_under(bases["qwen2"], batch, 0.9), logprobs_under(other, batch, 0.9)
     )
     np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
+
+
+def interrupted_after(
+    kernel: TorchGenerate, tokens: int, prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Batch, Iterator[Batch]]:
+    """What a chunk yields when another thread interrupts it after so many steps, and the rest of it."""
+    reached, asked, step, calls = Event(), Event(), decode.sample, itertools.count(1)
+
+    def noted(logits: torch.Tensor, draws: torch.Tensor, how: Any) -> Any:
+        if next(calls) == tokens:
+            reached.set()
+            assert asked.wait(30)
+        return step(logits, draws, how)
+
+    def ask() -> None:
+        assert reached.wait(30)
+        kernel.interrupt()
+        asked.set()
+
+    monkeypatch.setattr(decode, "sample", noted)
+    asker = Thread(target=ask)
+    asker.start()
+    running = kernel.run(prompt_chunk(prompts))
+    first = next(running)
+    asker.join()
+    return first, running
+
+
+@pytest.mark.parametrize("prompts", [PREFIXED, MIXED])
+@pytest.mark.parametrize("budget", [16384, 40])
+def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_from_there(
+    bases: dict[str, str], tmp_path: Path, prompts: list[str], budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, kept = save_tiny(tmp_path, "qwen2", seed=1), 7
+    free = generated(opened(bases["qwen2"], max_tokens=kept, temperature=0.0), prompts)
+    kernel = opened(bases["qwen2"], layout=Layout(tokens=budget), max_tokens=40, temperature=0.0)
+    first, running = interrupted_after(kernel, kept, prompts, monkeypatch)
+    kernel.load(pieces(opened(other)._module), 3)
+    batch = Batch.concat([first, *running]).sorted()
+    versions, ids, before = (batch.ragged("version"), batch.ragged("completion_ids"), free.ragged("completion_ids"))
+    reference, tokenizer = AutoModelForCausalLM.from_pretrained(other), AutoTokenizer.from_pretrained(other)
+    assert any(set(versions[row]) == {0, 3} for row in range(len(batch)))
+    for row, prompt in enumerate(prompts):
+        assert versions[row].tolist() == [0] * len(before[row]) + [3] * (len(ids[row]) - len(before[row]))
+        assert ids[row][:kept].tolist() == before[row].tolist()
+        if len(ids[row]) > kept:
+            fed = torch.cat([tokenizer(prompt, return_tensors="pt")["input_ids"][0], torch.tensor(before[row])])[None]
+            expected = reference.generate(
+                fed, attention_mask=torch.ones_like(fed), do_sample=False, max_new_tokens=40 - kept, pad_token_id=EOS
+            )
+            assert ids[row][kept:].tolist() == expected[0, fed.shape[1] :].tolist()
+    old, new = (logprobs_under(base, batch, 1.0) for base in (bases["qwen2"], other))
+    expected = np.where(versions.values == 0, old, new)
+    np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
+
+
+def test_what_was_written_is_fed_again_in_one_pass(bases: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    kernel, hidden = opened(bases["qwen2"], n=2, max_tokens=40), decode.hidden
+
+    def noted(module: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        passes.append(len(ids))
+        return hidden(module, ids, *rest)
+
+    first, running = interrupted_after(kernel, 20, MIXED, monkeypatch)
+    monkeypatch.setattr(decode, "hidden", noted)
+    kernel.load([], 1)
+    whole = Batch.concat([first, *running])
+    versions = whole.ragged("version")
+    live = [row for row in range(len(whole)) if 1 in versions[row]]
+    assert len(live) > 1
+    assert passes == [19 * len(live)]
+    fed = sum({whole.keys.rows()[row][0]: len(MIXED[whole.keys.rows()[row][0]]) for row in live}.values())
+    [(share, tokens)] = kernel._session.metrics["generate/recomputed"]  # type: ignore[attr-defined]
+    assert 19 * len(live) + fed <= round(share * tokens) <= 19 * len(live) + sum(map(len, MIXED))
+
+
+def test_an_interruption_changes_nothing_where_no_weights_come(
+    bases: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = opened(bases["qwen2"], layout=Layout(slots=6), n=4)
+    whole = generated(kernel, MIXED)
+    first, running = interrupted_after(kernel, 5, MIXED, monkeypatch)
+    assert Batch.concat([first, *running]).sorted().records.equals(whole.records)
+    kernel.interrupt()  # between two chunks
+    batches = list(kernel.run(prompt_chunk(MIXED)))
+    assert len(batches[0]) == 0
+    assert Batch.concat(batches).sorted().records.equals(whole.records)
+
+
+def test_a_draining_kernel_offers_no_interruption(bases: dict[str, str]) -> None:
+    assert getattr(opened(bases["qwen2"], on_update="drain"), "interrupt", None) is None
+    assert getattr(opened(bases["qwen2"]), "interrupt", None) is not None
+
+
+def test_after_a_sleep_the_same_bits_come(bases: dict[str, str]) -> None:
+    kernel = opened(bases["qwen2"], n=3)
+    before, addresses = generated(kernel, MIXED), [id(p) for p in kernel._module.parameters()]
+    kernel.sleep()
+    kernel.sleep()
+    kernel.wake()
+    assert [id(p) for p in kernel._module.parameters()] == addresses
+    assert generated(kernel, MIXED).records.equals(before.records)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_sleeping_kernel_has_no_weights_on_its_device(bases: dict[str, str]) -> None:
+    kernel = opened(bases["qwen2"], n=3)
+    rows = generated(kernel, MIXED)
+    awake, weights = torch.cuda.memory_allocated(), sum(p.data.nbytes for p in pieces(kernel._module))
+    kernel.sleep()
+    assert torch.cuda.memory_allocated() <= awake - weights
+    kernel.wake()
+    assert generated(kernel, MIXED).records.equals(rows.records)
 
 
 def test_weights_that_arrive_within_a_draining_chunk_are_an_error(bases: dict[str, str]) -> None:

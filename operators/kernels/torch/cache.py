@@ -1,8 +1,8 @@
-"""The key-value cache of generation, and the two passes that attend through it.
+"""The key-value cache of generation, and the passes that attend through it.
 
-Owns: where keys and values of live rows lie, and attention of prompts (Prefill) and of one new
-token a row (Decode). Does not own: which rows are live (decode.py), nor the call into the
-module (attention.py).
+Owns: where keys and values of live rows lie, and attention of prompts (Prefill), of one new
+token a row (Decode) and of all that rows have written, once more (Again). Does not own: which
+rows are live (decode.py), nor the call into the module (attention.py).
 
 A row's keys stand in three levels, each stored once for all that share it:
 
@@ -143,6 +143,60 @@ class Prefill:
             q.transpose(1, 2), keys, values, attn_mask=self.mask, scale=scaling, enable_gqa=q.shape[2] != k.shape[2]
         )
         return out.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """The pass of what some live rows have written already, packed one behind the other; keeps their keys at
+    own[first .. first + rows - 1].
+
+    group: int64 [rows], where each row's prompt stands; prompt: width of the longest. place: int64 [tokens], where each
+    token goes in [rows, width], width being the longest row. mask: bool [rows, 1, width, prefix + prompt + width].
+    """
+
+    cache: Cache
+    first: int
+    rows: int
+    width: int
+    prompt: int
+    group: Tensor
+    place: Tensor
+    mask: Tensor
+
+    @property
+    def longest(self) -> int:
+        return self.mask.shape[-1]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """As AttentionPass says. Rows are padded to the right here; what the padding writes is written over later."""
+        q, k, v = (self._padded(x) for x in (query, key, value))
+        own = self.cache.level(self.cache.own, layer, key, value)
+        own.reserve(self.first + self.rows, self.width)
+        held = slice(self.first, self.first + self.rows)
+        own.keys[held, :, : self.width] = k
+        own.values[held, :, : self.width] = v
+        prompt = self.cache.prompts[layer]
+        keys = [prompt.keys[self.group, :, : self.prompt], k]
+        values = [prompt.values[self.group, :, : self.prompt], v]
+        if self.cache.prefix:
+            prefix = self.cache.prefixes[layer]
+            keys.insert(0, prefix.keys.expand(self.rows, -1, -1, -1))
+            values.insert(0, prefix.values.expand(self.rows, -1, -1, -1))
+        out = scaled_dot_product_attention(
+            q,
+            torch.cat(keys, 2),
+            torch.cat(values, 2),
+            attn_mask=self.mask,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        return out.transpose(1, 2).reshape(self.rows * self.width, *query.shape[1:])[self.place]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """[tokens, heads, D] -> [rows, heads, width, D]."""
+        room = x.new_zeros(self.rows * self.width, *x.shape[1:])
+        room[self.place] = x
+        return room.view(self.rows, self.width, *x.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from dataflow.batch import Ragged
 from dataflow.randomness import uniform
 from operators.kernels.torch.attention import forward, hidden
-from operators.kernels.torch.cache import Cache, Common, Decode, Prefill
+from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
 from operators.kernels.torch.sampling import Sampling, sample
 
 LEAST_PREFIX = 8
@@ -93,10 +93,13 @@ class Written:
 
 @dataclass(slots=True)
 class Counts:
-    """rows: summed over all decode forwards. slots: those that there were for them."""
+    """rows: summed over all decode forwards. slots: those that there were for them. again: tokens of which keys and
+    values were computed once more, as weights had come.
+    """
 
     rows: int = 0
     slots: int = 0
+    again: int = 0
 
 
 class Decoder:
@@ -120,10 +123,16 @@ class Decoder:
         self._threads = torch.get_num_threads()
         self._weight = _mean_weight(module)
 
-    def finished(self) -> Iterator[np.ndarray]:
-        """Write all rows; yields, after each step in which rows ended, which ones."""
+    def finished(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
+        """Write all rows; yields, after each step in which rows ended, which ones.
+
+        interrupted: asked before each step; where it is true, no row at all is yielded first, and the step is made
+        afterwards, under whatever weights there are then.
+        """
         rows = len(self.written.length)
         while self._waiting < rows or len(self._row):
+            if interrupted is not None and interrupted():
+                yield np.zeros(0, np.int64)
             free = self._slots - len(self._row)
             admit = self._waiting < rows and free >= min(max(1, self._slots // 8), rows - self._waiting)
             done = self._admit(min(free, rows - self._waiting)) if admit else self._step()
@@ -132,9 +141,8 @@ class Decoder:
 
     @torch.inference_mode()
     def renew(self, version: int) -> None:
-        """Go on under new weights: live rows keep their tokens, and all keys and values are computed again.
-
-        Completions are fed again one token a forward, as many forwards as the longest live row has tokens.
+        """Go on under new weights: live rows keep their tokens, and all keys and values are computed again: those of
+        the prompts, and in one further pass those of all that rows have written (of several parts, as the budget asks).
         """
         self.version = version
         prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
@@ -143,10 +151,46 @@ class Decoder:
         if self._waiting % self.task.n:
             held = int(self._group[self._waiting // self.task.n])
             self._next = torch.cat(logits)[held : held + 1]
-        lengths = self.written.length[self._row].astype(np.int64)
-        for index in range(int(lengths.max(initial=0)) - 1):
-            # A row that has fewer tokens writes its last but one again: the same key at the same place.
-            self._forward(np.minimum(index, np.maximum(lengths - 2, 0)), keep=self._to(np.zeros(1)))
+        # The last token of each row is fed by the next step.
+        written = self.written.length[self._row].astype(np.int64) - 1
+        self.counts.again += int(self._lengths[prompts].sum() + written.sum())
+        beside = int(self._lengths[self._prompt].max(initial=0))
+        # Keys of the prompt are copied for each row, which costs far less than a token that is fed.
+        cost = np.maximum(written, (beside + written) // 4)
+        for part in _budgeted(np.arange(len(written)), cost, self.task.budget):
+            if written[part].any():
+                self._again(part, written[part])
+
+    def _again(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """Feed the first `lengths` tokens of the rows in these adjacent slots."""
+        rows, width, prefix = self._row[slots], int(lengths.max()), self._cache.prefix
+        segment = np.repeat(np.arange(len(rows)), lengths)
+        within = np.arange(len(segment)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        prompts = rows // self.task.n
+        widths = self._lengths[prompts] - prefix
+        own = torch.ones(width, width, dtype=torch.bool, device=self.device).tril()
+        beside = torch.arange(int(widths.max()), device=self.device) < self._to(widths)[:, None]
+        shape = (len(rows), 1, width)
+        mask = torch.cat(
+            [
+                own.new_ones(*shape, prefix),
+                beside[:, None, None].expand(*shape, -1),
+                own.expand(*shape, -1),
+            ],
+            -1,
+        )
+        one = Again(
+            cache=self._cache,
+            first=int(slots[0]),
+            rows=len(rows),
+            width=width,
+            prompt=int(widths.max()),
+            group=self._to(self._group[prompts]),
+            place=self._to(segment * width + within),
+            mask=mask,
+        )
+        ids = self.written.tokens[rows[segment], within]
+        hidden(self.module, self._to(ids), self._to(self._lengths[prompts][segment] + within), one)
 
     @torch.inference_mode()
     def _admit(self, count: int) -> np.ndarray:
@@ -198,14 +242,14 @@ class Decoder:
             logits = self._forward(self.written.length[rows].astype(np.int64) - 1)
             return self._drop(self._write(rows, logits))
 
-    def _forward(self, last: np.ndarray, keep: Tensor | None = None) -> Tensor:
-        """Feed each live row its token at index `last` [rows]; returns the logits behind it, or behind those kept."""
+    def _forward(self, last: np.ndarray) -> Tensor:
+        """Feed each live row its token at index `last` [rows]; returns the logits behind it."""
         rows = self._row
         ids = self.written.tokens[rows, last]
         positions = self._lengths[rows // self.task.n] + last
         self.counts.rows += len(rows)
         self.counts.slots += self._slots
-        return forward(self.module, self._to(ids), self._to(positions), self._pass(last), keep=keep)
+        return forward(self.module, self._to(ids), self._to(positions), self._pass(last))
 
     def _pass(self, last: np.ndarray) -> Decode:
         if self._layout is None:

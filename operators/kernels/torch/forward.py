@@ -21,6 +21,7 @@ from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from operators.kernels.tensors import batch_of, gather
+from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
 from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
@@ -54,6 +55,14 @@ class _Forward:
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""
         restore_model(self._module, self._model, directory)
+
+    def sleep(self) -> None:
+        """Give the device back between two chunks; a module that several kernels share rests once."""
+        rest(self._module)
+
+    def wake(self) -> None:
+        """Take the device up again."""
+        rise(self._module, self._device)
 
     def close(self) -> None:
         """Let the module go, if it was loaded."""

@@ -7,8 +7,9 @@ here (load is handed pieces).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dataflow.model import Model
 from dataflow.schema import Rollout
 from operators.kernels.text import load_tokenizer, prompts_of, to_ragged
 from operators.kernels.torch.decode import Decoder, Task
+from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
 from operators.kernels.torch.sampling import Sampling
 
@@ -35,10 +37,12 @@ class TorchGenerate:
     where max_tokens came first. The mask is 1 everywhere.
 
     Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger one in batches of
-    at least a quarter of the slots, as they finish. Batching changes no row.
+    at least a quarter of the slots, as they finish; and whatever has finished leaves where the chunk is interrupted.
+    Batching changes no row.
 
     Metrics: generate/tokens, written tokens a row; generate/slot_waste, the share of rows in decode forwards that
-    wrote nothing (0: ended rows leave at once); generate/slot_idle, the share of slots without a row.
+    wrote nothing (0: ended rows leave at once); generate/slot_idle, the share of slots without a row;
+    generate/recomputed, tokens whose keys were computed again under new weights, for each written token.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -59,7 +63,9 @@ class TorchGenerate:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self._version = 0
         self._drains = given.get("on_update") == "drain"
+        self._asked = Event()
         self._module: Any = session.module(model, lambda: load_model(model))
+        self._device = next(self._module.parameters()).device
         self._tokenizer: Any = load_tokenizer(model.base)
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
@@ -79,8 +85,9 @@ class TorchGenerate:
         """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.
 
         Weights that are loaded between two batches of a chunk interrupt its rows: they keep their tokens, each with
-        its version, and go on under the new weights; with on_update="drain" that is a KernelError. Raises DataError
-        for a prompt longer than max_prompt_tokens.
+        its version, and go on under the new weights; with on_update="drain" that is a KernelError. After `interrupt`
+        a batch leaves before the next decode step, an empty one where no group has finished. Raises DataError for a
+        prompt longer than max_prompt_tokens.
         """
         if torch.get_num_threads() != self._layout.threads:
             torch.set_num_threads(self._layout.threads)
@@ -89,17 +96,46 @@ class TorchGenerate:
             return
         prompts = self._encoded(chunk)
         decoder = Decoder(self._module, self._task(prompts, keys), self._version)
-        for rows in _whole_groups(decoder.finished(), self._n, len(keys), self._least(len(keys))):
+        for rows in _whole_groups(decoder.finished(self._told), self._n, len(keys), self._least(len(keys))):
             yield self._batch(decoder, prompts, keys, rows)
             if self._version != decoder.version:
-                self._interrupt(decoder)
+                self._renew(decoder)
         self._count(decoder)
+
+    @property
+    def interrupt(self) -> Callable[[], None]:
+        """Let the chunk under way yield before its next decode step; from any thread. One that comes between two chunks
+        makes the next one begin with an empty batch.
+
+        With on_update="drain" the kernel has no such method (AttributeError): the engine asks with getattr, and loads
+        between chunks then.
+        """
+        if self._drains:
+            raise AttributeError(f"{self._node.name}: on_update='drain', so a running chunk is not interrupted")
+        return self._asked.set
+
+    def _told(self) -> bool:
+        """Whether somebody has asked for an interruption since the last time."""
+        if not self._asked.is_set():
+            return False
+        self._asked.clear()
+        return True
+
+    def sleep(self) -> None:
+        """Give the device back between two chunks: the module rests in host memory (keys and values live no longer
+        than a chunk). A module that several kernels share rests once.
+        """
+        rest(self._module)
+
+    def wake(self) -> None:
+        """Take the device up again."""
+        rise(self._module, self._device)
 
     def close(self) -> None:
         """Let module and tokenizer go."""
         self._module, self._tokenizer = None, None
 
-    def _interrupt(self, decoder: Decoder) -> None:
+    def _renew(self, decoder: Decoder) -> None:
         if self._drains:
             raise KernelError(
                 f"{self._node.name}: version {self._version} came between two batches of a chunk begun at version "
@@ -147,7 +183,7 @@ class TorchGenerate:
         """The wanted columns of some finished rows."""
         written = decoder.written
         lengths = written.length[rows]
-        inside = np.arange(int(lengths.max())) < lengths[:, None]
+        inside = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         ids = Ragged(written.tokens[rows, : inside.shape[1]][inside], offsets)
         make = {
@@ -156,7 +192,7 @@ class TorchGenerate:
             ),
             "completion_ids": lambda: ids,
             "completion_mask": lambda: ids.like(np.ones(len(ids.values), np.uint8)),
-            "completion": lambda: pa.array(self._tokenizer.decode(ids), pa.utf8()),
+            "completion": lambda: pa.array(self._tokenizer.decode(ids) if len(ids) else [], pa.utf8()),
             "sampler_logprobs": lambda: ids.like(written.logprobs[rows, : inside.shape[1]][inside]),
             "version": lambda: ids.like(written.versions[rows, : inside.shape[1]][inside]),
             "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
@@ -172,17 +208,21 @@ class TorchGenerate:
             wasted = counts.rows - int((lengths - 1).sum())
             self._session.metric("generate/slot_waste", wasted / counts.rows, counts.rows)
             self._session.metric("generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots)
+        if counts.again:
+            self._session.metric("generate/recomputed", counts.again / lengths.sum(), float(lengths.sum()))
 
 
 def _whole_groups(finished: Iterator[np.ndarray], n: int, rows: int, least: int) -> Iterator[np.ndarray]:
-    """Finished rows, sorted, as whole groups and at least so many at once; what is left comes at the end."""
+    """Finished rows, sorted, as whole groups and at least so many at once; what is left comes at the end. No rows at
+    all are an interruption: what has finished leaves at once, be it nothing.
+    """
     left = np.full(rows // n, n)
     ready: list[np.ndarray] = []
     for done in finished:
         groups = done // n
         np.subtract.at(left, groups, 1)
         ready.append(np.unique(groups[left[groups] == 0]))
-        if sum(map(len, ready)) * n >= least:
+        if not len(done) or sum(map(len, ready)) * n >= least:
             yield _rows_of(np.concatenate(ready), n)
             ready = []
     if any(map(len, ready)):
