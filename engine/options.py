@@ -1,14 +1,20 @@
 """How a run is run: everything that is not the algorithm.
 
-Owns: the options, once, for the command line and for Python. Does not own: the graph's own
-parameters (its function's signature), nor any decision of the planner.
+Owns: the options, once, for the command line and for Python; their form in a run folder; what of
+them the planner is told. Does not own: the graph's own parameters (its function's signature), nor
+any decision of the planner.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from dataflow.errors import RunError, nearest
+from engine.plan.placing import Placing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +39,68 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Steps between sample files."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Views of the metrics beside metrics.jsonl."""
+    workers: Literal["one", "auto", "apart"] = "auto"
+    """Processes: one; apart, each node in its own; auto, one at max_lag 0, else apart where work overlaps."""
+    pin: Mapping[str, str] = field(default_factory=dict)
+    """The Worker of a node (rollout=gen), or those of its replicas or ranks (rollout=g0,g1)."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Nodes that share their Workers (rollout,score)."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Workers that each do a part of a node's chunks (rollout=3)."""
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    """Parts that a node's rows of a Step are cut into (rollout=3); as many as replicas by default."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Data-parallel ranks of a train node (train_policy=2)."""
+    shard: bool = False
+    """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
+    leases: tuple[tuple[str, ...], ...] = ()
+    """Workers on the same devices, which take turns (gen,train)."""
     threads: int | None = None
-    """Threads of each kernel; all cores by default."""
+    """Threads of each kernel; by default all cores, shared among Workers that compute at the same time."""
     inproc: bool = False
-    """Run user functions in this process too, so that breakpoints and prints in them work (no time limit then)."""
+    """Run everything in this process, user functions too, so that breakpoints and prints work (no time limit then)."""
     progress: bool = True
     """Show progress."""
     watchdog: float = 300.0
     """Seconds without any progress after which the run stops and names who waits for whom."""
+
+
+def placing(options: RunOptions) -> Placing:
+    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`."""
+    return Placing(
+        workers=options.workers,
+        pin={node: tuple(w.strip() for w in names.split(",")) for node, names in options.pin.items()},
+        together=options.together,
+        replicas=options.replicas,
+        chunks=options.chunks,
+        ranks=options.ranks,
+        shard=options.shard,
+        leases=options.leases,
+        inproc=options.inproc,
+    )
+
+
+def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
+    """The options as a run folder keeps them. path: folders beside the installation's that the run imports from."""
+    data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
+    return json.dumps(data | {"path": list(path)}, indent=1)
+
+
+def from_json(text: str, changes: Mapping[str, Any]) -> tuple[RunOptions, tuple[str, ...]]:
+    """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run did not write has
+    its default. Raises RunError for a name that is no option.
+    """
+    data = json.loads(text)
+    path = tuple(data.pop("path", ()))
+    data |= {k: v for k, v in changes.items() if v is not None}
+    known = {f.name for f in fields(RunOptions)}
+    for name in data:
+        if name not in known:
+            raise RunError(f"options: {name!r} is no option. Fix: {nearest(name, known) or 'see dataflow run --help'}.")
+    data["runs"] = Path(data.get("runs", "runs"))
+    if "sinks" in data:
+        data["sinks"] = tuple(data["sinks"])
+    for name in ("together", "leases"):
+        if name in data:
+            data[name] = tuple(tuple(group) for group in data[name])
+    return RunOptions(**data), path

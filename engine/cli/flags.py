@@ -24,6 +24,7 @@ from dataflow.graph import Graph
 from dataflow.model import Schedule
 from dataflow.names import PEER_NAMES
 from engine.cli.target import Target, UsageError, load_function, load_target
+from engine.cli.values import gathered, registry
 
 O1 = TypeVar("O1")
 _FLAT = (tyro.conf.OmitArgPrefixes,)
@@ -42,7 +43,8 @@ def split_target(
 ) -> tuple[Target, Sequence[str]]:
     """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError."""
     if arguments and arguments[0] in ("-h", "--help"):
-        tyro.cli(options, args=["--help"], prog=usage, description=f"{inspect.getdoc(options) or ''}")
+        about = inspect.getdoc(options) or ""
+        tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())
     if not arguments or arguments[0].startswith("-"):
         found = f"{arguments[0]!r}" if arguments else "nothing"
         raise UsageError(f"dataflow {command}: expected TARGET first, found {found}. Fix: {usage}.")
@@ -78,7 +80,8 @@ def _parsed(
     prog, about, rest = f"dataflow {command} {target.text}", _summary(target.function), []
     if strict:
         _refuse_peer_names(command, arguments, {*own, *(n for kind in options for n in kind.__dataclass_fields__)})
-        made: Any = tyro.cli(whole, args=list(arguments), prog=prog, description=about, config=_FLAT)
+        words = gathered(arguments, options)
+        made: Any = tyro.cli(whole, args=words, prog=prog, description=about, config=_FLAT, registry=registry())
     else:
         made, rest = tyro.cli(
             whole, args=list(arguments), prog=prog, description=about, config=_FLAT, return_unknown_args=True

@@ -15,6 +15,7 @@ import tyro
 
 from engine.cli.run import ended
 from engine.cli.target import UsageError
+from engine.cli.values import gathered, registry
 from engine.options import RunOptions
 
 _FIXED = ("seed", "name", "runs", "overwrite")
@@ -44,9 +45,11 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
 def changed_options(flags: Sequence[str]) -> dict[str, Any]:
     """The options that were given, by name; all others stay those of the run. Raises UsageError for a fixed one."""
     about = "Go on from a run folder's last checkpoint. Options that are not given stay as the run had them."
-    options = tyro.cli(RunOptions, args=list(flags), prog="dataflow resume RUN_FOLDER", description=about)
-    words = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
-    given = [f.name for f in fields(RunOptions) if words & _flags_of(f.name)]
+    words = gathered(flags, (RunOptions,))
+    prog = "dataflow resume RUN_FOLDER"
+    options = tyro.cli(RunOptions, args=words, prog=prog, description=about, registry=registry())
+    said = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
+    given = [f.name for f in fields(RunOptions) if said & _flags_of(f.name)]
     for name in given:
         if name in _FIXED:
             fix = f"leave --{name} out, or start another run"

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dataflow.graph import Graph
 from engine.plan.cluster import Cluster
+from engine.plan.placing import Placing
 from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNode, PlannedSource
 
 
@@ -19,17 +20,21 @@ from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNod
 class Draft:
     """The graph as rewritten so far and what has been decided about it.
 
-    dataset: for each source node, the columns of its data. threads: those of each kernel, None for all cores.
+    dataset: for each source node, the columns of its data. threads: those of each kernel, None for all that its Worker
+    has. placing: what was asked for about Workers.
     """
 
     graph: Graph
     seed: int
     cluster: Cluster
     threads: int | None = None
+    placing: Placing = field(default_factory=Placing)
     dataset: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     nodes: tuple[PlannedNode, ...] = ()
     sources: tuple[PlannedSource, ...] = ()
     models: tuple[PlannedModel, ...] = ()
     edges: tuple[PlannedEdge, ...] = ()
     recorded: tuple[PlannedInput, ...] = ()
+    recorder: str = ""
+    leases: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()

@@ -10,14 +10,23 @@ from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
+from engine.plan.placing import Placing
 from engine.plan.plan import Plan
 
 
-def make_plan(checked: CheckedGraph, *, seed: int, threads: int | None, cluster: Cluster | None = None) -> Plan:
+def make_plan(
+    checked: CheckedGraph,
+    *,
+    seed: int,
+    threads: int | None = None,
+    placing: Placing | None = None,
+    cluster: Cluster | None = None,
+) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host).
 
-    threads: those of each kernel, None for all cores. Raises PlanError where the cluster or the kernels that are
-    installed cannot run the graph.
+    threads: those of each kernel, None for all cores that its Worker has. placing: what was asked for about Workers
+    (engine.options.placing makes it), None for all nodes in one. Raises PlanError where the cluster or the kernels that
+    are installed cannot run the graph, or not in these places.
     """
     sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
     draft = Draft(
@@ -25,6 +34,7 @@ def make_plan(checked: CheckedGraph, *, seed: int, threads: int | None, cluster:
         seed=seed,
         cluster=cluster or detect(),
         threads=threads,
+        placing=placing or Placing(workers="one"),
         dataset={name: dict(checked.columns[name, 0]) for name in sources},
     )
     for run in PASSES:
@@ -38,6 +48,8 @@ def make_plan(checked: CheckedGraph, *, seed: int, threads: int | None, cluster:
         models=draft.models,
         edges=draft.edges,
         recorded=draft.recorded,
+        recorder=draft.recorder,
+        leases=draft.leases,
         notes=draft.notes,
         cluster=draft.cluster,
         program=draft.graph,

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.plan.draft import Draft
+from engine.plan.passes.batching import batching
+from engine.plan.passes.cores import cores
 from engine.plan.passes.estimate import estimate
 from engine.plan.passes.kernels import choose_kernels
+from engine.plan.passes.modules import modules
 from engine.plan.passes.place import place
 from engine.plan.passes.project import project
 from engine.plan.passes.prune import prune
@@ -24,7 +27,10 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     shape,  # the structure that all others speak of
     project,  # after shape: needs rows; before estimate: bytes are those of the columns that travel
     choose_kernels,  # before place: a kernel may ask for devices
-    place,  # before estimate: memory is counted for each worker, modules once
-    estimate,  # after every decision
+    place,  # which Workers there are: all that follows speaks of them
+    batching,  # after place: what streams depends on who works beside whom
+    cores,  # after place: Workers that compute at the same time share the host's
+    modules,  # after place: nodes share a module within a Worker only
+    estimate,  # after every decision: memory is counted for each Worker, modules once
     verify,  # last: changes nothing
 )

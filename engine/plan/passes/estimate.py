@@ -22,8 +22,11 @@ from engine.plan.passes.project import EVERY_REWARD
 from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedNode
 
-ROUTE = "inproc"
-"""How rows move while every node is in one process."""
+
+def route(producer: PlannedNode, consumer: PlannedNode) -> str:
+    """`inproc` where both are in one Worker and nowhere else, else `shm`: rows lie in memory that both map."""
+    alone = len(producer.workers) == 1 and producer.workers == consumer.workers
+    return "inproc" if alone else "shm"
 
 
 def estimate(draft: Draft) -> Draft:
@@ -160,7 +163,7 @@ class _Cost:
                 consumer=planned.name,
                 columns=tuple(names),
                 bytes=rows * sent,
-                route=ROUTE,
+                route=route(made, planned),
                 saved=rows * (sum(sizes.values()) - sent),
             )
 

@@ -1,90 +1,288 @@
-"""Layouts and places: in one process every node is colocated on the worker `main`.
+"""Which Workers each node is on: replicas, ranks, leases, and who records.
 
-Owns: workers, threads, what is admitted together, and which nodes share a module. Does not
-own: searching over layouts, which comes with more than one device.
+Owns: the Workers, from what was asked for (engine/plan/placing.py) and from what overlaps. Does
+not own: searching over layouts, threads (cores.py), modules (modules.py), batching (batching.py).
+
+A Worker carries its instructions out one after another. Hence above max_lag 0 whatever stands below a generation is not
+placed in the Worker that generates: its rows would wait there behind the next generation, and hold up the Step.
+
+    train    train nodes and all below the cut; forward passes below a generation; evaluated models
+    rollout  generation, and forward passes above it
+    data     sources, rewards, advantages, selections, in every region but the Step's; records too
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
+from dataflow.errors import PlanError, nearest
 from dataflow.kernel import Layout
-from dataflow.model import Model
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import PlannedNode
 
-WORKER = "main"
+MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"
+MODEL_WORK = ("decode", "forward", "train")
+"""Work that computes with a Model."""
 
 
 def place(draft: Draft) -> Draft:
-    """Everything in one worker that takes turns; all cores for each kernel; modules shared wherever that is safe."""
-    threads = draft.threads or draft.cluster.cores
-    sources = {s.name: s for s in draft.sources}
-    models = {s.name: s for s in draft.graph.states if isinstance(s, Model)}
-    writers = {u.model: n.name for n in draft.nodes for u in n.models if u.access == "write"}
-    nodes = tuple(
-        replace(
-            n,
-            workers=(WORKER,),
-            layout=Layout(threads=threads),
-            chunking="cohort",
-            models=tuple(
-                replace(u, module=_module(n, u, sources, models, writers)) for u in n.models + _tokenizer(n, draft)
-            ),
-        )
-        for n in draft.nodes
+    """Workers and layouts of all nodes. Raises PlanError with everything that was asked for and cannot be."""
+    problems = [*_unknown(draft), *_unfit(draft)]
+    if problems:
+        raise PlanError("\n".join(f"place: {problem}" for problem in problems))
+    nodes = tuple(_split(draft))
+    if draft.placing.inproc:
+        nodes = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes)
+    leases = () if draft.placing.inproc else draft.placing.leases
+    return replace(
+        draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), notes=(*draft.notes, *_notes(draft, nodes))
     )
-    cohorts = tuple(replace(s, cohort=0 if s.max_lag == 0 else s.batch) for s in draft.sources)
-    return replace(draft, nodes=nodes, sources=cohorts, models=tuple(_models(models, writers, nodes)))
 
 
-def _module(
-    node: PlannedNode,
-    use: ModelUse,
-    sources: dict[str, PlannedSource],
-    models: dict[str, Model],
-    writers: dict[str, str],
-) -> str:
-    """The name of the module: the trained one by alias where the reader takes turns with its writer at lag 0.
-
-    An evaluation takes turns with training at any lag. A frozen Model shares with every other of equal base, head and
-    dtype.
-    """
-    model = models[use.model]
-    if use.model in writers:
-        lag = sources[node.source].max_lag if node.region == "stream" else 0
-        return use.model if lag == 0 else f"{use.model}@{node.name}"
-    if model.follows is not None:
-        return use.model
-    return f"frozen:{model.base}:{model.head}:{model.dtype}"
-
-
-def _tokenizer(node: PlannedNode, draft: Draft) -> tuple[ModelUse, ...]:
-    """Demonstrations are tokenised for the Model that is trained on them."""
-    if node.operator != "demonstrations":
-        return ()
-    for other in draft.nodes:
-        if other.source == node.name and other.models:
-            return (ModelUse(param="tokenizer", model=other.models[0].model, access="read"),)
-    return ()
-
-
-def _models(models: dict[str, Model], writers: dict[str, str], nodes: tuple[PlannedNode, ...]) -> list[PlannedModel]:
-    found = []
-    for model in models.values():
-        uses = [(n, u) for n in nodes for u in n.models if u.model == model.name and u.param != "tokenizer"]
-        readers = tuple(n.name for n, u in uses if u.access == "read" and n.work != "evaluate")
-        aliases = tuple(n.name for n, u in uses if u.access == "read" and u.module == model.name and n.name in readers)
-        found.append(
-            PlannedModel(
-                name=model.name,
-                base=model.base,
-                writer=writers.get(model.name, ""),
-                readers=readers,
-                aliases=aliases if model.name in writers else (),
-                follows=model.follows.name if model.follows else "",
-                rate=model.rate,
-                every=model.every,
-            )
-        )
+def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
+    """For each node, all whose rows it stands on, directly or not."""
+    found: dict[str, frozenset[str]] = {}
+    for node in nodes:
+        direct = {*node.gates, *(f.producer for i in node.inputs for f in i.fetches)}
+        found[node.name] = frozenset(chain(direct, *(found[name] for name in direct)))
     return found
+
+
+# --- workers ------------------------------------------------------------------------------------------------------
+
+
+def _split(draft: Draft) -> Iterator[PlannedNode]:
+    """Each node with its Workers: several are ranks of a train node, replicas of any other."""
+    placing = draft.placing
+    places = _places(draft)
+    for node in draft.nodes:
+        workers, train = places[node.name], node.work == "train"
+        layout = Layout(
+            replicas=1 if train else len(workers),
+            data=len(workers) if train else 1,
+            shard=train and placing.shard and len(workers) > 1,
+        )
+        chunks = placing.chunks.get(node.name, layout.replicas)
+        yield replace(node, workers=workers, layout=layout, chunks=chunks)
+
+
+def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
+    placing = draft.placing
+    base = _bases(draft)
+    places = {n.name: placing.pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
+    nodes = {n.name: n for n in draft.nodes}
+    for group in placing.together:
+        workers = places[_leader(draft, [nodes[name] for name in group])]
+        for name in group:
+            places[name] = workers if _divisible(draft, nodes[name]) else workers[:1]
+    return places
+
+
+def _bases(draft: Draft) -> dict[str, str]:
+    """The Worker of each node that nothing else was asked for."""
+    if draft.placing.workers == "apart":
+        return {n.name: n.name for n in draft.nodes}
+    if draft.placing.workers == "one" or not any(s.max_lag for s in draft.sources):
+        return {n.name: MAIN for n in draft.nodes}
+    return _overlapping(draft)
+
+
+def _overlapping(draft: Draft) -> dict[str, str]:
+    """Streams with a lag go on while the Step is trained; those without one take turns with it, in its Worker."""
+    lagging = {s.name for s in draft.sources if s.max_lag}
+    decodes = {n.name for n in draft.nodes if n.work == "decode"}
+    uppers = above(draft.nodes)
+    found: dict[str, str] = {}
+    for node in draft.nodes:
+        below = uppers[node.name] & decodes
+        if node.region == "stream" and node.source in lagging and node.work == "decode":
+            found[node.name] = node.name if below else ROLLOUT
+        elif node.region == "stream" and node.source in lagging and node.work == "forward":
+            found[node.name] = TRAIN if below else ROLLOUT
+        else:
+            found[node.name] = TRAIN if node.region == "step" or node.work in MODEL_WORK else DATA
+    return found
+
+
+def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
+    """Rank 0 stays where the node would be alone, so that those who share its weights can; replicas are among
+    themselves."""
+    ranks = draft.placing.ranks.get(node.name, 1)
+    replicas = draft.placing.replicas.get(node.name, 1)
+    if ranks > 1:
+        return (base, *(f"{base}-{i}" for i in range(1, ranks)))
+    return tuple(f"{node.name}-{i}" for i in range(replicas)) if replicas > 1 else (base,)
+
+
+def _leader(draft: Draft, group: Sequence[PlannedNode]) -> str:
+    """Of nodes that are together, whose Workers they all get: a pinned one's, else the train node's, else those of the
+    one with most replicas, else the first one's."""
+    placing = draft.placing
+
+    def rank(node: PlannedNode) -> tuple[bool, bool, int]:
+        return node.name in placing.pin, node.work == "train", placing.replicas.get(node.name, 1)
+
+    return max(group, key=rank).name
+
+
+def _divisible(draft: Draft, node: PlannedNode) -> bool:
+    return node.work == "train" or not _kept(draft, node)
+
+
+def _kept(draft: Draft, node: PlannedNode) -> str:
+    """Why a node can be on one Worker only; empty where it can have replicas."""
+    followers = {s.name for s in draft.graph.states if getattr(s, "follows", None) is not None}
+    if node.work == "source":
+        return "a source, which has a place in its data"
+    if node.work == "train":
+        return "a train node"
+    if node.scope == "batch":
+        return "of batch scope: it sees all rows of the Step at once"
+    follower = next((u.model for u in node.models if u.model in followers), "")
+    return f"a reader of {follower!r}, which moves by its own steps" if follower else ""
+
+
+def _recorder(nodes: Sequence[PlannedNode]) -> str:
+    """The Worker of the source where it neither generates nor trains, so that a death of it costs no state; else the
+    first train node's."""
+    busy = {w for n in nodes if n.work in ("decode", "train") for w in n.workers}
+    source = next((n.workers[0] for n in nodes if n.work == "source" and n.region != "evaluation"), nodes[0].workers[0])
+    train = next((n.workers[0] for n in nodes if n.work == "train"), source)
+    return train if source in busy else source
+
+
+# --- what was asked for -------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def _unknown(draft: Draft) -> Iterator[str]:
+    """Names of nodes that the plan does not have, and of Workers that no file can have."""
+    placing = draft.placing
+    asked: dict[str, Iterable[str]] = {
+        "pin": placing.pin,
+        "together": chain(*placing.together),
+        "replicas": placing.replicas,
+        "chunks": placing.chunks,
+        "ranks": placing.ranks,
+    }
+    known = [n.name for n in draft.nodes]
+    for option, names in asked.items():
+        for name in names:
+            if name not in known:
+                fix = nearest(name, known) or f"one of {', '.join(known)}"
+                yield f"{option}: expected a node of the plan, found {name!r}. Fix: {fix}."
+    for node, workers in placing.pin.items():
+        for worker in workers:
+            if not _NAME.fullmatch(worker):
+                yield f"pin: {node!r} on {worker!r}, which is no name of a Worker. Fix: letters, digits, '-', '_', '.'."
+        if len(set(workers)) < len(workers):
+            yield f"pin: {node!r} on {','.join(workers)}, one of them twice. Fix: a Worker for each replica."
+
+
+def _unfit(draft: Draft) -> Iterator[str]:
+    """What these nodes cannot have."""
+    nodes = {n.name: n for n in draft.nodes}
+    placing = draft.placing
+    for name, count in placing.replicas.items():
+        if name in nodes:
+            yield from _replicas(draft, nodes[name], count)
+    for name, count in placing.ranks.items():
+        if name in nodes:
+            yield from _ranks(draft, nodes[name], count)
+    for name, count in placing.chunks.items():
+        if name in nodes:
+            yield from _chunks(nodes[name], count)
+    for name, workers in placing.pin.items():
+        if name in nodes:
+            yield from _pins(draft, nodes[name], workers)
+    yield from _groups(placing.together, placing.pin, nodes)
+
+
+def _replicas(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    why = _kept(draft, node)
+    if count < 1:
+        yield f"replicas: {node.name}={count}. Fix: {node.name}=1."
+    elif count > 1 and why:
+        fix = f"ranks: {node.name}={count}" if node.work == "train" else f"{node.name}=1"
+        yield f"replicas: {node.name}={count}, but it is {why}. Fix: {fix}."
+
+
+def _ranks(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    if node.work != "train":
+        yield f"ranks: {node.name}={count}, but only train nodes have ranks. Fix: replicas: {node.name}={count}."
+        return
+    batch = next((s.batch for s in draft.sources if s.name == node.source), 0)
+    parts = draft.graph.node(node.name).params["minibatches"]
+    most = max(1, batch // parts)
+    if not 1 <= count <= most:
+        problem = f"ranks: {node.name}={count}, and a minibatch has {most} prompts ({batch} in {parts})"
+        yield f"{problem}. Fix: {node.name}={min(max(count, 1), most)}."
+
+
+def _chunks(node: PlannedNode, count: int) -> Iterator[str]:
+    fixed = "a source" if node.work == "source" else "of batch scope" if node.scope == "batch" else ""
+    if count < 1 or (count > 1 and fixed):
+        yield f"chunks: {node.name}={count}{f', but it is {fixed}' if fixed else ''}. Fix: {node.name}=1."
+
+
+def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
+    if len(workers) == 1 and not workers[0]:
+        return  # told already as no name
+    if node.work == "train":
+        asked = draft.placing.ranks.get(node.name, len(workers))
+        yield from _ranks(draft, node, len(workers)) if node.name not in draft.placing.ranks else ()
+        what = "ranks"
+    else:
+        asked = draft.placing.replicas.get(node.name, len(workers))
+        yield from _replicas(draft, node, len(workers)) if node.name not in draft.placing.replicas else ()
+        what = "replicas"
+    if asked != len(workers):
+        names = [*workers, *(f"{workers[0]}-{i}" for i in range(1, asked))][:asked]
+        problem = f"pin: {node.name} on {','.join(workers)} has {asked} {what}"
+        yield f"{problem}. Fix: {node.name}={','.join(names)}."
+
+
+def _groups(
+    together: Iterable[tuple[str, ...]], pin: Mapping[str, tuple[str, ...]], nodes: Mapping[str, PlannedNode]
+) -> Iterator[str]:
+    """Nodes are together once, and not pinned apart."""
+    seen: set[str] = set()
+    for group in together:
+        twice = sorted(seen & set(group))
+        if twice:
+            yield f"together: {twice[0]} is in two groups. Fix: one group of all that are together."
+        seen |= set(group)
+        pinned = {name: pin[name] for name in group if name in pin}
+        places = list(dict.fromkeys(pinned.values()))
+        if len(places) > 1:
+            first, other = next(iter(pinned)), next(n for n, w in pinned.items() if w != places[0])
+            problem = f"together: {','.join(group)}, but {first} is pinned to {','.join(places[0])} and {other} to"
+            yield f"{problem} {','.join(places[1])}. Fix: one pin, {first}={','.join(places[0])}."
+
+
+# --- why ----------------------------------------------------------------------------------------------------------
+
+
+def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+    placing = draft.placing
+    if placing.inproc:
+        yield "every node is in this process, for breakpoints (inproc); chunks are as they would be otherwise"
+    elif placing.workers == "auto" and any(s.max_lag for s in draft.sources):
+        yield "generation, columns and training have a Worker each, so that they overlap: max_lag allows it"
+    for node in nodes:
+        if node.chunks > 1 or node.layout.replicas > 1:
+            yield _bits(node, asked=node.name in placing.chunks)
+
+
+def _bits(node: PlannedNode, *, asked: bool) -> str:
+    """What decides the last bits of a node's rows."""
+    replicas = node.layout.replicas
+    unit = "Step" if node.region == "step" else "evaluation" if node.region == "evaluation" else "cohort"
+    why = "as was asked" if asked or replicas == 1 else f"as it has {replicas} replicas"
+    same = f"one replica with chunks: {node.name}={node.chunks} gives the same bits"
+    cut = f"{node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}"
+    return f"{node.name}: {cut}, {why}; {same}" if replicas > 1 else f"{node.name}: {cut}, {why}"

@@ -96,16 +96,59 @@ def _constant(draft: Draft) -> Iterator[str]:
 
 
 def _workers(draft: Draft) -> Iterator[str]:
-    """Each node is on as many workers as it has replicas, with threads that there are."""
+    """Each node is on as many Workers as it has replicas, times their ranks, each another, with threads there are."""
     for node in draft.nodes:
-        if len(node.workers) != node.layout.replicas or not all(node.workers):
-            yield f"{node.name}: {node.layout.replicas} replicas on {list(node.workers)}. Fix: a worker each."
-        if node.layout.threads < 1:
-            yield f"{node.name}: {node.layout.threads} threads. Fix: threads=1."
+        layout, count = node.layout, node.layout.replicas * node.ranks
+        if len(node.workers) != count or len(set(node.workers)) < count or not all(node.workers):
+            split = f"{layout.replicas} replicas" + (f" of {node.ranks} ranks" if node.ranks > 1 else "")
+            yield f"{node.name}: {split} on {list(node.workers)}. Fix: a worker each."
+        if layout.threads < 1:
+            yield f"{node.name}: {layout.threads} threads. Fix: threads=1."
+
+
+def _worlds(draft: Draft) -> Iterator[str]:
+    """A Worker is a rank of one world: nodes of several ranks that share a Worker have the same ones, in one order."""
+    grouped = [n for n in draft.nodes if n.ranks > 1]
+    for i, node in enumerate(grouped):
+        for other in grouped[:i]:
+            if node.workers != other.workers and set(node.workers) & set(other.workers):
+                shown = f"{other.name} has ranks on {','.join(other.workers)}, {node.name} on {','.join(node.workers)}"
+                yield f"{shown}: one process in two worlds. Fix: equal ranks, or pin {node.name} to other workers."
+
+
+def _leases(draft: Draft) -> Iterator[str]:
+    """Leases name Workers that there are, each in one of them; ranks that act in lock-step take no turns."""
+    known = list(dict.fromkeys(w for n in draft.nodes for w in n.workers))
+    seen: set[str] = set()
+    for group in draft.leases:
+        shown = ",".join(group)
+        for worker in group:
+            if worker not in known:
+                fix = nearest(worker, known) or f"one of {', '.join(known)}"
+                yield f"{shown}: expected a worker, found {worker!r}. Fix: {fix}."
+            elif worker in seen:
+                yield f"{shown}: {worker} is leased twice. Fix: one lease of all that share its devices."
+            seen.add(worker)
+        if len(group) < 2:
+            yield f"{shown}: a lease of one worker, which has nobody to take turns with. Fix: leave it out."
+        for node in draft.nodes:
+            if node.ranks > 1 and len(set(node.workers) & set(group)) > 1:
+                problem = f"{shown}: these are ranks of {node.name}, which act together"
+                yield f"{problem}. Fix: pin {node.name} to workers of different leases."
+
+
+def _chunks(draft: Draft) -> Iterator[str]:
+    """A chunk has at least one prompt of its cohort; below the cut, of its Step."""
+    batches = {s.name: s.cohort or s.batch for s in draft.sources}
+    for node in draft.nodes:
+        most = batches.get(node.source, node.chunks)
+        if not 1 <= node.chunks <= most:
+            problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
+            yield f"{problem}. Fix: chunks: {node.name}={min(max(node.chunks, 1), most)}, or a larger batch."
 
 
 def _aliases(draft: Draft) -> Iterator[str]:
-    """A module is shared with its writer only by readers of the same worker, and above the cut only at lag 0."""
+    """A module is shared with its writer only in the writer's Workers, unsharded, and above the cut only at lag 0."""
     lags = {s.name: s.max_lag for s in draft.sources}
     writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
     for node in draft.nodes:
@@ -114,8 +157,9 @@ def _aliases(draft: Draft) -> Iterator[str]:
             if writer is None or node is writer or node.work == "evaluate" or use.param == "tokenizer":
                 continue
             lag = lags.get(node.source, 0) if node.region == "stream" else 0
-            if node.workers != writer.workers or lag:
-                what = f"at lag {lag}" if lag else "from another worker"
+            apart = not set(node.workers) <= set(writer.workers)
+            if apart or lag or writer.layout.shard:
+                what = "from another worker" if apart else f"at lag {lag}" if lag else "of which its rank has a part"
                 yield f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its own."
 
 
@@ -163,6 +207,9 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "groups": _groups,
     "constant": _constant,
     "workers": _workers,
+    "worlds": _worlds,
+    "leases": _leases,
+    "chunks": _chunks,
     "aliases": _aliases,
     "memory": _memory,
 }

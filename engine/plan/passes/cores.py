@@ -1,0 +1,74 @@
+"""Threads of each kernel: the host's cores, shared among Workers that compute at the same time.
+
+Owns: who computes beside whom, and the threads that follow. Does not own: the Workers
+(place.py).
+
+Nodes of one Worker take turns, and each has all cores of the Worker; Workers of one lease take turns, too. Only kernels
+that compute with a Model are counted: columns and rewards (whose functions have processes of their own) take little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.plan.draft import Draft
+from engine.plan.passes.place import MODEL_WORK, above
+from engine.plan.plan import PlannedNode
+
+
+def cores(draft: Draft) -> Draft:
+    """Set every node's threads: those that were asked for, else the Worker's share of the cores."""
+    threads = draft.threads
+    shares = {} if threads else _shares(draft)
+    nodes = (replace(n, layout=replace(n.layout, threads=threads or shares[n.name])) for n in draft.nodes)
+    return replace(draft, nodes=tuple(nodes))
+
+
+def _shares(draft: Draft) -> dict[str, int]:
+    """Node -> threads; those of one Worker are equal, and those of all Workers of one node."""
+    busy = [n for n in draft.nodes if n.work in MODEL_WORK]
+    workers = {w for n in draft.nodes for w in n.workers}
+    computing = {w for n in busy for w in n.workers}
+    spare = 1 if computing else draft.cluster.cores
+    shares = {w: draft.cluster.cores if w in computing else spare for w in workers}
+    for node, beside in _beside(draft, busy).items():
+        for worker in node_workers(busy, node):
+            shares[worker] = min(shares[worker], max(1, draft.cluster.cores // (1 + beside)))
+    for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
+        for node in draft.nodes:
+            shares |= dict.fromkeys(node.workers, min(shares[w] for w in node.workers))
+    return {n.name: shares[n.workers[0]] for n in draft.nodes}
+
+
+def node_workers(nodes: list[PlannedNode], name: str) -> tuple[str, ...]:
+    """The Workers of the node of that name."""
+    return next(n.workers for n in nodes if n.name == name)
+
+
+def _beside(draft: Draft, busy: list[PlannedNode]) -> dict[str, int]:
+    """For each node, how many Workers beside its own can compute while it does; those of a lease count once."""
+    lease = {w: number for number, group in enumerate(draft.leases) for w in group}
+    lags = {s.name: s.max_lag for s in draft.sources}
+    uppers = above(draft.nodes)
+    found: dict[str, int] = {}
+    for node in busy:
+        others: set[str | int] = set()
+        for other in busy:
+            if node is other or _overlap(node, other, uppers, lags):
+                others |= {lease.get(w, w) for w in other.workers}
+        own = {lease.get(w, w) for w in node.workers}
+        found[node.name] = len(others | own) - 1
+    return found
+
+
+def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]], lags: dict[str, int]) -> bool:
+    """Whether both can run at once, were they in Workers of their own.
+
+    A stream with a lag goes on beside everything. Without it a wave's nodes wait for whole chunks of those above them,
+    regions take turns, and train nodes run alone.
+    """
+    if any(n.region == "stream" and lags.get(n.source, 0) for n in (one, other)):
+        return True
+    if one.region != other.region or "train" in (one.work, other.work):
+        return False
+    return one.name not in uppers[other.name] and other.name not in uppers[one.name]

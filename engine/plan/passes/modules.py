@@ -1,0 +1,81 @@
+"""Which nodes share a module, and how each Model's versions reach its readers.
+
+Owns: the modules' names (uses of one name in one Worker share a module), the PlannedModels. Does
+not own: the Workers (place.py), loading (engine/runtime/worker.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from dataflow.model import Model
+from engine.plan.draft import Draft
+from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
+
+
+def modules(draft: Draft) -> Draft:
+    """Modules shared wherever that is safe: with the writer by those that take turns with it in its Workers."""
+    rules = _Rules(
+        models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
+        writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
+        lags={s.name: s.max_lag for s in draft.sources},
+    )
+    nodes = tuple(
+        replace(n, models=tuple(replace(u, module=rules.module(n, u)) for u in (*n.models, *_tokenizer(n, draft))))
+        for n in draft.nodes
+    )
+    return replace(draft, nodes=nodes, models=tuple(rules.planned(nodes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    models: Mapping[str, Model]
+    writers: Mapping[str, PlannedNode]
+    lags: Mapping[str, int]
+
+    def module(self, node: PlannedNode, use: ModelUse) -> str:
+        """The trained module by alias for its writer, and for readers at lag 0 in the writer's Workers; at a lag one of
+        the reader's own there; in other Workers a copy that all readers there share.
+
+        An evaluation takes turns with training at any lag. A follower is one module in each Worker. A frozen Model
+        shares with every other of equal base, head and dtype.
+        """
+        model = self.models[use.model]
+        writer = self.writers.get(use.model)
+        if writer is None:
+            follows = model.follows is not None
+            return use.model if follows else f"frozen:{model.base}:{model.head}:{model.dtype}"
+        if node.name == writer.name or use.param == "tokenizer":
+            return use.model
+        if writer.layout.shard or not set(node.workers) <= set(writer.workers):
+            return f"{use.model} copy"
+        lag = self.lags.get(node.source, 0) if node.region == "stream" else 0
+        return f"{use.model}@{node.name}" if lag else use.model
+
+    def planned(self, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedModel]:
+        """Each Model, with its readers and those of them that are aliases."""
+        for model in self.models.values():
+            uses = [(n, u) for n in nodes for u in n.models if u.model == model.name and u.param != "tokenizer"]
+            readers = [(n.name, u) for n, u in uses if u.access == "read" and n.work != "evaluate"]
+            writer = self.writers.get(model.name)
+            yield PlannedModel(
+                name=model.name,
+                base=model.base,
+                writer=writer.name if writer else "",
+                readers=tuple(name for name, _ in readers),
+                aliases=tuple(name for name, u in readers if u.module == model.name) if writer else (),
+                follows=model.follows.name if model.follows else "",
+                rate=model.rate,
+                every=model.every,
+            )
+
+
+def _tokenizer(node: PlannedNode, draft: Draft) -> tuple[ModelUse, ...]:
+    """Demonstrations are tokenised for the Model that is trained on them."""
+    if node.operator != "demonstrations":
+        return ()
+    for other in draft.nodes:
+        if other.source == node.name and other.models:
+            return (ModelUse(param="tokenizer", model=other.models[0].model, access="read"),)
+    return ()
