@@ -49,7 +49,8 @@ class Pull(Protocol):
         Columns are shared and not copied where the transport allows that; such views are valid until the blocks are
         released, which the coordinator does once the assignment that reads them has ended. Never blocks on a row that
         is not made yet. Raises KeyError for a block that was released or never kept, DataError for a column that the
-        block lacks (with those that it has), PeerLost where the peer is gone or no longer answers.
+        block lacks (with those that it has), PeerLost where the peer is gone or no longer answers, RunError for an
+        answer that was refused, since it cannot be right.
         """
         ...
 
@@ -58,7 +59,16 @@ class Outbox(Protocol):
     """Where a Worker keeps what it made until the coordinator releases it."""
 
     def keep(self, batch: Batch) -> int:
-        """Keep a batch; returns its block number, which never repeats, also not after a respawn."""
+        """Keep a batch; returns its block number, which never repeats, also not after a respawn.
+
+        Raises DataError for a column of a type that does not travel, where rows leave the process.
+        """
+        ...
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes] in the outbox's own memory: Arrow arrays over parts of it (on 8-byte boundaries) are kept
+        without a copy. Its contents are whatever was there; it must not be changed once a batch with it is kept.
+        """
         ...
 
     def release(self, block: int) -> None:

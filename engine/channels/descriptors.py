@@ -1,0 +1,119 @@
+"""What two Workers of one host say about blocks: never rows, only where they lie.
+
+Owns: the messages of engine/channels/shm.py and their bounds. Does not own: framing (packets.py).
+
+    reader -> owner     Fetch
+    owner -> reader     SlabHere (with the descriptor), ShapeHere, before the first Reply that needs them; Reply;
+                        SlabGone whenever one was given back to the system
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dataflow.errors import RunError
+
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Hash = int
+"""Only compared."""
+
+
+class Ask(Struct, array_like=True, frozen=True):
+    """Columns of a block; none named means all. content: with checksums."""
+
+    block: Count
+    columns: tuple[str, ...] = ()
+    content: bool = False
+
+
+class Fetch(Struct, array_like=True, frozen=True, tag="fetch"):
+    """Where do these lie?"""
+
+    id: Count
+    asks: tuple[Ask, ...]
+
+
+class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
+    """A slab, whose descriptor comes beside this message."""
+
+    number: Count
+    size: Count
+    on_disk: bool
+
+
+class SlabGone(Struct, array_like=True, frozen=True, tag="gone"):
+    """Slabs that no block will lie in any more."""
+
+    numbers: tuple[Count, ...]
+
+
+class ShapeHere(Struct, array_like=True, frozen=True, tag="shape"):
+    """A schema, as an Arrow IPC message, by its xxh3."""
+
+    hash: Hash
+    data: bytes
+
+
+class Lies(Struct, array_like=True, frozen=True, tag="lies"):
+    """A block: the hash of its whole schema; of the columns asked for nodes, places and checksums (or none)."""
+
+    block: Count
+    rows: Count
+    shape: Hash
+    nodes: list[tuple[Count, Count]]
+    places: list[tuple[Count, Count, Count]]
+    """(slab, offset, length); a buffer of length 0 is not there."""
+    sums: list[Hash] = []
+
+
+class Unknown(Struct, array_like=True, frozen=True, tag="unknown"):
+    """A block that was released or never kept."""
+
+    block: Count
+
+
+class Lacks(Struct, array_like=True, frozen=True, tag="lacks"):
+    """A block that has no such column; told in words."""
+
+    block: Count
+    error: str
+
+
+class Reply(Struct, array_like=True, frozen=True, tag="reply"):
+    """The answers to a Fetch, in its order."""
+
+    id: Count
+    answers: list[Lies | Unknown | Lacks]
+
+
+FromOwner = SlabHere | SlabGone | ShapeHere | Reply
+
+_encoder = msgspec.msgpack.Encoder()
+_from_owner = msgspec.msgpack.Decoder(FromOwner)
+_fetch = msgspec.msgpack.Decoder(Fetch)
+_T = TypeVar("_T")
+
+
+def encode(message: Struct) -> bytes:
+    """A message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_fetch(data: bytes) -> Fetch:
+    """Raises RunError for anything else."""
+    return _decoded(_fetch, data)
+
+
+def decode_from_owner(data: bytes) -> FromOwner:
+    """Raises RunError for what is no message of an owner."""
+    return _decoded(_from_owner, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunError(f"expected a message of the data plane, found {len(data)} other bytes: {error}") from error

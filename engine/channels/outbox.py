@@ -1,0 +1,211 @@
+"""Blocks of rows in slabs: the outbox of a Worker that others of the host read.
+
+Owns: block numbers, which regions a block lies in, arrays that kernels build in place, one copy
+of everything else. Does not own: slabs (slabs.py), peers (server.py).
+
+Called from several threads: the one that runs kernels, the one that hears releases, the one that answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from dataflow.batch import Batch
+from dataflow.errors import DataError
+from engine.channels.descriptors import Ask, Lacks, Lies, ShapeHere, Unknown
+from engine.channels.frames import Places, checksums, places, put_together, schema_bytes, taken_apart
+from engine.channels.picking import named
+from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
+
+Place = tuple[Slab, int, int]
+"""(slab, offset, length) of a buffer."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Block:
+    """A kept batch. `places` is None where a buffer is not there."""
+
+    schema: pa.Schema
+    shape: int
+    rows: int
+    nodes: list[tuple[int, int]]
+    places: list[Place | None]
+    regions: list[Region]
+    columns: Places
+    sums: list[int] = field(default_factory=list)
+
+
+class SlabOutbox:
+    """Keeps batches in slabs. epoch: the Worker's incarnation; blocks are numbered from epoch << 32."""
+
+    def __init__(self, pool: SlabPool, epoch: int) -> None:
+        self.lock = threading.RLock()
+        """Held while a block's places are used to send: no slab goes meanwhile."""
+        self.pool = pool
+        self._numbers = itertools.count(epoch << 32)
+        self._blocks: dict[int, Block] = {}
+        self._built: list[Region] = []
+        self._dropped: deque[Region] = deque()
+        self._shapes: dict[pa.Schema, ShapeHere] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes] in a slab, on a 64-byte boundary; Arrow arrays over it are not copied when they are kept.
+
+        Its contents are whatever was there. It must not be changed once a batch that uses it was kept.
+        """
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        with self.lock:
+            self._collect()
+            region = self.pool.allocate(nbytes)
+            self._built.append(region)
+        array = region.bytes()
+        # The array may die in any thread at any moment, so it only leaves a note.
+        weakref.finalize(array, self._dropped.append, region).atexit = False
+        return array
+
+    def keep(self, batch: Batch) -> int:
+        """Copy a batch into a slab, but for what was built there. Raises DataError for a type that does not travel."""
+        framed = taken_apart(batch.records)
+        with self.lock:
+            self._collect()
+            lies, held = self._already_there(framed.buffers)
+            length = sum(_room(b) for b, there in zip(framed.buffers, lies, strict=True) if there is None)
+            region = self.pool.allocate(length) if length else None
+            shape = self._shape(framed.schema)
+        if region is not None:
+            _copy(framed.buffers, lies, region)
+            held.append(region)
+        block = Block(
+            schema=framed.schema,
+            shape=shape.hash,
+            rows=framed.rows,
+            nodes=framed.nodes,
+            places=lies,
+            regions=held,
+            columns=places(framed.schema),
+        )
+        with self.lock:
+            number = next(self._numbers)
+            self._blocks[number] = block
+        return number
+
+    def release(self, number: int) -> None:
+        """Forget a block. Raises KeyError where there is none."""
+        with self.lock:
+            self._collect()
+            for region in self._blocks.pop(number).regions:
+                self.pool.let_go(region)
+
+    def records(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
+        """A block's columns as views of the slab. Raises KeyError, and DataError for a column that is not there."""
+        with self.lock:
+            block = self._blocks[number]
+            nodes, lies, index = _chosen(block, columns)
+            schema = block.schema if not columns else pa.schema([block.schema.field(i) for i in index])
+            buffers = [None if p is None else p[0].buffer.slice(p[1], p[2]) for p in lies]
+        return put_together(schema, block.rows, nodes, buffers)
+
+    def describe(self, ask: Ask) -> tuple[Lies | Unknown | Lacks, list[Slab], ShapeHere | None]:
+        """Where the columns asked for lie, in which slabs, and of which schema. The caller holds the lock."""
+        block = self._blocks.get(ask.block)
+        if block is None:
+            return Unknown(ask.block), [], None
+        try:
+            nodes, lies, index = _chosen(block, ask.columns)
+        except DataError as error:
+            return Lacks(ask.block, str(error)), [], None
+        told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in lies]
+        sums = _sums(block, index) if ask.content else []
+        slabs = list({p[0].number: p[0] for p in lies if p is not None}.values())
+        answer = Lies(ask.block, block.rows, block.shape, nodes, told, sums)
+        return answer, slabs, self._shape(block.schema)
+
+    def close(self) -> None:
+        """Forget every block and close every slab."""
+        with self.lock:
+            self._blocks.clear()
+            self._built.clear()
+            self.pool.close()
+
+    def _collect(self) -> None:
+        """Let go of built regions whose arrays are gone."""
+        while self._dropped:
+            region = self._dropped.popleft()
+            if region in self._built:
+                self._built.remove(region)
+                self.pool.let_go(region)
+
+    def _already_there(self, buffers: list[pa.Buffer | None]) -> tuple[list[Place | None], list[Region]]:
+        """The places of buffers that were built in a slab, and a hold of each region that they lie in."""
+        if not self._built:
+            return [None] * len(buffers), []
+        lies: list[Place | None] = []
+        held: list[Region] = []
+        for buffer in buffers:
+            region = next((r for r in self._built if buffer is not None and _within(buffer, r)), None)
+            lies.append(None if region is None or buffer is None else _place(buffer, region))
+            if region is not None and region not in held:
+                region.holds += 1
+                held.append(region)
+        return lies, held
+
+    def _shape(self, schema: pa.Schema) -> ShapeHere:
+        found = self._shapes.get(schema)
+        if found is None:
+            data = schema_bytes(schema)
+            found = self._shapes[schema] = ShapeHere(xxhash.xxh3_64_intdigest(data), data)
+        return found
+
+
+def _room(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else -(-buffer.size // ALIGNMENT) * ALIGNMENT
+
+
+def _within(buffer: pa.Buffer, region: Region) -> bool:
+    start = region.slab.buffer.address + region.offset
+    return buffer.size > 0 and start <= buffer.address and buffer.address + buffer.size <= start + region.length
+
+
+def _place(buffer: pa.Buffer, region: Region) -> Place:
+    return region.slab, buffer.address - region.slab.buffer.address, buffer.size
+
+
+def _copy(buffers: list[pa.Buffer | None], lies: list[Place | None], region: Region) -> None:
+    """Copy what is nowhere yet into the region, and say where it lies."""
+    memory, at = region.bytes(), 0
+    for index, buffer in enumerate(buffers):
+        if buffer is None or not buffer.size or lies[index] is not None:
+            continue
+        memory[at : at + buffer.size] = np.frombuffer(buffer, np.uint8)
+        lies[index] = (region.slab, region.offset + at, buffer.size)
+        at += _room(buffer)
+
+
+def _chosen(block: Block, columns: tuple[str, ...]) -> tuple[list[tuple[int, int]], list[Place | None], list[int]]:
+    """Nodes and places of the columns asked for, and their indices."""
+    index = named(block.schema.names, columns)
+    if not columns:
+        return block.nodes, block.places, index
+    node, buffer = block.columns.node, block.columns.buffer
+    nodes = [n for i in index for n in block.nodes[node[i] : node[i + 1]]]
+    return nodes, [p for i in index for p in block.places[buffer[i] : buffer[i + 1]]], index
+
+
+def _sums(block: Block, index: list[int]) -> list[int]:
+    """Checksums of the buffers of these columns; computed once a block."""
+    if not block.sums:
+        block.sums = checksums([None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places])
+    buffer = block.columns.buffer
+    return [s for i in index for s in block.sums[buffer[i] : buffer[i + 1]]]

@@ -1,0 +1,188 @@
+"""The reading end of a connection to one Worker's outbox.
+
+Owns: the slabs of that peer that are mapped here, its schemas, and the checks of what it says
+before anything is read. Does not own: framing (packets.py), whom to ask (shm.py).
+
+Whatever comes is taken for possibly wrong: sizes are those of the descriptor (fstat), places lie within them, arrays
+fit their schema and are validated in full; with `content` each buffer has its checksum. Numbers are bounded before
+anything is allocated or mapped.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import stat
+import time
+from collections.abc import Sequence
+
+import pyarrow as pa
+import xxhash
+
+from dataflow.errors import DataError, RunError
+from engine.channels.contract import PeerLost, Request
+from engine.channels.descriptors import (
+    Ask,
+    Fetch,
+    Lacks,
+    Lies,
+    Reply,
+    ShapeHere,
+    SlabGone,
+    SlabHere,
+    Unknown,
+    decode_from_owner,
+    encode,
+)
+from engine.channels.frames import checked_together, checksums, schema_of
+from engine.channels.packets import Closed, Packets
+from engine.channels.picking import named, of_rows
+from engine.channels.slabs import is_sealed
+
+
+class Reader:
+    """Rows of one peer's blocks, as views of its slabs. Not for several threads at once."""
+
+    def __init__(self, peer: str, connection: socket.socket, *, content: bool) -> None:
+        self.peer = peer
+        self._packets = Packets(connection)
+        self._content = content
+        self._slabs: dict[int, pa.Buffer] = {}
+        self._shapes: dict[int, pa.Schema] = {}
+        self._last = 0
+
+    def ask(self, requests: Sequence[Request]) -> int:
+        """Ask for blocks; returns the number of the request. Raises PeerLost."""
+        self._last += 1
+        asks = tuple(Ask(r.block, tuple(r.columns), self._content) for r in requests)
+        try:
+            self._packets.send(encode(Fetch(self._last, asks)))
+        except Closed as closed:
+            raise self._lost(closed) from closed
+        return self._last
+
+    def answer(self, number: int, requests: Sequence[Request], deadline: float) -> list[pa.RecordBatch]:
+        """What was asked for under this number, before this monotonic time.
+
+        Raises PeerLost, KeyError, DataError, and RunError for an answer that cannot be right.
+        """
+        reply = self._reply(number, deadline)
+        if len(reply.answers) != len(requests):
+            raise self._wrong(f"expected {len(requests)} answers, found {len(reply.answers)}")
+        return [self._rows(answer, request) for answer, request in zip(reply.answers, requests, strict=True)]
+
+    def hear(self) -> list[Reply]:
+        """Take whatever came and does not have to be waited for; returns replies."""
+        try:
+            taken = [self._take(decode_from_owner(message)) for message in self._packets.receive()]
+        except Closed as closed:
+            raise self._lost(closed) from closed
+        return [reply for reply in taken if reply is not None]
+
+    def close(self) -> None:
+        """Close the connection. Mappings go with the last view of them."""
+        self._packets.close()
+        self._slabs.clear()
+
+    def __len__(self) -> int:
+        return len(self._slabs)
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def _reply(self, number: int, deadline: float) -> Reply:
+        """The reply to this request; those to earlier ones, which nobody waits for any more, are dropped."""
+        while True:
+            try:
+                there = self._packets.wait(deadline)
+            except Closed as closed:
+                raise self._lost(closed) from closed
+            if not there:
+                raise PeerLost(self.peer, "did not answer in time where its rows are. Fix: see what it is doing")
+            for reply in self.hear():
+                if reply.id == number:
+                    return reply
+
+    def _take(self, message: SlabHere | SlabGone | ShapeHere | Reply) -> Reply | None:
+        match message:
+            case Reply():
+                if message.id > self._last:
+                    raise self._wrong(f"expected an answer to request {self._last}, found one to {message.id}")
+                return message
+            case SlabHere():
+                self._map(message)
+            case SlabGone():
+                for slab in message.numbers:
+                    self._slabs.pop(slab, None)
+            case ShapeHere():
+                if xxhash.xxh3_64_intdigest(message.data) != message.hash:
+                    raise self._wrong("a schema that was changed on its way")
+                self._shapes[message.hash] = schema_of(message.data)
+        return None
+
+    def _map(self, slab: SlabHere) -> None:
+        """Map a slab for reading, if its descriptor is what the peer says it is."""
+        if not self._packets.descriptors:
+            raise self._wrong(f"slab {slab.number} without its descriptor")
+        descriptor = self._packets.descriptors.popleft()
+        try:
+            found = os.fstat(descriptor)
+            named_file = found.st_nlink > 0 if slab.on_disk else not is_sealed(descriptor)
+            if found.st_size != slab.size or not stat.S_ISREG(found.st_mode) or not slab.size or named_file:
+                raise self._wrong(
+                    f"slab {slab.number}: expected {slab.size} bytes that nobody can take away, found "
+                    f"{found.st_size} bytes of mode {found.st_mode:o}"
+                )
+            flags = mmap.MAP_SHARED | (0 if slab.on_disk else mmap.MAP_POPULATE)
+            self._slabs[slab.number] = pa.py_buffer(mmap.mmap(descriptor, slab.size, flags=flags, prot=mmap.PROT_READ))
+        except OSError as error:
+            raise RunError(f"{self.peer}: slab {slab.number} of {slab.size} bytes cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, answer: Lies | Unknown | Lacks, request: Request) -> pa.RecordBatch:
+        if answer.block != request.block:
+            raise self._wrong(f"expected block {request.block}, found {answer.block}")
+        match answer:
+            case Unknown():
+                raise KeyError(request.block)
+            case Lacks():
+                raise DataError(answer.error)
+            case Lies():
+                return of_rows(self._columns(answer, request), request.rows)
+
+    def _columns(self, lies: Lies, request: Request) -> pa.RecordBatch:
+        schema = self._shapes.get(lies.shape)
+        if schema is None:
+            raise self._wrong(f"block {lies.block} is of a schema that was never told")
+        if request.columns:
+            schema = pa.schema([schema.field(i) for i in named(schema.names, request.columns)])
+        buffers = [self._buffer(*place) for place in lies.places]
+        if self._content and checksums(buffers) != lies.sums:
+            raise self._wrong(f"block {lies.block}: its content is not what its owner kept")
+        try:
+            return checked_together(schema, lies.rows, lies.nodes, buffers)
+        except RunError as error:
+            raise self._wrong(f"block {lies.block}: {error}") from error
+
+    def _buffer(self, number: int, offset: int, length: int) -> pa.Buffer | None:
+        if not length:
+            return None
+        slab = self._slabs.get(number)
+        if slab is None or offset + length > slab.size:
+            size = "that is not mapped" if slab is None else f"of {slab.size} bytes"
+            raise self._wrong(f"{length} bytes at {offset} of slab {number} {size}")
+        return slab.slice(offset, length)
+
+    def _wrong(self, found: str) -> RunError:
+        return RunError(f"{self.peer}: refused: {found}. Fix: both ends have to be of one build of the engine.")
+
+    def _lost(self, closed: Closed) -> PeerLost:
+        return PeerLost(self.peer, f"its process is gone ({closed})")
+
+
+def deadline_in(seconds: float) -> float:
+    """A moment of the monotonic clock."""
+    return time.monotonic() + seconds

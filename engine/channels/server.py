@@ -1,0 +1,161 @@
+"""The thread of a Worker that tells its peers where blocks lie.
+
+    waits for                          unblocked by
+    a request, room in a socket        the peer; a new peer or the end: the Worker's own threads
+
+Owns: one connection for each peer that dialled, what each of them was already told. Does not own:
+blocks (outbox.py), framing (packets.py).
+
+It never waits for one peer alone: what a slow one does not take stays in its queue, and from such a one nothing more
+is read meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from dataflow.errors import RunError
+from engine.channels.descriptors import Fetch, Reply, SlabGone, SlabHere, decode_fetch, encode
+from engine.channels.outbox import SlabOutbox
+from engine.channels.packets import Closed, Packets
+from engine.channels.slabs import Slab
+
+_log = logging.getLogger(__name__)
+
+ENOUGH = 1 << 20
+"""Bytes of unsent answers from which on a peer's requests are left unread."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Reader:
+    """A peer that reads from here, and what it was told."""
+
+    peer: str
+    packets: Packets
+    slabs: set[int] = field(default_factory=set)
+    shapes: set[int] = field(default_factory=set)
+
+
+class Server:
+    """Answers the peers of one outbox from a thread of its own, until `close`."""
+
+    def __init__(self, name: str, outbox: SlabOutbox) -> None:
+        self.refused: Counter[str] = Counter()
+        self._outbox = outbox
+        self._new: deque[tuple[str, socket.socket]] = deque()
+        self._over = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._readers: list[_Reader] = []
+        self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
+        self._thread.start()
+
+    def serve(self, peer: str, connection: socket.socket) -> None:
+        """Answer this peer over this socket from now on; from any thread."""
+        self._new.append((peer, connection))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the thread look for new peers, and for slabs that are gone."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """End the thread and close every connection."""
+        if self._over:
+            return
+        self._over = True
+        self.wake()
+        self._thread.join()
+        for _, connection in self._new:
+            connection.close()
+        os.close(self._wake)
+
+    # --- its thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._over:
+            for key, what in self._selector.select():
+                if key.data is None:
+                    self._woken()
+                else:
+                    self._serve(key.data, what)
+        for reader in list(self._readers):
+            self._drop(reader)
+        self._selector.close()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._new:
+            peer, connection = self._new.popleft()
+            reader = _Reader(peer=peer, packets=Packets(connection))
+            self._readers.append(reader)
+            self._selector.register(connection, selectors.EVENT_READ, reader)
+        with self._outbox.lock:
+            gone = set(self._outbox.pool.gone())
+        for reader in list(self._readers) if gone else ():
+            self._tell_gone(reader, gone & reader.slabs)
+
+    def _tell_gone(self, reader: _Reader, numbers: set[int]) -> None:
+        reader.slabs -= numbers
+        try:
+            if numbers:
+                reader.packets.send(encode(SlabGone(tuple(sorted(numbers)))))
+            self._watch(reader)
+        except Closed:
+            self._drop(reader)
+
+    def _serve(self, reader: _Reader, what: int) -> None:
+        """Send what waits, and answer what came."""
+        try:
+            if what & selectors.EVENT_WRITE:
+                reader.packets.flush()
+            if what & selectors.EVENT_READ:
+                for message in reader.packets.receive():
+                    self._answer(reader, decode_fetch(message))
+            self._watch(reader)
+        except Closed:
+            self._drop(reader)
+        except RunError as error:
+            self.refused[reader.peer] += 1
+            _log.warning("%s: request refused, its connection is closed: %s", reader.peer, error)
+            self._drop(reader)
+
+    def _answer(self, reader: _Reader, fetch: Fetch) -> None:
+        answers = []
+        with self._outbox.lock:  # until the descriptors are sent or duplicated, no slab goes
+            for ask in fetch.asks:
+                answer, slabs, shape = self._outbox.describe(ask)
+                for slab in slabs:
+                    self._introduce(reader, slab)
+                if shape is not None and shape.hash not in reader.shapes:
+                    reader.shapes.add(shape.hash)
+                    reader.packets.send(encode(shape))
+                answers.append(answer)
+        reader.packets.send(encode(Reply(fetch.id, answers)))
+
+    def _introduce(self, reader: _Reader, slab: Slab) -> None:
+        """Send a slab's descriptor, once."""
+        if slab.number not in reader.slabs:
+            reader.slabs.add(slab.number)
+            reader.packets.send(encode(SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor)
+
+    def _watch(self, reader: _Reader) -> None:
+        waiting = reader.packets.waiting
+        wanted = selectors.EVENT_READ if waiting < ENOUGH else 0
+        wanted |= selectors.EVENT_WRITE if waiting else 0
+        if self._selector.get_key(reader.packets.socket).events != wanted:
+            self._selector.modify(reader.packets.socket, wanted, reader)
+
+    def _drop(self, reader: _Reader) -> None:
+        self._readers.remove(reader)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(reader.packets.socket)
+        reader.packets.close()

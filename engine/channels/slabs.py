@@ -1,0 +1,239 @@
+"""Slabs: pooled memory that other processes of the host can map.
+
+Owns: memfds whose size is sealed, faulted in once and used again and again; regions in them;
+files on disk for what is beyond the limit. Does not own: what lies in a region (frames.py),
+when it may go (the coordinator's Release), nor how a descriptor gets to a peer (shm.py).
+
+A fresh segment for each batch costs several times the copy into it (page faults), so a slab stays
+until the pool is over its limit. Small regions share a slab; a large one has a slab of its own,
+taken from those that are free and not more than twice as large. Callers lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.errors import RunError
+
+ALIGNMENT = 64
+SHARED = 8 << 20
+"""Bytes of a slab that small regions share."""
+SMALL = 1 << 20
+"""The largest region that shares a slab."""
+POISON = 0xA5
+
+F_SEAL_FUTURE_WRITE = 0x0010
+"""Linux 5.1: no new writable mapping, no write(); the mapping that the pool has stays writable."""
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Slab:
+    """One piece of memory with a descriptor. `number` never repeats within a pool; `on_disk`: spilled."""
+
+    __slots__ = ("_memory", "buffer", "descriptor", "live", "number", "on_disk", "size", "used")
+
+    def __init__(self, number: int, size: int, directory: Path | None = None) -> None:
+        self.number = number
+        self.size = size
+        self.on_disk = directory is not None
+        self.descriptor, self._memory = _sealed_memory(size) if directory is None else _unlinked_file(size, directory)
+        self.buffer = pa.py_buffer(self._memory)
+        self.used = 0
+        self.live = 0
+
+    def bytes(self, offset: int, length: int) -> np.ndarray:
+        """uint8 [length], writable; it keeps the mapping alive, and whoever keeps a part of it keeps all of it."""
+        return np.frombuffer(self._memory, np.uint8, length, offset)
+
+    def close(self) -> None:
+        """Close the descriptor; the memory goes with the last view of it."""
+        os.close(self.descriptor)
+
+
+class Region:
+    """A part of a slab. holds: how many have a use for it; it is free again at 0."""
+
+    __slots__ = ("holds", "length", "offset", "slab")
+
+    def __init__(self, slab: Slab, offset: int, length: int) -> None:
+        self.slab = slab
+        self.offset = offset
+        self.length = length
+        self.holds = 1
+
+    def bytes(self) -> np.ndarray:
+        """uint8 [length], writable."""
+        return self.slab.bytes(self.offset, self.length)
+
+
+class SlabPool:
+    """Regions for whoever asks. limit: bytes of memory; what is beyond it goes to unlinked files in `directory`."""
+
+    def __init__(self, *, limit: int, directory: Path | None = None, poison: bool = False) -> None:
+        self.limit = limit
+        self.spilled = 0
+        """Bytes that lie in files now."""
+        self._directory = directory or Path(tempfile.gettempdir())
+        self._poison = poison
+        self._slabs: dict[int, Slab] = {}
+        self._idle: list[Slab] = []
+        self._shared: Slab | None = None
+        self._next = 0
+        self._gone: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slabs in memory."""
+        return sum(s.size for s in self._slabs.values() if not s.on_disk)
+
+    @property
+    def live(self) -> int:
+        """Regions that somebody holds."""
+        return sum(s.live for s in self._slabs.values())
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether `gone` has something to say."""
+        return bool(self._gone)
+
+    def gone(self) -> list[int]:
+        """Numbers of slabs that were given back to the system since the last call."""
+        found, self._gone = self._gone, []
+        return found
+
+    def allocate(self, length: int) -> Region:
+        """A region of so many bytes, with one hold. Raises RunError where the system has none left."""
+        slab = self._for_small(length) if length <= SMALL else self._take(_size_class(length))
+        region = Region(slab, slab.used, length)
+        slab.used += -(-length // ALIGNMENT) * ALIGNMENT
+        slab.live += 1
+        return region
+
+    def let_go(self, region: Region) -> None:
+        """Drop one hold of a region; at the last one its memory may be used again."""
+        region.holds -= 1
+        if region.holds:
+            return
+        slab = region.slab
+        if self._poison:
+            region.bytes()[:] = POISON
+        slab.live -= 1
+        if slab.live:
+            return
+        slab.used = 0
+        if slab.on_disk:
+            self.spilled -= slab.size
+            self._drop(slab)
+        elif slab is not self._shared:
+            self._idle.append(slab)
+
+    def close(self) -> None:
+        """Close every descriptor. Views that somebody still has stay readable."""
+        for slab in self._slabs.values():
+            slab.close()
+        self._slabs.clear()
+        self._idle.clear()
+        self._shared = None
+
+    def _for_small(self, length: int) -> Slab:
+        """The shared slab where there is room, else a free or a new one in its place."""
+        if self._shared is None or self._shared.used + length > self._shared.size:
+            self._shared = None  # it is free again when its last region goes
+            self._shared = self._take(SHARED)
+        return self._shared
+
+    def _take(self, size: int) -> Slab:
+        """The smallest free slab that is large enough and not wasteful, else a new one."""
+        fitting = [s for s in self._idle if size <= s.size <= 2 * size]
+        if fitting:
+            slab = min(fitting, key=lambda s: s.size)
+            self._idle.remove(slab)
+            return slab
+        return self._make(size)
+
+    def _make(self, size: int) -> Slab:
+        while self._idle and self.nbytes + size > self.limit:
+            self._idle.sort(key=lambda s: s.size)
+            self._drop(self._idle.pop())
+        on_disk = self.nbytes + size > self.limit
+        try:
+            slab = Slab(self._next, size, self._directory if on_disk else None)
+        except OSError as error:
+            raise self._exhausted(error, size, on_disk) from error
+        self._next += 1
+        self._slabs[slab.number] = slab
+        if on_disk:
+            self.spilled += size
+        return slab
+
+    def _drop(self, slab: Slab) -> None:
+        del self._slabs[slab.number]
+        if slab is self._shared:
+            self._shared = None
+        self._gone.append(slab.number)
+        slab.close()
+
+    def _exhausted(self, error: OSError, size: int, on_disk: bool) -> RunError:
+        have = f"{len(self._slabs)} slabs, {self.nbytes >> 20} MiB in memory and {self.spilled >> 20} on disk"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            fix = f"ulimit -n {hard} (now {soft})"
+        elif on_disk:
+            fix = f"free space in {self._directory}, name another folder by TMPDIR, or take a smaller batch"
+        else:
+            fix = "a smaller batch or max_lag, or a machine with more memory"
+        return RunError(
+            f"outbox: expected room for {size >> 20} MiB, found: {error.strerror}; it has {have}. Fix: {fix}."
+        )
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Whether nobody can shrink what this descriptor stands for; an ordinary file is not sealed."""
+    try:
+        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+
+
+def _size_class(length: int) -> int:
+    """The next size of form (8 to 15) * 2**n: at most an eighth is wasted, and slabs fit again."""
+    step = max(1 << max(length.bit_length() - 4, 0), mmap.PAGESIZE)
+    return -(-length // step) * step
+
+
+def _sealed_memory(size: int) -> tuple[int, mmap.mmap]:
+    """A memfd with its pages there, mapped, its size sealed, and read-only for whoever maps it later."""
+    descriptor = os.memfd_create("dataflow-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        os.posix_fallocate(descriptor, 0, size)  # an error here, where later there would be a signal
+        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+        with contextlib.suppress(OSError):  # before Linux 5.1 there is no such seal
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor, memory
+
+
+def _unlinked_file(size: int, directory: Path) -> tuple[int, mmap.mmap]:
+    """A file without a name, its blocks reserved, mapped."""
+    descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)
+    try:
+        os.unlink(name)
+        os.posix_fallocate(descriptor, 0, size)
+        return descriptor, mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+    except OSError:
+        os.close(descriptor)
+        raise
