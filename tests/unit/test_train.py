@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch_models import FakeSession, prompt_chunk, save_tiny
 from torch_rows import padded_logprobs, plain, random_rows, rollout, token_column
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from torch_training import CLIPPED, PG, PPO, assignment, distance, opened, term, weights_of, with_advantage
+from transformers import AutoModelForTokenClassification
 
 from dataflow.batch import Batch
-from dataflow.errors import CheckpointError, DataError, KernelError
 from dataflow.kernel import Assignment, KernelNode, Layout
-from dataflow.loss import Loss, LossTerm, Now, Tensors, Terms, loss_function
+from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.model import Model, linear
-from dataflow.schema import Advantage, Logprobs, Returns, Reward
+from dataflow.schema import Logprobs, Returns, Reward
 from operators import losses
 from operators.kernels.torch.generate import TorchGenerate
-from operators.kernels.torch.minibatches import minibatches
-from operators.kernels.torch.reduce import count_weights
 from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 
@@ -42,46 +37,6 @@ def critic(tmp_path_factory: pytest.TempPathFactory, base: str) -> str:
     save_tiny(folder)
     AutoModelForTokenClassification.from_pretrained(base, num_labels=1).save_pretrained(folder)
     return str(folder)
-
-
-def term(function: Any, *, weight: Any = 1.0, now: tuple[str, ...] = (), label: str = "", **params: Any) -> LossTerm:
-    return LossTerm(
-        function=function, weight=weight, now=now, label=label or function.name, params=tuple(params.items())
-    )
-
-
-CLIPPED = {"clip": 0.2, "beta": 0.0, "kl": "k3", "dual_clip": None}
-PG = Loss((term(losses.POLICY_GRADIENT),))
-PPO = Loss((term(losses.CLIPPED_POLICY, **CLIPPED),))
-
-
-def opened(
-    base: str, loss: Loss, *, tokens: int = 16384, head: Any = "lm", dtype: Any = "float32", **params: Any
-) -> TorchTrain:
-    kernel = TorchTrain()
-    model = Model("policy", base, trainable=True, head=head, dtype=dtype)
-    given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
-    node = KernelNode(name="train_policy", operator="train", models={"model": model}, params=given)
-    kernel.open(node, Layout(tokens=tokens), FakeSession(seed=5, node="train_policy"))
-    return kernel
-
-
-def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
-    inputs = {"rows": rows} | {name.replace("__", "."): batch for name, batch in ports.items()}
-    return Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs)
-
-
-def with_advantage(rows: Batch, step: int = 1, name: str = "policy_gradient_loss", seed: int = 7) -> Assignment:
-    return assignment(rows, step, **{f"{name}__advantage": token_column(rows, "advantage", seed=seed)})
-
-
-def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
-    return {piece.name: piece.data.clone() for piece in kernel.pieces()}
-
-
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
 
 
 def naive_gradients(base: str, rows: Batch, loss_of: Callable[[list[Tensor]], Tensor]) -> dict[str, Tensor]:
@@ -321,117 +276,6 @@ def test_steps_before_start_consume_without_training(base: str) -> None:
     assert distance(before, weights_of(kernel)) > 0.0
 
 
-def test_a_row_that_is_not_finite_stops_the_run_by_name(base: str) -> None:
-    rows = random_rows(2, 2)
-    ids = rows.ragged("completion_ids")
-    values = np.ones(len(ids.values), dtype=np.float32)
-    last = int(np.flatnonzero(rows.ragged("completion_mask").values)[-1])
-    values[last] = np.inf
-    values[rows.ragged("completion_mask").values == 0] = np.nan
-    bad = Batch.make(rows.keys, {"advantage": ids.like(values)}, Advantage)
-    kernel = opened(base, PG)
-    before = weights_of(kernel)
-    with pytest.raises(
-        KernelError, match=r"train_policy: step 4: expected a loss that is finite, found .*first row \(11, 1, 0\)"
-    ):
-        kernel.step(assignment(rows, 4, policy_gradient_loss__advantage=bad))
-    assert distance(before, weights_of(kernel)) == 0.0
-    assert all(p.grad is None for p in kernel._module.parameters())
-
-
-def test_a_column_of_other_rows_is_refused(base: str) -> None:
-    rows = random_rows(2, 2)
-    other = token_column(random_rows(2, 2, seed=3), "advantage")
-    with pytest.raises(DataError, match=r"policy_gradient_loss\.advantage\.advantage: row \(10, \d, 0\) has \d values"):
-        opened(base, PG).step(assignment(rows, policy_gradient_loss__advantage=other))
-
-
-def test_a_loss_of_the_wrong_length_is_refused(base: str) -> None:
-    def averaged(now: Now) -> Terms:
-        assert now.logprobs is not None
-        return Terms(now.logprobs.mean())
-
-    with pytest.raises(
-        KernelError, match=r"loss averaged: expected Terms.loss of shape \[\d+\], one number a token, found \[\]"
-    ):
-        opened(base, Loss((term(loss_function(averaged)),))).step(assignment(random_rows(2, 2)))
-
-
-def test_a_loss_without_gradient_is_refused(base: str) -> None:
-    function = loss_function(lambda now: Terms(now.logprobs.detach()), name="constant")
-    with pytest.raises(KernelError, match="expected a loss that depends on what the model says, found a constant"):
-        opened(base, Loss((term(function),))).step(assignment(random_rows(2, 2)))
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"aggregate": "token-mean"}, "expected aggregate to be one of token_mean"),
-        ({"aggregate": "constant"}, "divides by max_tokens, found none"),
-        ({"optimizer": "sgd"}, "expected optimizer 'adamw'"),
-        ({"loss": Loss((term(losses.VALUE, clip=None),))}, "needs a Model with head='scalar'"),
-        ({"loss": Loss((term(losses.DPO, beta=0.1),)), "aggregate": "sequence_sum"}, "takes only their mean"),
-    ],
-)
-def test_parameters_that_cannot_be_honoured_are_refused_at_open(
-    base: str, params: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(KernelError, match=message):
-        opened(base, **({"loss": PG} | params))
-
-
-def test_restored_training_goes_on_with_the_same_bits(base: str, tmp_path: Path) -> None:
-    rows = random_rows(4, 2)
-    first = opened(base, PG, minibatches=2)
-    for step in (1, 2):
-        first.step(with_advantage(rows, step, seed=step))
-    first.save(tmp_path / "saved")
-    second = opened(base, PG, minibatches=2)
-    second.restore(tmp_path / "saved")
-    assert distance(weights_of(first), weights_of(second)) == 0.0
-    a, b = (kernel.step(with_advantage(rows, 3, seed=3)) for kernel in (first, second))
-    assert a == b
-    assert distance(weights_of(first), weights_of(second)) == 0.0
-    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert sum(p.numel() for p in fresh.parameters()) == sum(p.numel() for p in plain(base).parameters())
-
-
-def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> None:
-    larger = save_tiny(tmp_path / "larger", layers=3)
-    other = opened(larger, PG)
-    other.save(tmp_path / "saved")
-    with pytest.raises(CheckpointError, match="found that of another model"):
-        opened(base, PG)._optimizer.restore(tmp_path / "saved" / "optimizer.pt")
-    with pytest.raises(CheckpointError, match="found nothing"):
-        opened(base, PG)._optimizer.restore(tmp_path / "nowhere.pt")
-
-
-def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: Path) -> None:
-    rows = random_rows(4, 2)
-    kernel = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)
-    before = weights_of(kernel)
-    for step in range(1, 4):
-        kernel.step(assignment(rows, step))
-    masters = [m for _, m in kernel._optimizer._copied]
-    assert masters[0].dtype == torch.float32
-    moved = max(float((m.detach() - before[n].float()).abs().max()) for m, n in zip(masters, before, strict=True))
-    assert moved == pytest.approx(3e-5, rel=0.3)
-    kernel.save(tmp_path / "narrow")
-    other = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)
-    other.restore(tmp_path / "narrow")
-    for kept, found in zip(masters, (m for _, m in other._optimizer._copied), strict=True):
-        assert torch.equal(kept, found)
-
-
-def test_the_module_is_left_as_generation_needs_it(base: str) -> None:
-    kernel = opened(base, PG)
-    addresses = {name: p.data_ptr() for name, p in kernel._module.named_parameters()}
-    kernel.step(with_advantage(random_rows(2, 2)))
-    assert not kernel._module.training
-    assert all(p.grad is None and p.requires_grad for p in kernel._module.parameters())
-    assert {name: p.data_ptr() for name, p in kernel._module.named_parameters()} == addresses
-
-
 def test_the_gradient_is_clipped_to_its_norm(base: str) -> None:
     rows, settings = random_rows(2, 2), AdamW(eps=1e3, betas=(0.0, 0.0))
     moves = []
@@ -442,41 +286,6 @@ def test_the_gradient_is_clipped_to_its_norm(base: str) -> None:
         after = weights_of(kernel)
         moves.append(np.sqrt(sum(float((after[n] - before[n]).square().sum()) for n in after)))
     assert moves[1] == pytest.approx(2 * moves[0], rel=1e-2)
-
-
-@settings(max_examples=40, deadline=None)
-@given(groups=st.integers(1, 13), count=st.integers(1, 5), epochs=st.integers(1, 3), step=st.integers(1, 3))
-def test_minibatches_are_whole_groups_in_equal_number(groups: int, count: int, epochs: int, step: int) -> None:
-    position = np.repeat(np.arange(groups) * 3, 2)
-    given_ = {"epochs": epochs, "count": count, "seed": 1, "node": "n", "step": step}
-    found = list(minibatches(position, **given_))
-    again = list(minibatches(position, **given_))
-    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
-    for epoch in range(epochs):
-        parts = found[epoch * count : (epoch + 1) * count]
-        assert sorted(np.concatenate(parts).tolist()) == list(range(2 * groups))
-        sizes = [len(set(position[p])) for p in parts]
-        assert max(sizes) - min(sizes) <= 1
-        assert all(len(p) == 2 * s for p, s in zip(parts, sizes, strict=True))
-
-
-def test_minibatches_differ_by_epoch_step_node_and_seed() -> None:
-    position = np.arange(64)
-    usual: dict[str, Any] = {"epochs": 2, "count": 2, "seed": 1, "node": "n", "step": 1}
-    first, _, second, _ = minibatches(position, **usual)
-    assert not np.array_equal(first, second)
-    for change in ({"seed": 2}, {"node": "m"}, {"step": 2}):
-        assert not np.array_equal(next(iter(minibatches(position, **(usual | change)))), first)
-
-
-def test_denominators_leave_out_rows_without_a_trained_token() -> None:
-    trained, groups = np.array([3, 0, 1, 4]), np.array([0, 0, 1, 2])
-    chosen = np.array([0, 1, 2])
-    weights = count_weights(trained, groups, chosen, aggregate="sequence_mean", max_tokens=None)
-    np.testing.assert_allclose(weights.token, [1 / 6, 0, 1 / 2, 0])
-    np.testing.assert_allclose(weights.row, [1 / 2, 0, 1 / 2, 0])
-    assert weights.group == 1 / 2
-    assert weights.tokens == 4
 
 
 def test_params_of_the_planner_that_are_not_for_training_are_passed_over(base: str) -> None:

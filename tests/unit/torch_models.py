@@ -72,10 +72,12 @@ def save_tiny(directory: Path, kind: str = "qwen2", *, seed: int = 0, layers: in
 
 
 class FakeSession:
-    """A Session of one process that remembers metrics."""
+    """A Session that remembers metrics; of one process where no group is given."""
 
-    def __init__(self, seed: int = 0, node: str = "rollout") -> None:
-        self.seed, self.rank, self.world, self._node = seed, 0, 1, node
+    def __init__(
+        self, seed: int = 0, node: str = "rollout", *, rank: int = 0, world: int = 1, group: Any = None
+    ) -> None:
+        self.seed, self.rank, self.world, self.group, self._node = seed, rank, world, group, node
         self.metrics: dict[str, list[tuple[float, float]]] = {}
         self.modules: dict[Any, Any] = {}
         self.tombstones: list[tuple[tuple[int, int, int], str]] = []

@@ -147,11 +147,10 @@ class TorchTrain:
         if not update.weights.tokens:
             sums.count("optim/skipped", lead)
             return
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self._optimizer.clear)
             norm = self._gradient(update)
-        except KernelError:
-            self._optimizer.clear()
-            raise
+            where_it_fails.pop_all()
         self._optimizer.step(update.lr, norm)
         sums.add("optim/grad_norm", norm, 1.0)
         sums.count("optim/updates", lead)

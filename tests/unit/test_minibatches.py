@@ -1,0 +1,47 @@
+"""Minibatches and denominators: what is decided of a Step before its first forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.reduce import count_weights
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.integers(1, 13), count=st.integers(1, 5), epochs=st.integers(1, 3), step=st.integers(1, 3))
+def test_minibatches_are_whole_groups_in_equal_number(groups: int, count: int, epochs: int, step: int) -> None:
+    position = np.repeat(np.arange(groups) * 3, 2)
+    given_ = {"epochs": epochs, "count": count, "seed": 1, "node": "n", "step": step}
+    found = list(minibatches(position, **given_))
+    again = list(minibatches(position, **given_))
+    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+    for epoch in range(epochs):
+        parts = found[epoch * count : (epoch + 1) * count]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(2 * groups))
+        sizes = [len(set(position[p])) for p in parts]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(len(p) == 2 * s for p, s in zip(parts, sizes, strict=True))
+
+
+def test_minibatches_differ_by_epoch_step_node_and_seed() -> None:
+    position = np.arange(64)
+    usual: dict[str, Any] = {"epochs": 2, "count": 2, "seed": 1, "node": "n", "step": 1}
+    first, _, second, _ = minibatches(position, **usual)
+    assert not np.array_equal(first, second)
+    for change in ({"seed": 2}, {"node": "m"}, {"step": 2}):
+        assert not np.array_equal(next(iter(minibatches(position, **(usual | change)))), first)
+
+
+def test_denominators_leave_out_rows_without_a_trained_token() -> None:
+    trained, groups = np.array([3, 0, 1, 4]), np.array([0, 0, 1, 2])
+    chosen = np.array([0, 1, 2])
+    weights = count_weights(trained, groups, chosen, aggregate="sequence_mean", max_tokens=None)
+    np.testing.assert_allclose(weights.token, [1 / 6, 0, 1 / 2, 0])
+    np.testing.assert_allclose(weights.row, [1 / 2, 0, 1 / 2, 0])
+    assert weights.group == 1 / 2
+    assert weights.tokens == 4

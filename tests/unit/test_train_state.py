@@ -1,0 +1,122 @@
+"""The train kernel: its state on disk, and asleep; what it leaves of a module that others use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch_models import save_tiny
+from torch_rows import plain, random_rows
+from torch_training import PG, assignment, distance, opened, term, weights_of, with_advantage
+from transformers import AutoModelForCausalLM
+
+from dataflow.errors import CheckpointError
+from dataflow.loss import Loss
+from operators import losses
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("train") / "qwen2")
+
+
+def test_restored_training_goes_on_with_the_same_bits(base: str, tmp_path: Path) -> None:
+    rows = random_rows(4, 2)
+    first = opened(base, PG, minibatches=2)
+    for step in (1, 2):
+        first.step(with_advantage(rows, step, seed=step))
+    first.save(tmp_path / "saved")
+    second = opened(base, PG, minibatches=2)
+    second.restore(tmp_path / "saved")
+    assert distance(weights_of(first), weights_of(second)) == 0.0
+    a, b = (kernel.step(with_advantage(rows, 3, seed=3)) for kernel in (first, second))
+    assert a == b
+    assert distance(weights_of(first), weights_of(second)) == 0.0
+    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert sum(p.numel() for p in fresh.parameters()) == sum(p.numel() for p in plain(base).parameters())
+
+
+def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> None:
+    larger = save_tiny(tmp_path / "larger", layers=3)
+    other = opened(larger, PG)
+    other.save(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="found that of another model"):
+        opened(base, PG)._optimizer.restore(tmp_path / "saved" / "optimizer.pt")
+    with pytest.raises(CheckpointError, match="found nothing"):
+        opened(base, PG)._optimizer.restore(tmp_path / "nowhere.pt")
+
+
+def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: Path) -> None:
+    rows = random_rows(4, 2)
+    kernel = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)
+    before = weights_of(kernel)
+    for step in range(1, 4):
+        kernel.step(assignment(rows, step))
+    masters = [m for _, m in kernel._optimizer._copied]
+    assert masters[0].dtype == torch.float32
+    moved = max(float((m.detach() - before[n].float()).abs().max()) for m, n in zip(masters, before, strict=True))
+    assert moved == pytest.approx(3e-5, rel=0.3)
+    kernel.save(tmp_path / "narrow")
+    other = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)
+    other.restore(tmp_path / "narrow")
+    for kept, found in zip(masters, (m for _, m in other._optimizer._copied), strict=True):
+        assert torch.equal(kept, found)
+
+
+def test_the_module_is_left_as_generation_needs_it(base: str) -> None:
+    kernel = opened(base, PG)
+    addresses = {name: p.data_ptr() for name, p in kernel._module.named_parameters()}
+    kernel.step(with_advantage(random_rows(2, 2)))
+    assert not kernel._module.training
+    assert all(p.grad is None and p.requires_grad for p in kernel._module.parameters())
+    assert {name: p.data_ptr() for name, p in kernel._module.named_parameters()} == addresses
+
+
+def napping(base: str, dtype: str, nap: bool) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Two Steps of a kernel, with a nap between them or without."""
+    kernel = opened(base, PG, dtype=dtype, minibatches=2)
+    metrics = []
+    for step in (1, 2):
+        metrics.append(dict(kernel.step(with_advantage(random_rows(4, 2), step, seed=step))))
+        if nap:
+            kernel.sleep()
+            asleep = [*kernel._module.parameters(), *(m for _, m in kernel._optimizer._copied)]
+            asleep += [v for of in kernel._optimizer._adam.state.values() for v in of.values()]
+            assert {tensor.device.type for tensor in asleep} == {"cpu"}
+            assert all(p.grad is None for p in kernel._module.parameters())
+            kernel.wake()
+            assert {p.device for p in kernel._module.parameters()} == {kernel._device}
+    return metrics, weights_of(kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_that_slept_goes_on_with_the_same_bits(base: str, dtype: str) -> None:
+    (rested, a), (awake, b) = napping(base, dtype, True), napping(base, dtype, False)
+    assert rested == awake
+    assert distance(a, b) == 0.0
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_sleeps_lets_the_gpu_go(base: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    kernel = opened(base, PG)
+    weights = list(kernel._module.parameters())
+    kernel.step(with_advantage(random_rows(2, 2)))
+    used = torch.cuda.memory_allocated()
+    kernel.sleep()
+    assert torch.cuda.memory_allocated() < 0.1 * used
+    kernel.wake()
+    assert all(a is b for a, b in zip(weights, kernel._module.parameters(), strict=True))
+    kernel.step(with_advantage(random_rows(2, 2), 2))
+
+
+def test_a_nap_keeps_a_module_that_others_use(base: str) -> None:
+    kernel = opened(base, PG)
+    before = {name: id(p) for name, p in kernel._module.named_parameters()}
+    kernel.step(with_advantage(random_rows(2, 2)))
+    kernel.sleep()
+    kernel.wake()
+    assert {name: id(p) for name, p in kernel._module.named_parameters()} == before

@@ -1,0 +1,69 @@
+"""A train kernel on a tiny model, and Assignments for it: what the tests of training begin with.
+
+Owns: the kernel with its usual parameters, losses on random rows, distances of weights. Does not own: models
+(torch_models.py), rows (torch_rows.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_models import FakeSession
+from torch_rows import token_column
+
+from dataflow.batch import Batch
+from dataflow.kernel import Assignment, KernelNode, Layout
+from dataflow.loss import Loss, LossTerm
+from dataflow.model import Model
+from operators import losses
+from operators.kernels.torch.train import TorchTrain
+
+
+def term(function: Any, *, weight: Any = 1.0, now: tuple[str, ...] = (), label: str = "", **params: Any) -> LossTerm:
+    return LossTerm(
+        function=function, weight=weight, now=now, label=label or function.name, params=tuple(params.items())
+    )
+
+
+CLIPPED = {"clip": 0.2, "beta": 0.0, "kl": "k3", "dual_clip": None}
+PG = Loss((term(losses.POLICY_GRADIENT),))
+PPO = Loss((term(losses.CLIPPED_POLICY, **CLIPPED),))
+
+
+def opened(
+    base: str,
+    loss: Loss,
+    *,
+    tokens: int = 16384,
+    head: Any = "lm",
+    dtype: Any = "float32",
+    session: FakeSession | None = None,
+    shard: bool = False,
+    **params: Any,
+) -> TorchTrain:
+    kernel = TorchTrain()
+    model = Model("policy", base, trainable=True, head=head, dtype=dtype)
+    given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
+    node = KernelNode(name="train_policy", operator="train", models={"model": model}, params=given)
+    session = session or FakeSession(seed=5, node="train_policy")
+    kernel.open(node, Layout(tokens=tokens, data=session.world, shard=shard), session)
+    return kernel
+
+
+def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
+    inputs = {"rows": rows} | {name.replace("__", "."): batch for name, batch in ports.items()}
+    return Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs)
+
+
+def with_advantage(rows: Batch, step: int = 1, name: str = "policy_gradient_loss", seed: int = 7) -> Assignment:
+    return assignment(rows, step, **{f"{name}__advantage": token_column(rows, "advantage", seed=seed)})
+
+
+def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
+    return {piece.name: piece.data.clone() for piece in kernel.pieces()}
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
