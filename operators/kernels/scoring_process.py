@@ -17,13 +17,10 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
-from types import ModuleType
 from typing import Protocol
 
 import cloudpickle
@@ -31,15 +28,13 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.errors import KernelError
+from dataflow.shipping import by_value
 from operators.kernels.scoring_child import Caught, Fault, Outcome, Scorer, receive_frame, send_frame
 from operators.rewards import RewardFn
 
 _START_SECONDS = 120.0
 """For a child to import what its function imports; torch alone takes seconds."""
 _GOODBYE_SECONDS = 2.0
-_INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-_SHIPPING = threading.Lock()
-"""Which modules go by value is a setting of cloudpickle for the whole process."""
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from operators.kernels.scoring_child import main; main(int(sys.argv[2]))"
@@ -238,25 +233,12 @@ def ship(name: str, fn: RewardFn) -> bytes:
 
     Raises KernelError where it holds something that cannot be sent to another process.
     """
-    with _SHIPPING, Caught() as caught, contextlib.ExitStack() as after:
-        for module in [m for m in list(sys.modules.values()) if _loaded_by_path(m)]:
-            cloudpickle.register_pickle_by_value(module)
-            after.callback(cloudpickle.unregister_pickle_by_value, module)
+    with by_value(), Caught() as caught:
         return cloudpickle.dumps(fn)
     raise KernelError(
         f"reward {name!r}: cannot be sent to a process of its own: {caught.fault.text if caught.fault else ''}. "
         "Fix: make locks, connections and files inside the function, or run with inproc."
     )
-
-
-def _loaded_by_path(module: ModuleType) -> bool:
-    """Whether a module came from a file that an import of its name would not find (the user's graph file, mostly)."""
-    file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
-    if name == "__main__" or not isinstance(file, str) or not file.endswith(".py") or file.startswith(_INSTALLED):
-        return False
-    tail = name.replace(".", os.sep)
-    found = (os.path.join(root, tail + end) for root in sys.path for end in (".py", f"{os.sep}__init__.py"))
-    return sys.modules.get(name) is module and os.path.abspath(file) not in map(os.path.abspath, found)
 
 
 def _stream(records: pa.RecordBatch) -> pa.Buffer:

@@ -1,0 +1,59 @@
+"""Functions on their way to another process of the same run.
+
+Owns: which modules go by value, since no other process can import them by name. Does not own:
+who receives (engine/launch, operators/kernels/scoring_process.py): a private pipe, as whoever
+can write a pickle there can run anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from dataflow.errors import RunError
+
+_INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_SHIPPING = threading.Lock()
+"""Which modules go by value is a setting of cloudpickle for the whole process."""
+_REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
+
+
+@contextlib.contextmanager
+def by_value() -> Iterator[None]:
+    """Within it, cloudpickle sends what came from files that an import of their name would not find by value."""
+    with _SHIPPING, contextlib.ExitStack() as after:
+        for module in [m for m in list(sys.modules.values()) if _loaded_by_path(m)]:
+            cloudpickle.register_pickle_by_value(module)
+            after.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield
+
+
+def shipped(value: Any, what: str) -> bytes:
+    """A value with functions in it as bytes. Raises RunError, naming `what`, where it cannot be sent."""
+    with by_value():
+        try:
+            return cloudpickle.dumps(value)
+        except _REFUSALS as error:
+            raise RunError(
+                f"{what}: cannot be sent to another process: {type(error).__name__}: {error}. "
+                "Fix: make locks, connections and files inside the functions, or run with inproc."
+            ) from error
+
+
+def _loaded_by_path(module: ModuleType) -> bool:
+    """Whether a module came from a file that an import of its name would not find (the user's graph file, mostly)."""
+    file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
+    if name == "__main__" or not isinstance(file, str) or not file.endswith(".py") or file.startswith(_INSTALLED):
+        return False
+    tail = name.replace(".", os.sep)
+    found = (os.path.join(root, tail + end) for root in sys.path for end in (".py", f"{os.sep}__init__.py"))
+    return sys.modules.get(name) is module and os.path.abspath(file) not in map(os.path.abspath, found)

@@ -1,0 +1,107 @@
+"""One Worker process as the Supervisor sees it: one incarnation, from its start to its end.
+
+Owns: the process, its control socket, its log file. Does not own: what is said
+(engine/runtime/control.py), when it is started, watched and killed (local.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.runtime.link import Link
+from engine.runtime.wire import encode
+from engine.runtime.workers import Doing
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from engine.runtime.process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
+)
+_SPINS = "10000"
+_TAIL_LINES = 20
+_TAIL_BYTES = 4096
+
+
+class Child:
+    """A started process. told, ended: instructions; opened: whether its kernels are; lost: it can no longer be reached;
+    replaced: its end was wanted, and is not told of; over: it has been reaped.
+
+    Fields are guarded by the Supervisor's lock, but for what never changes.
+    """
+
+    def __init__(self, name: str, epoch: int, *, threads: int, log: Path) -> None:
+        """Start it; it waits for Open. Call this in a thread that stays: when that ends, the process is killed."""
+        self.name = name
+        self.epoch = epoch
+        self._log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+        mine, theirs = socket.socketpair()
+        with theirs, open(log, "ab") as output:
+            arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), name]
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP, "engine.runtime.process", *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment(threads),
+            )
+        mine.setblocking(False)
+        self.link = Link(mine)
+        self.ends = os.pidfd_open(self.process.pid)
+        self.doing = Doing(worker=name, what="starting", since=time.monotonic())
+        self.heard = time.monotonic()
+        self.opened = False
+        self.lost = False
+        self.replaced = False
+        self.error = ""
+        self.told = 0
+        self.ended = 0
+        self.connected: set[tuple[str, int]] = set()
+        self.over = threading.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is to be expected of it: that it opens, ends an instruction, or is found lost."""
+        return not self.over.is_set() and (self.lost or not self.opened or self.told > self.ended)
+
+    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Never blocks; a process that is gone is noticed elsewhere. Closes the descriptors."""
+        with contextlib.suppress(OSError):
+            self.link.send(encode(message), descriptors)
+
+    def kill(self) -> None:
+        """SIGKILL; it also ends a process that is stopped."""
+        if not self.over.is_set():
+            self.process.send_signal(signal.SIGKILL)
+
+    def reap(self) -> str:
+        """After its end: close everything of it, and say how it ended."""
+        code = self.process.wait()
+        self.link.close()
+        os.close(self.ends)
+        self.over.set()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"process {self.process.pid} {self.error or how}{self._last_lines()}"
+
+    def _last_lines(self) -> str:
+        """What it wrote last, from its log."""
+        with open(self._log, "rb") as file:
+            file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        return "".join(f"\n  | {line}" for line in lines)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Of a Worker's process. OpenMP reads these when torch is imported, so they cannot be set later."""
+    # Threads that wait spin shortly and then sleep, as in the command line's own process: others want the cores.
+    return {"GOMP_SPINCOUNT": _SPINS} | os.environ | {"OMP_NUM_THREADS": str(threads)}

@@ -1,0 +1,414 @@
+"""The Supervisor: the Workers of a run as processes of this host.
+
+    thread   waits for                                          unblocked by
+    loop     an event, an answer, an end (`next`, `ask`, ...)   I/O, or its own time limit
+    I/O      a frame, an end, room to send, a silence           Workers, the loop (through a socket pair)
+
+Owns: starting, connecting, watching, killing and reaping the processes. Does not own: who runs
+what (plan), what a loss leads to (the coordinator), a Worker's inside (engine/runtime/process.py).
+
+Every process is started by the loop's thread: the kernel kills a child when the thread that
+started it ends, so no Worker outlives the run, whatever happens to this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dataflow.errors import RunError
+from dataflow.shipping import shipped
+from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
+from engine.launch.child import Child
+from engine.launch.ranks import Meeting, groups, meetings
+from engine.launch.routes import sources
+from engine.plan.plan import Plan
+from engine.runtime.control import Answer, Asked, Beat, Connect, Failed, Forget, Open, Quit, Tell, Told
+from engine.runtime.process import KINDS
+from engine.runtime.session import Report
+from engine.runtime.wire import decode
+from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
+
+PATIENCE = 30.0
+"""Seconds without a heartbeat after which a Worker is killed and counted as lost."""
+_GRACE = 3.0
+"""Seconds to close kernels in."""
+_REAP = 20.0
+"""Seconds within which the kernel has ended a process that was killed."""
+_STOOD_STILL = 5.0
+"""Seconds after which this process itself is taken to have been stopped, and nobody's silence counts."""
+
+_FROM_WORKER = (Told, Answer, Beat, Failed)
+
+
+class Supervisor:
+    """One process for each Worker of a plan. See `engine.runtime.workers.Workers`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        logs: Path,
+        samples: Path | None = None,
+        samples_every: int = 1,
+        inproc: bool = False,
+        patience: float = PATIENCE,
+    ) -> None:
+        """logs: the folder of <worker>.log. samples: that of sample files, which the plan's recorder writes."""
+        self._plan = plan
+        self._logs = logs
+        self._samples = samples
+        self._samples_every = samples_every
+        self._inproc = inproc
+        self._patience = patience
+        self._groups = groups(plan)
+        self._children: dict[str, Child] = {}
+        self._changed = threading.Condition()
+        """Guards everything below, and the children."""
+        self._events: deque[Event | From] = deque()
+        self._answers: dict[int, Answer] = {}
+        self._reports: list[Report] = []
+        self._spans: list[SpanOf] = []
+        self._failure: BaseException | None = None
+        self._asked = 0
+        self._watched: dict[int, Child] = {}
+        """By process, until it is reaped; of a Worker that was killed to be started anew, two."""
+        self._closing = False
+        self._wake_end, self._woken_end = socket.socketpair()
+        self._thread: threading.Thread | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> Iterator[Event | From]:
+        """All at once; yields what all of them told once the last is open.
+
+        Raises what a kernel refuses its node with, WorkerGone where a process ends meanwhile; nothing is left then.
+        """
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._thread = threading.Thread(target=self._watch_all, name="supervisor", daemon=True)
+            self._thread.start()
+            self._start(dict.fromkeys(self._plan.workers, 0))
+            opened = self._all_opened()
+            undo.pop_all()
+        yield from opened
+
+    def respawn(self, workers: Sequence[str]) -> None:
+        """Kill what is left of them, wait for the end of it, start the next incarnations."""
+        old = [self._children[name] for name in workers]
+        with self._changed:
+            for child in old:
+                child.replaced = True
+        self._end(old)
+        self._start({child.name: child.epoch + 1 for child in old})
+
+    def close(self) -> None:
+        """Ask all to end, kill those that do not, reap, close everything. Closing twice does nothing."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            left = list(self._watched.values())
+        for child in left:
+            child.send(Quit())
+        self._wake()
+        end = time.monotonic() + _GRACE
+        for child in left:
+            child.over.wait(max(0.0, end - time.monotonic()))
+        self._end(left)
+        if self._thread is not None:
+            self._wake_end.close()  # which ends the thread
+            self._thread.join()
+        self._wake_end.close()
+        self._woken_end.close()
+
+    def _start(self, epochs: Mapping[str, int]) -> None:
+        """Start these Workers; the plan is on its way to each, none is waited for."""
+        meeting = meetings(list(epochs), self._groups)
+        plan = shipped(self._plan, "the plan of a run with several workers")
+        try:
+            for name, epoch in epochs.items():
+                child = Child(name, epoch, threads=_threads(self._plan, name), log=self._logs / f"{name}.log")
+                self._send_open(child, plan, meeting.get(name))
+                with self._changed:
+                    self._children[name] = child
+                    self._watched[child.process.pid] = child
+        finally:
+            for place in meeting.values():
+                place.close()
+        self._wake()
+
+    def _send_open(self, child: Child, plan: bytes, meeting: Meeting | None) -> None:
+        opened = Open(
+            worker=child.name,
+            epoch=child.epoch,
+            plan=plan,
+            inproc=self._inproc,
+            samples=self._samples if child.name == self._plan.recorder else None,
+            samples_every=self._samples_every,
+            seat=None if meeting is None else meeting.seat(child.name),
+        )
+        child.send(opened, () if meeting is None else meeting.descriptors(child.name))
+
+    def _all_opened(self) -> list[Event | From]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failed() or self._lost() or all(c.opened for c in self._children.values())
+            )
+            self._raise_failure()
+            if (lost := self._lost()) is not None:
+                raise WorkerGone(lost.worker, lost.error)
+            opened = list(self._events)
+            self._events.clear()
+            return opened
+
+    def _end(self, children: Sequence[Child]) -> None:
+        """Kill and wait; the I/O thread reaps."""
+        for child in children:
+            child.kill()
+            if self._thread is None or not self._thread.is_alive():
+                child.reap()
+        end = time.monotonic() + _REAP
+        for child in children:
+            if not child.over.wait(max(0.0, end - time.monotonic())):
+                raise RunError(
+                    f"worker {child.name}: expected process {child.process.pid} to end within {_REAP:g} s of its kill, "
+                    f"found it there. Fix: see what it waits for in /proc/{child.process.pid}/stack."
+                )
+
+    # --- the loop's thread ----------------------------------------------------------------------------------------
+
+    def tell(self, instruction: ToWorker) -> None:
+        """To its Worker; to nobody where that is lost, which the coordinator is going to hear."""
+        child = self._children[instruction.worker]
+        with self._changed:
+            if child.lost or child.over.is_set():
+                return
+            number = child.told
+            child.told += 1
+        self._connect(child, sources(instruction))
+        child.send(Tell(epoch=child.epoch, number=number, instruction=instruction))
+        self._wake_if_unsent(child)
+
+    def next(self, timeout: float | None = None) -> Event | From | None:
+        """The next event; None where none came in time, or none will. Raises what a kernel raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed() or self._events or not self._is_busy(), timeout)
+            self._raise_failure()
+            return self._events.popleft() if self._events else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether some Worker is starting, has something to end, or was found lost and not told of."""
+        with self._changed:
+            return self._is_busy()
+
+    def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
+        """Ask all of them at once, and wait for all answers."""
+        numbers: dict[str, int] = {}
+        for name, request in requests.items():
+            self._asked += 1
+            numbers[name] = self._asked
+            child = self._children[name]
+            self._connect(child, sources(request))
+            child.send(Asked(number=self._asked, request=request))
+            self._wake_if_unsent(child)
+        return {name: self._answer(name, number) for name, number in numbers.items()}
+
+    def _answer(self, worker: str, number: int) -> Any:
+        child = self._children[worker]
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed() or number in self._answers or child.over.is_set())
+            self._raise_failure()
+            answer = self._answers.pop(number, None)
+        if answer is None:
+            raise WorkerGone(worker, "it was lost while something was asked of it")
+        if answer.lost:
+            raise WorkerGone(answer.lost, f"it was lost while {worker} was asked for rows that it keeps")
+        return answer.ref
+
+    def forget(self) -> None:
+        """Tell all of them."""
+        for child in self._children.values():
+            child.send(Forget())
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call."""
+        with self._changed:
+            found, self._reports = self._reports, []
+            return found
+
+    def spans(self) -> list[SpanOf]:
+        """What was done since the last call."""
+        with self._changed:
+            found, self._spans = self._spans, []
+            return found
+
+    def doing(self) -> list[Doing]:
+        """What each said in its last heartbeat; from any thread."""
+        with self._changed:
+            return [c.doing for c in self._children.values()]
+
+    def pids(self) -> dict[str, int]:
+        """The process of each Worker."""
+        return {name: child.process.pid for name, child in self._children.items()}
+
+    def _connect(self, child: Child, peers: frozenset[str]) -> None:
+        """Socket pairs for those whose rows it is going to ask for, and that are there; once for two incarnations."""
+        for name in peers - {child.name}:
+            peer = self._children.get(name)
+            if peer is None or peer.lost or peer.over.is_set() or (name, peer.epoch) in child.connected:
+                continue
+            child.connected.add((name, peer.epoch))
+            asks, serves = socket.socketpair()
+            peer.send(Connect(peer=child.name, serve=True), (serves.detach(),))
+            self._wake_if_unsent(peer)
+            child.send(Connect(peer=name, serve=False), (asks.detach(),))
+
+    def _is_busy(self) -> bool:
+        return any(c.busy for c in self._children.values())
+
+    def _failed(self) -> bool:
+        return self._failure is not None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _lost(self) -> WorkerLost | None:
+        return next((e for e in self._events if isinstance(e, WorkerLost)), None)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_end.send(b"w", socket.MSG_DONTWAIT)
+
+    def _wake_if_unsent(self, child: Child) -> None:
+        if child.link.unsent:
+            self._wake()
+
+    # --- the I/O thread -------------------------------------------------------------------------------------------
+
+    def _watch_all(self) -> None:
+        """Until the loop closes its end of the wake socket."""
+        with contextlib.ExitStack() as after, selectors.DefaultSelector() as selector:
+            after.push(self._told_of_a_fault)
+            selector.register(self._woken_end, selectors.EVENT_READ, None)
+            before = time.monotonic()
+            while True:
+                self._register(selector)
+                for key, events in selector.select(timeout=1.0):
+                    if key.data is None:
+                        if not self._woken_end.recv(4096):
+                            return
+                    else:
+                        part, child = key.data
+                        part(selector, child, events)
+                before = self._look_for_silence(before)
+
+    def _told_of_a_fault(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        """What goes wrong in this thread is raised in the loop's."""
+        if error is None:
+            return False
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+        return True
+
+    def _register(self, selector: selectors.BaseSelector) -> None:
+        """Watch what is new; want to know of room only where something is left to send."""
+        with self._changed:
+            children = list(self._watched.values())
+        known = selector.get_map()
+        for child in children:
+            if child.ends not in known:
+                selector.register(child.ends, selectors.EVENT_READ, (self._on_end, child))
+                selector.register(child.link, selectors.EVENT_READ, (self._on_link, child))
+            elif child.link.fileno() in known:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.link.unsent else 0)
+                if known[child.link.fileno()].events != wanted:
+                    selector.modify(child.link, wanted, (self._on_link, child))
+
+    def _on_link(self, selector: selectors.BaseSelector, child: Child, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            with contextlib.suppress(OSError):
+                child.link.flush()
+        if events & selectors.EVENT_READ and not self._read(child):
+            selector.unregister(child.link)
+            with self._changed:
+                child.lost = True
+            child.kill()  # nobody can reach it any more
+
+    def _on_end(self, selector: selectors.BaseSelector, child: Child, events: int) -> None:
+        """What it said before its end is heard before the end."""
+        del events
+        selector.unregister(child.ends)
+        if child.link.fileno() in selector.get_map():
+            selector.unregister(child.link)
+            while self._read(child, once=True):
+                pass
+        error = child.reap()
+        with self._changed:
+            del self._watched[child.process.pid]
+            if not (self._closing or child.replaced):
+                self._events.append(WorkerLost(worker=child.name, epoch=child.epoch, error=error))
+            self._changed.notify_all()
+
+    def _read(self, child: Child, *, once: bool = False) -> bool:
+        """Hear what has come. False: nothing more will (or, where `once`, nothing more is there)."""
+        try:
+            frames = child.link.receive()
+            for frame in frames or ():
+                self._hear(child, decode(frame.payload, _FROM_WORKER))
+        except RunError as error:
+            child.error = f"was killed as it sent what is no message: {error}"
+            return False
+        return frames is not None and not (once and not frames)
+
+    def _hear(self, child: Child, message: Any) -> None:
+        with self._changed:
+            child.heard = time.monotonic()
+            match message:
+                case Told():
+                    self._take(child, message)
+                case Answer(number=number):
+                    self._answers[number] = message
+                case Beat(doing=doing):
+                    child.doing = doing
+                    return
+                case Failed(kind=kind, text=text):
+                    self._failure = self._failure or KINDS.get(kind, RunError)(text)
+            self._changed.notify_all()
+
+    def _take(self, child: Child, told: Told) -> None:
+        child.ended = max(child.ended, told.ended)
+        child.opened = child.opened or any(isinstance(e.event, WorkerOpened) for e in told.events)
+        self._events.extend(told.events)
+        self._reports.extend(told.reports)
+        self._spans.extend(told.spans)
+
+    def _look_for_silence(self, before: float) -> float:
+        """Kill whoever has not been heard of for too long; returns the time now."""
+        now = time.monotonic()
+        with self._changed:
+            children = [c for c in self._watched.values() if not c.lost]
+            for child in children:
+                if now - before > _STOOD_STILL:
+                    child.heard = now
+            silent = [c for c in children if now - c.heard > self._patience]
+            for child in silent:
+                child.lost = True
+                child.error = f"was killed as nothing was heard of it for {self._patience:g} s"
+        for child in silent:
+            child.kill()
+        return now
+
+
+def _threads(plan: Plan, worker: str) -> int:
+    return max((n.layout.threads for n in plan.nodes if worker in n.workers), default=1)

@@ -1,0 +1,67 @@
+"""Rank groups as processes: which Workers form one, and the socket at which they meet.
+
+Owns: the listening sockets. Does not own: what is done there (engine/channels/world.py), nor the
+order of what ranks do (engine/coordinator/ranks.py).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from dataflow.errors import PlanError
+from engine.plan.plan import Plan
+from engine.runtime.control import Seat
+
+Group = tuple[str, ...]
+"""The Workers of one replica, by rank."""
+
+
+def groups(plan: Plan) -> dict[str, Group]:
+    """The rank group of each Worker that is in one. Raises PlanError for a Worker in two that differ."""
+    found: dict[str, Group] = {}
+    for node in plan.nodes:
+        for first in range(0, len(node.workers), node.ranks):
+            group = node.workers[first : first + node.ranks]
+            for worker in group if len(group) > 1 else ():
+                if found.setdefault(worker, group) != group:
+                    raise PlanError(
+                        f"{node.name}: worker {worker} is a rank of {', '.join(group)} and of "
+                        f"{', '.join(found[worker])}. Fix: pin nodes with other ranks to other workers."
+                    )
+    return found
+
+
+class Meeting:
+    """A place on the loopback interface where the ranks of one group meet once."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=len(group) + 8)
+
+    def seat(self, worker: str) -> Seat:
+        """This Worker's place."""
+        port = self._socket.getsockname()[1]
+        return Seat(rank=self._group.index(worker), world=len(self._group), port=port)
+
+    def descriptors(self, worker: str) -> tuple[int, ...]:
+        """What goes with the seat: rank 0's is the listening socket, which is its own from then on."""
+        return () if worker != self._group[0] else (self._socket.detach(),)
+
+    def close(self) -> None:
+        """If nobody was seated."""
+        self._socket.close()
+
+
+def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]:
+    """A new meeting for each group among these Workers, by Worker. Raises PlanError for a group that is not whole."""
+    found: dict[str, Meeting] = {}
+    for worker in members:
+        group = of.get(worker)
+        if group is None or worker in found:
+            continue
+        missing = [name for name in group if name not in members]
+        if missing:
+            raise PlanError(f"{worker}: ranks begin together, and {', '.join(missing)} would not. Fix: go back.")
+        found |= dict.fromkeys(group, Meeting(group))
+    return found

@@ -1,0 +1,121 @@
+"""What the process of the run and a Worker's process say to each other, beside instructions and events.
+
+Owns: the messages of a control socket. Does not own: their bytes (wire.py), the socket
+(link.py), what either end does about them (process.py, engine/launch/local.py).
+
+    to the Worker       Open (once, first), Tell, Asked, Connect, Forget, Quit
+    to the Supervisor   Told, Answer, Beat, Failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.coordinator.messages import From, Ref, ToWorker
+from engine.runtime.session import Report
+from engine.runtime.workers import Ask, Doing, SpanOf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A Worker's place in its rank group, whose members meet at a TCP store on the loopback interface.
+
+    The store is rank 0's to serve; it gets the listening socket itself, as a descriptor beside Open.
+    """
+
+    rank: int
+    world: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only pickle that there is.
+
+    samples: the folder of sample files, None where this Worker writes none. seat: where its nodes have several ranks.
+    """
+
+    worker: str
+    epoch: int
+    plan: bytes
+    inproc: bool = False
+    samples: Path | None = None
+    samples_every: int = 1
+    seat: Seat | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """An instruction to this incarnation; number counts them from 0."""
+
+    epoch: int
+    number: int
+    instruction: ToWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that wants an Answer of the same number."""
+
+    number: int
+    request: Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect:
+    """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and this Worker answers;
+    else the other way round. It replaces an earlier one.
+    """
+
+    peer: str
+    serve: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Drop every instruction that has not begun, but for Release."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit:
+    """Close the kernels and end; at once where one is running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What came about. ended: how many instructions this incarnation has ended (or forgotten) so far."""
+
+    events: tuple[From, ...] = ()
+    reports: tuple[Report, ...] = ()
+    spans: tuple[SpanOf, ...] = ()
+    ended: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A request was carried out; ref: the block that it made, where it made one. lost: it was not, since this Worker,
+    whose rows it needs, is gone.
+    """
+
+    number: int
+    ref: Ref | None = None
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The Worker is alive, and does this."""
+
+    doing: Doing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A kernel raised. kind: the name of a class of dataflow.errors; text: what it said, with its traceback."""
+
+    kind: str
+    text: str
+
+
+Control = Open | Tell | Asked | Connect | Forget | Quit | Told | Answer | Beat | Failed

@@ -1,0 +1,412 @@
+"""A Worker's process: what runs on the other end of the Supervisor's control socket.
+
+    thread    waits for                                   unblocked by
+    control   a frame, or a second without one            the Supervisor; its end (EOF) ends the process at once
+    main      an instruction or a request (inbox.py)      control
+    both      room in the control socket                  the Supervisor's I/O thread, which never waits for anybody
+
+Owns: the process (signals, parent's death, log, heartbeat), numbering what is told. Does not
+own: kernels and instructions (worker.py), their order (inbox.py), bytes (wire.py, link.py).
+
+Nothing here may be imported from torch: its threads are set in the environment by whoever
+started the process, and the first heartbeat is due before the imports are through.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, PlanError, RunError
+from engine.channels.contract import PeerLost
+from engine.coordinator.fence import Fence
+from engine.coordinator.messages import (
+    ChunkDone,
+    Evaluated,
+    Event,
+    Follow,
+    From,
+    Publish,
+    Recorded,
+    Stepped,
+    Tombstoned,
+    ToWorker,
+    WorkerOpened,
+)
+from engine.runtime.control import Answer, Asked, Beat, Connect, Failed, Forget, Open, Quit, Seat, Tell, Told
+from engine.runtime.inbox import Inbox
+from engine.runtime.link import Frame, Link
+from engine.runtime.wire import decode, encode
+from engine.runtime.workers import Doing, SpanOf
+
+BEAT = 1.0
+"""Seconds between two heartbeats."""
+KINDS: Mapping[str, type[DataflowError]] = {
+    kind.__name__: kind for kind in (PlanError, DataError, KernelError, RunError, CheckpointError)
+}
+"""Errors that arrive as what they were; of a subclass the nearest of these."""
+
+_TO_WORKER = (Tell, Asked, Connect, Forget, Quit)
+_WAITS_FOR_MORE = (Tombstoned, ChunkDone, Stepped, Evaluated, Recorded)
+"""Events with which, or soon after which, their instruction ends: one frame says both."""
+_log = logging.getLogger(__name__)
+
+
+class Outgoing:
+    """What this incarnation tells, in numbered events; from any thread."""
+
+    def __init__(self, link: Link, worker: str, epoch: int) -> None:
+        self._link = link
+        self._worker = worker
+        self._epoch = epoch
+        self._lock = threading.Lock()
+        self._number = 0
+        self._ended = 0
+        self._events: list[From] = []
+        self._reports: list[Any] = []
+        self._spans: list[SpanOf] = []
+
+    def event(self, event: Event) -> None:
+        """To be told with the next flush."""
+        with self._lock:
+            self._events.append(From(worker=self._worker, epoch=self._epoch, number=self._number, event=event))
+            self._number += 1
+
+    def report(self, reports: list[Any]) -> None:
+        """Metrics, likewise."""
+        with self._lock:
+            self._reports += reports
+
+    def span(self, node: str, what: str, start: float, end: float) -> None:
+        """Something that was done, likewise."""
+        with self._lock:
+            self._spans.append((f"{self._worker}/{node}", what, start, end))
+
+    def ended(self, count: int = 1) -> None:
+        """So many instructions more have ended, likewise."""
+        with self._lock:
+            self._ended += count
+
+    def flush(self) -> None:
+        """Tell what there is, in one frame."""
+        with self._lock:
+            told = Told(
+                events=tuple(self._events),
+                reports=tuple(self._reports),
+                spans=tuple(self._spans),
+                ended=self._ended,
+            )
+            self._events, self._reports, self._spans = [], [], []
+            self._link.send(encode(told))  # within the lock: what is numbered first is sent first
+
+
+class Peers:
+    """Data sockets to other Workers that the Supervisor sent and the channel has not taken yet."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def put(self, peer: str, sock: socket.socket) -> None:
+        """The next one to this peer; one that nobody took is of an incarnation that is gone."""
+        with self._lock:
+            earlier = self._sockets.pop(peer, None)
+            self._sockets[peer] = sock
+        if earlier is not None:
+            earlier.close()
+
+    def dial(self, peer: str) -> socket.socket:
+        """A socket to this peer's channel. Raises PeerLost where there is none: the Supervisor sends one before the
+        instruction that needs it, if the peer is alive.
+        """
+        with self._lock:
+            sock = self._sockets.pop(peer, None)
+        if sock is None:
+            raise PeerLost(peer, "expected its process, found none that runs. Fix: see its log for why it ended.")
+        return sock
+
+
+class Telling:
+    """Whatever leaves this context as an exception is told to the Supervisor, and `failed` is set. An exit is none."""
+
+    def __init__(self, link: Link, worker: str) -> None:
+        self._link, self._worker = link, worker
+        self.failed = False
+
+    def __enter__(self) -> Telling:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.failed = True
+        traceback.print_exception(error)
+        self._link.send(encode(failure(error, self._worker)))
+        return True
+
+
+def failure(error: Exception, worker: str) -> Failed:
+    """What an exception is told as; one that is not ours is a fault of the engine, and comes with its traceback."""
+    if isinstance(error, DataflowError):
+        kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__)
+        return Failed(kind=kind, text=str(error))
+    told = "".join(traceback.format_exception(error)).rstrip()
+    text = f"worker {worker}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+    return Failed(kind=RunError.__name__, text=text)
+
+
+class Incarnation:
+    """One life of a Worker: its inbox, what it tells, its two threads."""
+
+    def __init__(self, link: Link, opened: Open, descriptors: tuple[int, ...]) -> None:
+        from engine.channels.shm import ShmChannel
+
+        self._link = link
+        self._open = opened
+        self._descriptors = descriptors
+        self._inbox = Inbox()
+        self._fence: Fence[ToWorker] = Fence(opened.epoch)
+        self._out = Outgoing(link, opened.worker, opened.epoch)
+        self._peers = Peers()
+        self._channel = ShmChannel(opened.worker, opened.epoch, self._peers.dial)
+        self._worker: Any = None
+        self._busy = False
+        self._over = threading.Event()
+
+    # --- the control thread -------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Frames and heartbeats, until the process ends."""
+        due = time.monotonic()
+        while True:
+            if time.monotonic() >= due:
+                due = time.monotonic() + BEAT
+                self._link.send(encode(Beat(doing=self._doing())))
+            if not select.select([self._link], [], [], max(0.0, due - time.monotonic()))[0]:
+                continue
+            frames = self._link.receive()
+            if frames is None:
+                raise ConnectionResetError
+            for frame in frames:
+                self._hear(frame)
+
+    def _hear(self, frame: Frame) -> None:
+        match decode(frame.payload, _TO_WORKER):
+            case Tell() as tell:
+                for instruction in self._fence.take(tell.epoch, tell.number, tell.instruction):
+                    self._told(instruction)
+            case Asked() as asked:
+                self._inbox.put(asked)
+            case Connect() as connect:
+                self._connect(connect, frame.descriptors)
+            case Forget():
+                self._out.ended(self._inbox.forget())
+                self._out.flush()
+            case Quit():
+                if self._busy:  # what it makes is not wanted, and nothing of it is durable
+                    end(0)
+                self._over.set()
+                self._inbox.close()
+
+    def _told(self, instruction: ToWorker) -> None:
+        """Weights interrupt a running chunk that takes them, unless others are waiting, which come first."""
+        weights = isinstance(instruction, (Publish, Follow))
+        if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
+            self._out.ended()
+        else:
+            self._inbox.put(instruction)
+
+    def _connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
+        (descriptor,) = descriptors
+        sock = socket.socket(fileno=descriptor)
+        if connect.serve:
+            self._channel.serve(connect.peer, sock)
+        else:
+            self._peers.put(connect.peer, sock)
+
+    def _doing(self) -> Doing:
+        if self._worker is None:
+            return Doing(worker=self._open.worker, what="starting")
+        return self._worker.doing
+
+    # --- the main thread ----------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Open the kernels and carry out what comes, until Quit; after a failure only that is waited for."""
+        with Telling(self._link, self._open.worker) as telling:
+            self._busy = True
+            self._begin()
+            self._busy = False
+            while (item := self._inbox.take()) is not None:
+                self._busy = True
+                if isinstance(item, Asked):
+                    self._answer(item)
+                else:
+                    self._execute(item)
+                self._busy = False
+        if telling.failed:
+            self._busy = False
+            self._over.wait()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _begin(self) -> None:
+        from engine.runtime.worker import Worker
+
+        opened, plan = self._open, cloudpickle.loads(self._open.plan)
+        group = None if opened.seat is None else _group(opened.seat, self._descriptors)
+        self._worker = Worker(
+            opened.worker,
+            plan,
+            channel=self._channel,
+            inproc=opened.inproc,
+            samples=_samples(opened),
+            group=group,
+        )
+        self._worker.span = self._out.span
+        for event in self._worker.open():
+            self._out.event(event)
+        self._out.report(self._worker.reports())
+        self._out.event(WorkerOpened(worker=opened.worker, epoch=opened.epoch))
+        self._out.flush()
+        gc.collect()
+        gc.freeze()  # what was made by imports and by opening stays
+
+    def _execute(self, instruction: ToWorker) -> None:
+        for event in self._worker.execute(instruction):
+            self._out.event(event)
+            if not isinstance(event, _WAITS_FOR_MORE):
+                self._flush()
+            self._within()
+        self._out.ended()
+        self._flush()
+
+    def _within(self) -> None:
+        """What need not wait for the end of a chunk that is suspended."""
+        while (item := self._inbox.within()) is not None:
+            if isinstance(item, Asked):
+                self._answer(item)
+            else:
+                deque(self._worker.execute(item), maxlen=0)  # a Release, of which nothing comes
+                self._out.ended()
+
+    def _answer(self, asked: Asked) -> None:
+        self._flush()
+        try:
+            answer = Answer(number=asked.number, ref=self._worker.answer(asked.request))
+        except PeerLost as lost:
+            answer = Answer(number=asked.number, lost=lost.peer)
+        self._flush()
+        self._link.send(encode(answer))
+
+    def _flush(self) -> None:
+        self._out.report(self._worker.reports())
+        self._out.flush()
+
+
+def _samples(opened: Open) -> Any:
+    """Written before they are told of, so that who writes them has no state."""
+    from engine.observe.samples import SampleWriter
+
+    return None if opened.samples is None else SampleWriter(opened.samples, every=opened.samples_every)
+
+
+def _group(seat: Seat, descriptors: tuple[int, ...]) -> Any:
+    """The process group of this Worker's ranks."""
+    from engine.channels.world import rendezvous, world
+
+    listening = descriptors[0] if descriptors else None
+    store = rendezvous("127.0.0.1", seat.port, rank=seat.rank, world=seat.world, listen_fd=listening)
+    return world(seat.rank, seat.world, store)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def main(descriptor: int, parent: int) -> None:
+    """The Worker on the other end of this socket. parent: the process that has to be there."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, _ignored)
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    link = Link(sock)
+    frame = _first(link)
+    opened = decode(frame.payload, (Open,))
+    life = Incarnation(link, opened, frame.descriptors)
+    _log.info("worker %s, epoch %d, process %d", opened.worker, opened.epoch, os.getpid())
+    threading.Thread(target=_listen, args=(life,), name="control", daemon=True).start()
+    ended_well = False
+    try:
+        life.work()
+        ended_well = True
+    finally:  # no finalisation: threads of kernels may be anywhere, and nothing here outlives the process
+        if not ended_well:
+            traceback.print_exc()
+        end(0 if ended_well else 1)
+
+
+def _listen(life: Incarnation) -> None:
+    """The control thread: where it fails, or the Supervisor's end is closed, nobody can reach this process any more."""
+    try:
+        life.listen()
+    except ConnectionError:
+        end(1, "the process of the run is gone")
+    finally:
+        traceback.print_exc()
+        end(1, "the control thread failed")
+
+
+def _first(link: Link) -> Frame:
+    while True:
+        frames = link.receive()
+        if frames is None:
+            end(1, "the process of the run is gone")
+        if frames:
+            return frames[0]
+
+
+def end(code: int, why: str = "") -> NoReturn:
+    """End this process now. Children end with it: they hold a pipe to it, and die with their parent."""
+    if why:
+        print(f"ended: {why}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _ignored(number: int, frame: object) -> None:
+    """Ctrl-C reaches every process of a terminal, and what it means is decided by the process of the run. A handler,
+    since to ignore a signal would be inherited by processes that the user's functions start.
+    """
+
+
+def _die_with(parent: int) -> None:
+    """On Linux: SIGKILL for this process when the thread that started it ends, also where that has ended already."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        end(1, "the process of the run is gone")
