@@ -26,7 +26,8 @@ from dataflow.kernel import Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.schema import Advantage, Returns
 from operators import losses
-from operators.kernels.torch import heads
+from operators.kernels.torch import heads, parallel
+from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 
@@ -210,6 +211,17 @@ class Rank:
         train(case, other, STEPS[2:], self.rank)
         return {"metrics": metrics, "weights": weights(kernel), "restored": weights(other)}
 
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Sums of gradients of 600 numbers, of which rank 0 has the first and the second, and rank 1 the second and the
+        third; nobody has the fourth.
+        """
+        session = FakeSession(rank=self.rank, world=2, group=dist.group.WORLD)
+        parameters = [torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(4)]
+        for number in (self.rank, self.rank + 1):
+            parameters[number].grad = torch.full((20, 30), float(10 * number + self.rank))
+        Ranks(session, torch.device("cpu"), "node").sum_gradients(parameters)
+        return [p.grad for p in parameters]
+
     def faults(self, shard: bool) -> dict[str, Any]:
         """What each rank says of faults that are on rank 1 alone; and a Step after them."""
         case = FAULTY
@@ -233,7 +245,10 @@ def main(number: int, folder: Path, bases: Mapping[str, str]) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=20)
     )
-    rank, found = Rank(rank=number, folder=folder, bases=bases), {}
+    # Several buckets, as in a model of a usable size.
+    parallel.BUCKET = 1000
+    rank = Rank(rank=number, folder=folder, bases=bases)
+    found: dict[Any, Any] = {"gradients": rank.gradients()}
     for shard in (False, True):
         for name, case in CASES.items():
             found[name, shard] = rank.case(case, shard)

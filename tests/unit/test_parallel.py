@@ -92,6 +92,15 @@ def test_two_ranks_give_the_weights_and_metrics_of_one(
         assert distance(first["weights"], second["weights"]) == 0.0
 
 
+def test_gradients_are_summed_and_what_nobody_has_stays_none(ranks: list[dict[Any, Any]]) -> None:
+    for rank in ranks:
+        *sums, none = rank["gradients"]
+        assert [(float(g.min()), float(g.max()), tuple(g.shape)) for g in sums] == [
+            (value, value, (20, 30)) for value in (0.0, 21.0, 21.0)
+        ]
+        assert none is None
+
+
 @SPLIT
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(
     bases: dict[str, str], folder: Path, ranks: list[dict[Any, Any]], shard: bool

@@ -77,5 +77,6 @@ def test_a_loss_without_gradient_is_refused(base: str) -> None:
 def test_parameters_that_cannot_be_honoured_are_refused_at_open(
     base: str, params: dict[str, Any], message: str
 ) -> None:
+    given: dict[str, Any] = {"loss": PG} | params
     with pytest.raises(KernelError, match=message):
-        opened(base, **({"loss": PG} | params))
+        opened(base, **given)

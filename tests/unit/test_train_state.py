@@ -99,9 +99,8 @@ def test_a_kernel_that_slept_goes_on_with_the_same_bits(base: str, dtype: str) -
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_kernel_that_sleeps_lets_the_gpu_go(base: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     kernel = opened(base, PG)
     weights = list(kernel._module.parameters())
     kernel.step(with_advantage(random_rows(2, 2)))

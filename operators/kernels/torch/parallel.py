@@ -32,7 +32,7 @@ from dataflow.kernel import Piece, Session
 T = TypeVar("T")
 
 BUCKET = 1 << 24
-"""Most gradient elements of one all-reduce: 64 MB in float32."""
+"""Gradient elements of one all-reduce, to within a weight: 64 MB in float32."""
 
 
 class Ranks:
