@@ -1,0 +1,216 @@
+"""What it is worth that generation and training overlap: one Worker at lag 0 against several at lag 1.
+
+    python -m benchmarks.overlap [--quick] [--json FILE]
+
+Owns: the paired runs, what of their traces overlaps, and what the simulator says of the same plans. Does not own: how
+results are shown (report.py), nor the demo's task (examples/demo_task.py).
+
+The model is the demo's before its warm start, with answers so long that generation and training take about the same
+time, one thread each: then overlap is worth most, twice the speed at best. Both runs of a pair share a seed and
+alternate in order. Beside the measured ratio stands the one that engine/simulate predicts for both plans from the
+synchronous runs' seconds: it knows of no cores that disturb each other and of no transport, so what lies between the
+two is those; how much longer kernels take side by side is a line of its own.
+"""
+
+from __future__ import annotations
+
+import json as json_
+import statistics
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from benchmarks.overhead import prepare
+from benchmarks.report import Result, machine, show, write_json
+from dataflow.graph import Graph
+from engine.api import plan, run
+from engine.coordinator.core import Settings
+from engine.coordinator.messages import StepClosed
+from engine.observe.trace import read_trace
+from engine.options import RunOptions
+from engine.plan.plan import Plan
+from engine.simulate.behaviour import Outcomes, Timing
+from engine.simulate.workers import Simulation
+from graphs.grpo import grpo
+from operators.rewards import RewardFn
+
+BATCH, N, MAX_TOKENS = 16, 4, 64
+WARM_UP = 5
+GOAL = 1.5
+"""Samples a second at lag 1, for each one of the synchronous run."""
+WORDS = 3000
+GENERATE, TRAIN = "rollout", "train_policy"
+
+Mode = Literal["one", "auto"]
+Row = Mapping[str, float]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One run after its warm-up. spans: (start, end) in seconds of everything that a node did, by node."""
+
+    rows: Sequence[Row]
+    spans: Mapping[str, Sequence[Interval]]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Trained rows by the time of all Steps together, so that no slow Step is left out."""
+        return sum(row["data/prompts"] for row in self.rows) * N / sum(row["time/step"] for row in self.rows)
+
+    def seconds(self, node: str) -> float:
+        """Seconds that a node computes in a Step, the mean."""
+        return statistics.fmean(row.get(f"time/{node}", 0.0) for row in self.rows)
+
+    @property
+    def overlap(self) -> float:
+        """The share of training's time in which generation was under way, too."""
+        train = merged(self.spans.get(TRAIN, ()))
+        total = sum(end - start for start, end in train)
+        return common(train, merged(self.spans.get(GENERATE, ()))) / total if total else 0.0
+
+    @property
+    def lag(self) -> float:
+        """The greatest lag of any trained row."""
+        return max(row["policy/lag/max"] for row in self.rows)
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same times, as intervals that neither touch nor overlap, in order."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
+    """Seconds that are in both; each is merged."""
+    return sum(max(0.0, min(b, d) - max(a, c)) for a, b in some for c, d in others)
+
+
+def spans_of(events: Iterable[Mapping[str, Any]], since: float) -> dict[str, list[Interval]]:
+    """What nodes did from a time on (seconds of the trace's clock), but for opening and loading, by node."""
+    node_of: dict[tuple[int, int], str] = {}
+    found: dict[str, list[Interval]] = {}
+    for event in events:
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            node_of[event["pid"], event["tid"]] = event["args"]["name"]
+        elif event["ph"] == "X" and event["name"] not in ("open", "load", "close"):
+            start = event["ts"] / 1e6
+            if start >= since:
+                found.setdefault(node_of[event["pid"], event["tid"]], []).append((start, start + event["dur"] / 1e6))
+    return found
+
+
+def the_graph(folder: Path, reward_fn: RewardFn, max_lag: int) -> Graph:
+    """GRPO on the demo's words."""
+    data, base = str(folder / "train.parquet"), str(folder / "model")
+    return grpo(base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2, max_lag=max_lag)
+
+
+def options_of(folder: Path, mode: Mode, steps: int, seed: int) -> RunOptions:
+    """One Worker, or where the plan puts the nodes; a thread for each kernel."""
+    name = f"{mode}-{seed}"
+    return RunOptions(
+        steps=WARM_UP + steps, seed=seed, runs=folder / "runs", name=name, threads=1, workers=mode, progress=False
+    )
+
+
+def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: int) -> Measured:
+    """One run: in one Worker at lag 0, or in several at lag 1."""
+    graph = the_graph(folder, reward_fn, 0 if mode == "one" else 1)
+    result = run(graph, options_of(folder, mode, steps, seed))
+    rows = [json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    events = [event for path in sorted((result.folder / "trace").iterdir()) for event in read_trace(path)]
+    ends = [event["ts"] / 1e6 + event.get("dur", 0.0) / 1e6 for event in events if event["ph"] == "X"]
+    measuring = [row for row in rows if row["step"] > WARM_UP]
+    since = max(ends) - sum(row["time/step"] for row in measuring)
+    return Measured(rows=measuring, spans=spans_of(events, since))
+
+
+def predicted(the_plan: Plan, timing: Timing, steps: int) -> float:
+    """Simulated seconds a Step after the warm-up."""
+    settings = Settings(steps=WARM_UP + steps)
+    rows = {source.name: WORDS for source in the_plan.sources}
+    simulation = Simulation(the_plan, settings, rows=rows, timing=timing, outcomes=Outcomes())
+    simulation.begin()
+    simulation.run()
+    closed = {told.step: when for when, told in simulation.history.instructions if isinstance(told, StepClosed)}
+    return (closed[WARM_UP + steps] - closed[WARM_UP]) / steps
+
+
+def timing_of(the_plan: Plan, runs: Sequence[Measured]) -> Timing:
+    """The synchronous runs' seconds as the simulator wants them: a decode node's rows all take as long as the chunk,
+    those of any other node one after another.
+    """
+
+    def seconds(node: str) -> float:
+        return statistics.median(one.seconds(node) for one in runs)
+
+    row = {n.name: seconds(n.name) / (1 if n.work == "decode" else BATCH * n.inner) for n in the_plan.nodes}
+    record = statistics.median(statistics.fmean(row["time/record"] for row in one.rows) for one in runs)
+    return Timing(row=row, tail=0.0, train=seconds(TRAIN), load=0.0, store=record, slots=BATCH * N)
+
+
+def results(one: Sequence[Measured], auto: Sequence[Measured], prediction: float) -> list[Result]:
+    """All numbers; ratios are medians over pairs."""
+    pairs = list(zip(one, auto, strict=True))
+    ratio = statistics.median(b.samples_per_second / a.samples_per_second for a, b in pairs)
+    overlap = statistics.median(each.overlap for each in auto)
+    lag = max(each.lag for each in auto)
+    found = [
+        Result(name="samples/s, Workers at lag 1 / one at lag 0", value=ratio, unit="ratio", goal=GOAL),
+        Result(name="predicted by the simulator", value=prediction, unit="ratio"),
+        Result(name="measured / predicted", value=ratio / prediction, unit="share"),
+        Result(name="greatest lag", value=lag, unit="versions", goal=1.0, least=False),
+        Result(name="training's time with generation under way", value=overlap, unit="share"),
+    ]
+    for node in (GENERATE, TRAIN):
+        slower = statistics.median(b.seconds(node) / a.seconds(node) for a, b in pairs)
+        found.append(Result(name=f"time/{node}, side by side / alone", value=slower, unit="ratio"))
+    for where, runs in (("one", one), ("Workers", auto)):
+        speed = statistics.median(each.samples_per_second for each in runs)
+        found.append(Result(name=f"samples/s, {where}", value=speed, unit="rows/s"))
+        found.append(Result(name=f"time/step, {where}", value=1e3 * BATCH * N / speed, unit="ms"))
+        for node in (GENERATE, TRAIN):
+            seconds = statistics.median(each.seconds(node) for each in runs)
+            found.append(Result(name=f"time/{node}, {where}", value=1e3 * seconds, unit="ms"))
+    return found
+
+
+def main(*, quick: bool = False, json: Path | None = None, pairs: int = 5) -> None:
+    """Measure.
+
+    Args:
+        quick: two pairs of few Steps; not to be quoted.
+        json: also write the results there, as a list of {name, value, unit, goal, holds}.
+        pairs: how often both are run.
+    """
+    pairs, steps = (2, 10) if quick else (pairs, 40)
+    found: dict[Mode, list[Measured]] = {"one": [], "auto": []}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        reward_fn = prepare(folder, WORDS)
+        for seed in range(pairs):
+            order: tuple[Mode, Mode] = ("one", "auto") if seed % 2 == 0 else ("auto", "one")
+            for mode in order:
+                found[mode].append(measured(folder, reward_fn, mode, steps, seed))
+        one = plan(the_graph(folder, reward_fn, 0), options_of(folder, "one", steps, 0))
+        auto = plan(the_graph(folder, reward_fn, 1), options_of(folder, "auto", steps, 0))
+        timing = timing_of(one, found["one"])
+        prediction = predicted(one, timing, steps) / predicted(auto, timing, steps)
+    lines, where = results(found["one"], found["auto"], prediction), machine()
+    show("generation beside training", lines, where)
+    if json is not None:
+        write_json(json, lines, where)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
