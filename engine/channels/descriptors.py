@@ -70,9 +70,10 @@ class Lies(Struct, array_like=True, frozen=True, tag="lies"):
 
 
 class Unknown(Struct, array_like=True, frozen=True, tag="unknown"):
-    """A block that was released or never kept."""
+    """A block that was released or never kept by this incarnation."""
 
     block: Count
+    epoch: Count
 
 
 class Lacks(Struct, array_like=True, frozen=True, tag="lacks"):

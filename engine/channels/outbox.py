@@ -50,6 +50,7 @@ class SlabOutbox:
         self.lock = threading.RLock()
         """Held while a block's places are used to send: no slab goes meanwhile."""
         self.pool = pool
+        self._epoch = epoch
         self._numbers = itertools.count(epoch << 32)
         self._blocks: dict[int, Block] = {}
         self._built: list[Region] = []
@@ -121,7 +122,7 @@ class SlabOutbox:
         """Where the columns asked for lie, in which slabs, and of which schema. The caller holds the lock."""
         block = self._blocks.get(ask.block)
         if block is None:
-            return Unknown(ask.block), [], None
+            return Unknown(ask.block, self._epoch), [], None
         try:
             nodes, lies, index = _chosen(block, ask.columns)
         except DataError as error:

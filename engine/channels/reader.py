@@ -146,6 +146,8 @@ class Reader:
         if answer.block != request.block:
             raise self._wrong(f"expected block {request.block}, found {answer.block}")
         match answer:
+            case Unknown() if answer.epoch > request.block >> 32:
+                raise PeerLost(self.peer, f"its process that kept block {request.block} is gone, and another answers")
             case Unknown():
                 raise KeyError(request.block)
             case Lacks():

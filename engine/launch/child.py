@@ -58,7 +58,7 @@ class Child:
         mine.setblocking(False)
         self.link = Link(mine)
         self.ends = os.pidfd_open(self.process.pid)
-        self.doing = Doing(worker=name, what="starting", since=time.monotonic())
+        self.doing = Doing(worker=name, node="its start", what="its interpreter", since=time.monotonic())
         self.heard = time.monotonic()
         self.opened = False
         self.lost = False

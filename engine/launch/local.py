@@ -20,7 +20,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dataflow.errors import RunError
@@ -29,6 +28,8 @@ from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, Worke
 from engine.launch.child import Child
 from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.runtime.control import Answer, Asked, Beat, Connect, Failed, Forget, Open, Quit, Tell, Told
 from engine.runtime.process import KINDS
@@ -37,7 +38,6 @@ from engine.runtime.wire import decode
 from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
 
 PATIENCE = 30.0
-"""Seconds without a heartbeat after which a Worker is killed and counted as lost."""
 _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
@@ -54,19 +54,15 @@ class Supervisor:
     def __init__(
         self,
         plan: Plan,
+        folder: RunFolder,
+        options: RunOptions,
         *,
-        logs: Path,
-        samples: Path | None = None,
-        samples_every: int = 1,
-        inproc: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        """logs: the folder of <worker>.log. samples: that of sample files, which the plan's recorder writes."""
+        """folder: the run's, for logs and samples. patience: seconds without a heartbeat after which a Worker is lost."""
         self._plan = plan
-        self._logs = logs
-        self._samples = samples
-        self._samples_every = samples_every
-        self._inproc = inproc
+        self._folder = folder
+        self._options = options
         self._patience = patience
         self._groups = groups(plan)
         self._children: dict[str, Child] = {}
@@ -135,7 +131,7 @@ class Supervisor:
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
             for name, epoch in epochs.items():
-                child = Child(name, epoch, threads=_threads(self._plan, name), log=self._logs / f"{name}.log")
+                child = Child(name, epoch, threads=_threads(self._plan, name), log=self._folder.log(name))
                 self._send_open(child, plan, meeting.get(name))
                 with self._changed:
                     self._children[name] = child
@@ -150,9 +146,9 @@ class Supervisor:
             worker=child.name,
             epoch=child.epoch,
             plan=plan,
-            inproc=self._inproc,
-            samples=self._samples if child.name == self._plan.recorder else None,
-            samples_every=self._samples_every,
+            inproc=self._options.inproc,
+            samples=self._folder.samples if child.name == self._plan.recorder else None,
+            samples_every=self._options.samples_every,
             seat=None if meeting is None else meeting.seat(child.name),
         )
         child.send(opened, () if meeting is None else meeting.descriptors(child.name))
@@ -392,6 +388,8 @@ class Supervisor:
         self._events.extend(told.events)
         self._reports.extend(told.reports)
         self._spans.extend(told.spans)
+        if any(end >= child.doing.since for _, _, _, end in told.spans):  # it has ended since the last heartbeat
+            child.doing = Doing(worker=child.name)
 
     def _look_for_silence(self, before: float) -> float:
         """Kill whoever has not been heard of for too long; returns the time now."""

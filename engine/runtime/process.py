@@ -188,6 +188,7 @@ class Incarnation:
         self._peers = Peers()
         self._channel = ShmChannel(opened.worker, opened.epoch, self._peers.dial)
         self._worker: Any = None
+        self._began = time.monotonic()
         self._busy = False
         self._over = threading.Event()
 
@@ -244,7 +245,7 @@ class Incarnation:
 
     def _doing(self) -> Doing:
         if self._worker is None:
-            return Doing(worker=self._open.worker, what="starting")
+            return Doing(worker=self._open.worker, node="its start", what="imports", since=self._began)
         return self._worker.doing
 
     # --- the main thread ----------------------------------------------------------------------------------------
