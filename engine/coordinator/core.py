@@ -13,7 +13,8 @@ A run moves through these phases:
     evaluate     the evaluations that are due                  Evaluated
     gather       enough finished rows for a Step               ChunkDone, Produced
     step         the nodes below the cut, then the trains      ChunkDone, Stepped
-    settle       samples written, readers loaded               Recorded, Loaded
+                 and the samples                               Recorded
+    settle       readers that need this very version           Loaded
     checkpoint   the checkpoint on disk                        Checkpointed
     finished     nothing
 
@@ -34,6 +35,7 @@ from dataflow.batch import Keys
 from engine.coordinator.admission import Admission
 from engine.coordinator.dispatch import Dispatch, UnderWay
 from engine.coordinator.evaluation import EvaluationRound
+from engine.coordinator.fence import Fence
 from engine.coordinator.lane import FINISHED, Lane, Ready
 from engine.coordinator.messages import (
     Checkpoint,
@@ -43,10 +45,12 @@ from engine.coordinator.messages import (
     Evaluated,
     Event,
     Finish,
+    From,
     Gather,
     Instruction,
     Key,
     Loaded,
+    Offered,
     Produced,
     Record,
     Recorded,
@@ -109,11 +113,13 @@ class Coordinator:
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._versions = Versions(plan)
+        self._fences: dict[str, Fence[Event]] = {}
         self._dispatch = Dispatch(plan.workers, self._blocks)
         self._sequence = 0
         self._run: StepRun | None = None
         self._training = False
-        self._recorded = True
+        self._told_record = False
+        self._recorded = False
         self._round: EvaluationRound | None = None
         self._evaluated: dict[str, int] = {}
         self._closed = -1
@@ -138,9 +144,21 @@ class Coordinator:
         self._out += self._versions.publish(self.version, moved=False)
         return self._flush()
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: Event | From, now: float) -> list[Instruction]:
         """Take note of one event. `now` (seconds, any clock) is carried for policies that will need it."""
         del now
+        for each in self._in_order(event):
+            self._hear(each)
+        return self._flush()
+
+    def _in_order(self, event: Event | From) -> list[Event]:
+        """What counts, now that this has come: a Worker in another process may repeat itself, or overtake itself."""
+        if not isinstance(event, From):
+            return [event]
+        fence = self._fences.setdefault(event.worker, Fence())
+        return fence.take(event.epoch, event.number, event.event)
+
+    def _hear(self, event: Event) -> None:
         if self.phase != "finished":
             self._note(event)
             self._advance()
@@ -148,8 +166,9 @@ class Coordinator:
             self._blocks.add(event.ref, 0)
         elif isinstance(event, ChunkDone):
             self._dispatch.done(event.chunk)
+        elif isinstance(event, (Loaded, Offered)):
+            self._load(event)
         self._release()
-        return self._flush()
 
     def waiting(self) -> list[str]:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
@@ -182,8 +201,8 @@ class Coordinator:
                 assert self._run is not None
                 self._run.trained()
                 self._training = False
-            case Loaded():
-                self._versions.loaded(event)
+            case Loaded() | Offered():
+                self._load(event)
             case Recorded():
                 self._recorded = True
             case Evaluated():
@@ -196,6 +215,12 @@ class Coordinator:
                 self._opened(event)
             case StopRequested():
                 self._stop, self._at_once = event.reason, event.at_once
+
+    def _load(self, event: Loaded | Offered) -> None:
+        if isinstance(event, Loaded):
+            self._versions.loaded(event)
+        else:
+            self._out += self._versions.offered(event)
 
     def _opened(self, event: SourceOpened) -> None:
         self._rows_of[event.node] = event.rows
@@ -273,7 +298,7 @@ class Coordinator:
         return bool(found)
 
     def _in_opening(self) -> bool:
-        if self._unopened or not self._versions.settled:
+        if self._unopened or not self._versions.loaded_everywhere:
             return False
         if self._restored:
             self.phase = "gather"
@@ -305,6 +330,7 @@ class Coordinator:
         for name, slots in taken.items():
             self._admissions[name].taken(slots)
         self._run = StepRun(self.version + 1, self._step_nodes, self._lanes, taken, self._blocks)
+        self._told_record = self._recorded = not self.plan.recorded
         self.phase = "step"
         return True
 
@@ -312,14 +338,15 @@ class Coordinator:
         run = self._run
         assert run is not None
         self._assign(run.ready(), run.step)
+        if run.settled and not self._told_record:
+            self._record(run)
         node = None if self._training else run.next_train()
         if node is not None:
             return self._train(run, node)
-        if not run.complete:
+        if not run.complete or not self._recorded:
             return False
         self._measure(run)
         self.version = run.step
-        self._record(run)
         self._out += self._versions.publish(self.version)
         self.phase = "settle"
         return True
@@ -344,13 +371,14 @@ class Coordinator:
         return False
 
     def _record(self, run: StepRun) -> None:
-        self._recorded = not self.plan.recorded
-        if self.plan.recorded:
-            keys = run.keys(self.plan.recorded)
-            self._out.append(Record(step=run.step, keys=keys, inputs=run.inputs(self.plan.recorded, keys)))
+        """Let the samples be written while the Step is trained."""
+        self._told_record = True
+        keys = run.keys(self.plan.recorded)
+        inputs = run.inputs(self.plan.recorded, keys)
+        self._out.append(Record(step=run.step, keys=keys, inputs=inputs, worker=self.plan.recorder))
 
     def _in_settle(self) -> bool:
-        if not self._recorded or not self._versions.settled:
+        if not self._versions.settled:
             return False
         assert self._run is not None
         for name, slots in self._run.taken.items():
@@ -479,6 +507,7 @@ class Coordinator:
     def _release(self) -> None:
         for worker, blocks in self._blocks.drain().items():
             self._out.append(Release(worker=worker, blocks=blocks))
+        self._out += [Release(worker=worker, blocks=(block,)) for worker, block in self._versions.drain()]
 
     def _flush(self) -> list[Instruction]:
         out, self._out = self._out, []

@@ -7,7 +7,6 @@ a round begins (core.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from dataflow.batch import Keys
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane, Ready
@@ -40,14 +39,12 @@ class EvaluationRound:
         }
 
     def begin(self) -> list[Ready]:
-        """The first chunks: every prompt of every source, in as many cohorts as some node has replicas."""
+        """The first chunks: every prompt of every source, as one cohort, which each node cuts as the plan says."""
         found = []
         for source, lane in self._lanes.items():
-            rows, parts = self._rows_of[source], max(len(n.workers) for n in lane.nodes)
-            edges = [rows * i // parts for i in range(parts + 1)]
-            for first, end in pairwise(edges):
-                if first < end:
-                    found.append(lane.admit(range(first, end), [0] * (end - first), self._version))
+            rows = self._rows_of[source]
+            if rows:
+                found.append(lane.admit(range(rows), [0] * rows, self._version))
         return found
 
     def produced(self, node: PlannedNode, ref: Ref) -> None:

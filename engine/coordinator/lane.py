@@ -25,7 +25,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.messages import NO_VERSION, Gather, Key, Ref, SourceCut
-from engine.coordinator.tables import ABSENT, PENDING, PRESENT, Blocks, StepRows, Table
+from engine.coordinator.tables import ABSENT, PENDING, PRESENT, Blocks, StepRows, Table, prompt_runs
 from engine.plan.plan import PlannedNode
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
@@ -218,16 +218,16 @@ class Lane:
         if node.scope == "group":
             ready &= (state != PENDING).all(axis=1)[:, None]
         if ready.any():
-            yield self._issue(node, slots, ready)
+            yield from self._issue(node, slots, ready)
 
     def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[Ready]:
-        """One chunk for each cohort of these prompts of which every row is decided."""
+        """The chunks of each cohort of these prompts of which every row is decided."""
         for number in np.unique(self.cohort[slots]):
             mates = self._sorted(np.flatnonzero((self.status == RUNNING) & (self.cohort == number)))
             state = self._input_state(node, mates)
             ready = (state == PRESENT) & ~self._issued[node.name][mates]
             if (state != PENDING).all() and ready.any():
-                yield self._issue(node, mates, ready)
+                yield from self._issue(node, mates, ready)
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never will."""
@@ -250,11 +250,18 @@ class Lane:
             self._issued[node.name][slots] |= gone
             self._touched.add(node.name)
 
-    def _issue(self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray) -> Ready:
-        """A chunk of these rows; `slots` are sorted by position, so the rows are sorted by key."""
+    def _issue(self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray) -> Iterator[Ready]:
+        """These rows in chunks of whole prompts; `slots` are sorted by position, so the rows are sorted by key."""
         where, samples = np.nonzero(ready)
         at = slots[where]
         self._issued[node.name][at, samples] = True
+        if node.chunks == 1:
+            yield self._chunk(node, at, samples)
+            return
+        for run in prompt_runs(self.position[at], node.chunks):
+            yield self._chunk(node, at[run], samples[run])
+
+    def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> Ready:
         inputs: dict[str, tuple[Gather, ...]] = {}
         holds: set[int] = set()
         for i in node.inputs:
@@ -314,11 +321,11 @@ class Lane:
         Where nodes of different widths cross the cut, the rows are those of the widest.
         """
         width = max(self._tables[name].rows for name in self.cut)
-        there = np.ones((len(slots), width), dtype=bool)
+        there = np.zeros((len(slots), width), dtype=bool)
         for name in self.cut:
             table = self._tables[name]
             if table.rows == width:
-                there &= table.state[slots] == PRESENT
+                there |= table.state[slots] == PRESENT
         oldest = np.full((len(slots), width), _NEWEST, dtype=np.int32)
         for table in self._tables.values():
             if width % table.rows == 0:

@@ -7,14 +7,13 @@ not own: what comes before (lane.py) or after (core.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.lane import Lane, Ready
 from engine.coordinator.messages import Gather, Key, Ref
-from engine.coordinator.tables import Blocks, StepRows
+from engine.coordinator.tables import Blocks, StepRows, by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
 
 
@@ -60,14 +59,15 @@ class StepRun:
     def _start(self, node: PlannedNode, found: list[Ready]) -> bool:
         """Take a node whose inputs are there up; returns whether it is done already, having no row.
 
-        With several replicas each has its own prompts, whole; a node of batch scope sees them all at once.
+        Its rows are cut into as many chunks of whole prompts as the plan says; a node of batch scope sees them all at
+        once.
         """
         del self._waiting[node.name]
         keys = self.keys(node.inputs)
         if not len(keys):
             self._rows[node.name] = StepRows.merge([])
             return True
-        parts = [keys] if node.scope == "batch" else _by_prompt(keys, len(node.workers))
+        parts = [keys] if node.scope == "batch" else by_prompt(keys, node.chunks)
         self._running[node.name] = len(parts)
         self._parts[node.name] = []
         self._expected[node.name] = keys
@@ -78,9 +78,12 @@ class StepRun:
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others still run, or when all have been trained."""
-        if self._waiting or self._running or not self._trains:
-            return None
-        return self._trains[0]
+        return self._trains[0] if self.settled and self._trains else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every row of the Step is there, and only training is left."""
+        return not self._waiting and not self._running
 
     def trained(self) -> None:
         """The train node whose turn it was is done."""
@@ -89,7 +92,7 @@ class StepRun:
     @property
     def complete(self) -> bool:
         """Whether nothing of the Step is left to run."""
-        return not (self._waiting or self._running or self._trains)
+        return self.settled and not self._trains
 
     def produced(self, node: str, ref: Ref) -> None:
         """Rows of a step-region node have come."""
@@ -157,12 +160,3 @@ class StepRun:
 
     def _known(self, node: str) -> bool:
         return node in self._lane_of or node in self._rows
-
-
-def _by_prompt(keys: Keys, parts: int) -> list[Keys]:
-    """Sorted keys in at most so many runs of about one length, no prompt in two of them."""
-    if parts == 1:
-        return [keys]
-    starts = np.flatnonzero(np.diff(keys.position, prepend=keys.position[0] - 1))
-    edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(keys)]
-    return [keys.take(np.arange(a, b)) for a, b in pairwise(edges) if a < b]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -195,3 +196,15 @@ class StepRows:
 def codes(position: np.ndarray, sample: np.ndarray) -> np.ndarray:
     """One sortable int64 for (position, sample)."""
     return (position << _SAMPLE_BITS) | sample.astype(np.int64)
+
+
+def by_prompt(keys: Keys, parts: int) -> list[Keys]:
+    """Sorted keys in at most so many runs of about as many prompts each, no prompt in two of them."""
+    return [keys] if parts == 1 else [keys.take(run) for run in prompt_runs(keys.position, parts)]
+
+
+def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Indices into sorted positions, in at most so many runs of about as many different ones each."""
+    starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
+    edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(positions)]
+    return [np.arange(a, b) for a, b in pairwise(edges) if a < b]

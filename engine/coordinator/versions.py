@@ -1,15 +1,38 @@
 """Who has which version of which trained Model.
 
-Owns: what a publish tells each reader, and which readers have not loaded it yet. Does not
-own: when a version is published (core.py), nor how the weights travel.
+    an offer      waits for                        ends with
+    offering      the writer's Worker              Offered; then each reader elsewhere is told
+    loading       each Worker of each reader       Loaded of each; then its block may go
+
+Owns: what a publish tells each Worker of each reader, which of them have not loaded it yet,
+and the blocks that weights travel in. Does not own: when a version is published (core.py),
+nor how the bytes travel.
+
+A reader takes the weights straight from the writer where both are in one Worker and the writer has no other rank;
+everywhere else they are a block that the writer's Worker makes at once (Offer), so that it can go on training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
-from engine.coordinator.messages import Follow, Loaded, Publish
+from engine.coordinator.messages import Follow, Loaded, Offer, Offered, Publish
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
+
+Bring = Publish | Follow
+Place = tuple[str, str, str]
+"""(reader, model, worker)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Weights:
+    """One version of one Model on its way. left: who has not loaded it; held back until the block is known."""
+
+    offer: Offer
+    held: list[Bring] = field(default_factory=list)
+    left: set[Place] = field(default_factory=set)
+    offered: Offered | None = None
 
 
 class Versions:
@@ -17,12 +40,21 @@ class Versions:
 
     def __init__(self, plan: Plan) -> None:
         self._models = plan.models
+        self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
-        self._loading: set[tuple[str, str]] = set()
+        lags = {s.name: s.max_lag for s in plan.sources}
+        self._late = {n.name for n in plan.nodes if n.region == "stream" and lags.get(n.source, 0) > 0}
+        """Readers that may go on with an older version while they load this one."""
+        self._loading: set[Place] = set()
         self._published = 0
+        self._weights: dict[tuple[str, int], _Weights] = {}
+        """(model, version) -> what is on its way."""
+        self._gone: list[tuple[str, int]] = []
 
-    def publish(self, version: int, *, moved: bool = True) -> Iterator[Publish | Follow]:
-        """Tell every reader to load this version, and followers to move towards their leader.
+    # --- publishing ---------------------------------------------------------------------------------------------
+
+    def publish(self, version: int, *, moved: bool = True) -> Iterator[Offer | Bring]:
+        """Tell every Worker of every reader to load this version, and followers to move towards their leader.
 
         moved: whether the version is new. It is not when a run begins or goes on: then every reader has to have it, but
         no follower moves.
@@ -30,45 +62,122 @@ class Versions:
         self._published = version
         for model in self._models:
             if model.writer:
-                for reader in model.readers:
-                    self._loading.add((reader, model.name))
-                    yield Publish(
-                        model=model.name,
-                        writer=model.writer,
-                        reader=reader,
-                        version=version,
-                        alias=reader in model.aliases,
-                    )
+                yield from self._bring(model.name, self._publishes(model, version))
             elif moved and model.follows in self._writers and version % model.every == 0:
-                yield from self._follow(model, version)
+                yield from self._bring(model.follows, self._follows(model, version))
 
-    def _follow(self, model: PlannedModel, version: int) -> Iterator[Follow]:
+    def _publishes(self, model: PlannedModel, version: int) -> Iterator[Publish]:
+        writer = self._nodes[model.writer]
         for reader in model.readers:
-            self._loading.add((reader, model.name))
-            yield Follow(
-                model=model.name,
-                leader=model.follows,
-                writer=self._writers[model.follows],
-                reader=reader,
-                rate=model.rate,
-                version=version,
-            )
+            for worker in self._nodes[reader].workers:
+                alias = reader in model.aliases and worker in writer.workers
+                yield Publish(
+                    model=model.name, writer=writer.name, reader=reader, version=version, alias=alias, worker=worker
+                )
+
+    def _follows(self, model: PlannedModel, version: int) -> Iterator[Follow]:
+        for reader in model.readers:
+            for worker in self._nodes[reader].workers:
+                yield Follow(
+                    model=model.name,
+                    leader=model.follows,
+                    writer=self._writers[model.follows],
+                    reader=reader,
+                    rate=model.rate,
+                    version=version,
+                    worker=worker,
+                )
+
+    def _bring(self, written: str, messages: Iterable[Bring]) -> Iterator[Offer | Bring]:
+        """What can be loaded on the spot, at once; for the rest an offer of the written Model, if there is none."""
+        for message in messages:
+            place = (message.reader, message.model, message.worker)
+            self._loading.add(place)
+            if self._on_the_spot(message):
+                yield message
+                continue
+            weights = self._weights.get((written, message.version))
+            if weights is None:
+                worker = self._nodes[message.writer].workers[0]
+                offer = Offer(model=written, writer=message.writer, worker=worker, version=message.version)
+                weights = self._weights[written, message.version] = _Weights(offer)
+                yield offer
+            weights.left.add(place)
+            if weights.offered is None:
+                weights.held.append(message)
+            else:
+                yield _addressed(message, weights.offered)
+
+    def _on_the_spot(self, message: Bring) -> bool:
+        alias = isinstance(message, Publish) and message.alias
+        return alias or self._nodes[message.writer].workers == (message.worker,)
+
+    # --- what comes of it ---------------------------------------------------------------------------------------
+
+    def offered(self, event: Offered) -> list[Bring]:
+        """The weights are a block: those who waited for it are told. A block that nobody waits for is let go."""
+        weights = self._weights.get((event.model, event.version))
+        if weights is None or weights.offered is not None:
+            self._gone.append((event.worker, event.block))
+            return []
+        weights.offered = event
+        held, weights.held = weights.held, []
+        self._let_go()
+        return [_addressed(message, event) for message in held]
 
     def loaded(self, event: Loaded) -> None:
-        """A reader has a version; an older one than the published does not count."""
+        """A reader has a version in one Worker; an older one than the published does not count."""
+        place = (event.node, event.model, event.worker or self._nodes[event.node].workers[0])
         if event.version == self._published:
-            self._loading.discard((event.node, event.model))
+            self._loading.discard(place)
+        for (_, version), weights in self._weights.items():
+            if version <= event.version:
+                weights.left.discard(place)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        done = [key for key, w in self._weights.items() if w.offered is not None and not w.left]
+        for key in done:
+            offered = self._weights.pop(key).offered
+            assert offered is not None
+            self._gone.append((offered.worker, offered.block))
+
+    def drain(self) -> list[tuple[str, int]]:
+        """(worker, block) of weights that everybody has loaded; each is returned once."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    # --- who has it ---------------------------------------------------------------------------------------------
 
     @property
-    def settled(self) -> bool:
+    def loaded_everywhere(self) -> bool:
         """Whether every reader has the published version."""
         return not self._loading
 
+    @property
+    def settled(self) -> bool:
+        """Whether every reader that needs exactly the published version has it."""
+        return all(reader in self._late for reader, _, _ in self._loading)
+
     def behind(self, nodes: Iterable[PlannedNode]) -> bool:
         """Whether one of these nodes has not loaded the published version yet."""
-        return bool(self._loading) and any((n.name, use.model) in self._loading for n in nodes for use in n.models)
+        if not self._loading:
+            return False
+        late = {reader for reader, _, _ in self._loading}
+        return any(node.name in late for node in nodes)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        loading = sorted(self._loading)
-        return [f"{node}: has not loaded {model!r} version {self._published}" for node, model in loading]
+        lines = [
+            f"{w.offer.writer}: has not offered {w.offer.model!r} version {w.offer.version}"
+            for w in self._weights.values()
+            if w.offered is None
+        ]
+        return lines + [
+            f"{reader} in {worker}: has not loaded {model!r} version {self._published}"
+            for reader, model, worker in sorted(self._loading)
+        ]
+
+
+def _addressed(message: Bring, offered: Offered) -> Bring:
+    return replace(message, source=offered.worker, block=offered.block, digest=offered.digest)

@@ -40,6 +40,20 @@ class Outbox:
         lengths = np.ones(len(keys), dtype=np.int64)
         return Ref(worker=worker, block=self._made, keys=keys, lengths=lengths, version=version)
 
+    def offer(self, worker: str, model: str, version: int) -> int:
+        """Keep the weights of a version."""
+        self._made += 1
+        self.blocks[worker, self._made] = Block(model, Keys.of([]), np.array([version], dtype=np.int32))
+        return self._made
+
+    def check_offer(self, worker: str, number: int, model: str, version: int) -> None:
+        """Raises RunError where these weights are gone, or others."""
+        found = self.blocks.get((worker, number))
+        if found is None:
+            raise RunError(f"{model} version {version} was to be loaded from block {number} of {worker}, which is gone")
+        if (found.node, found.version.tolist()) != (model, [version]):
+            raise RunError(f"block {number} of {worker} has {found.node} {found.version}, not {model} {version}")
+
     def release(self, worker: str, numbers: Iterable[int]) -> None:
         """Let blocks go. Raises RunError for one that is not there: it was never made, or released before."""
         for number in numbers:

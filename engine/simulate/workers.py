@@ -3,9 +3,10 @@
     simulated                 takes                                   answers
     RunChunk                  the rows' times, in their worker        Produced..., Tombstoned..., ChunkDone
     TrainStep                 a time, in its worker                   Stepped
-    Publish, Follow           a time, in every replica of the reader  Loaded
-    Evaluate, Record,         a time                                  Evaluated, Recorded,
-      Checkpoint                                                      Checkpointed
+    Offer                     a time, in its worker                   Offered
+    Publish, Follow           a time, in its worker                   Loaded
+    Evaluate, Record          a time, in their workers                Evaluated, Recorded
+    Checkpoint                a time                                  Checkpointed
     Release                   nothing                                 -
 
 Owns: doing what the coordinator says, one thing after another in each worker, and checking
@@ -38,6 +39,8 @@ from engine.coordinator.messages import (
     Follow,
     Instruction,
     Loaded,
+    Offer,
+    Offered,
     Produced,
     Publish,
     Record,
@@ -109,7 +112,9 @@ class Simulation:
         self._times = timing.generator()
         self._nodes = {n.name: n for n in plan.nodes}
         self._queues: dict[str, deque[Task]] = {w: deque() for w in plan.workers}
+        self._first: dict[str, deque[Task]] = {w: deque() for w in plan.workers}
         self._busy: set[str] = set()
+        self._loaded_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], list[tuple[float, int]]] = {}
         """(node, worker) -> (time, version) of everything published that was loaded there."""
 
@@ -172,11 +177,14 @@ class Simulation:
                 self._enqueue(instruction.worker, lambda done: self._train(instruction, done))
             case Evaluate():
                 self._check(instruction)
-                self._later(self._timing.store, Evaluated(node=instruction.node, version=instruction.version))
+                self._enqueue(instruction.worker, lambda done: self._evaluate(instruction, done))
+            case Offer():
+                self._enqueue(instruction.worker, lambda done: self._offer(instruction, done))
             case Publish() | Follow():
                 self._load(instruction)
             case Record():
-                self._record(instruction)
+                self.outbox.check(instruction.keys, instruction.inputs, self.plan.recorded)
+                self._enqueue(instruction.worker, lambda done: self._record(instruction, done))
             case Release():
                 self.outbox.release(instruction.worker, instruction.blocks)
             case Checkpoint():
@@ -187,12 +195,20 @@ class Simulation:
     def _check(self, message: RunChunk | TrainStep | Evaluate) -> None:
         self.outbox.check(message.keys, message.inputs, self._nodes[message.node].inputs)
 
-    def _record(self, message: Record) -> None:
+    def _record(self, message: Record, done: Callable[[], None]) -> None:
         def end() -> None:
             self.outbox.check(message.keys, message.inputs, self.plan.recorded)
             self._hear(Recorded(step=message.step))
+            done()
 
-        self.outbox.check(message.keys, message.inputs, self.plan.recorded)
+        self.clock.after(self._vary(self._timing.store), end)
+
+    def _evaluate(self, message: Evaluate, done: Callable[[], None]) -> None:
+        def end() -> None:
+            self._check(message)
+            self._hear(Evaluated(node=message.node, version=message.version))
+            done()
+
         self.clock.after(self._vary(self._timing.store), end)
 
     def _store(self, message: Checkpoint) -> None:
@@ -205,15 +221,17 @@ class Simulation:
 
     # --- workers ------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, worker: str, task: Task) -> None:
-        self._queues[worker].append(task)
+    def _enqueue(self, worker: str, task: Task, *, first: bool = False) -> None:
+        """first: behind what else is to be first, and before all others."""
+        (self._first if first else self._queues)[worker].append(task)
         self._next(worker)
 
     def _next(self, worker: str) -> None:
         """Begin what is first in the queue of an idle worker."""
-        if worker not in self._busy and self._queues[worker]:
+        queue = self._first[worker] or self._queues[worker]
+        if worker not in self._busy and queue:
             self._busy.add(worker)
-            task = self._queues[worker].popleft()
+            task = queue.popleft()
             self.clock.after(0.0, lambda: task(lambda: self._idle(worker)))
 
     def _idle(self, worker: str) -> None:
@@ -231,25 +249,35 @@ class Simulation:
         self._check(message)
         self.clock.after(self._vary(self._timing.train), end)
 
-    def _load(self, message: Publish | Follow) -> None:
-        """Every replica of a reader takes the weights; the last one's arrival is what the coordinator hears of."""
-        workers = list(self._nodes[message.reader].workers)
-        left = set(workers)
-
-        def loaded(worker: str, done: Callable[[], None]) -> None:
-            if isinstance(message, Publish):
-                self._loads.setdefault((message.reader, worker), []).append((self.clock.now, message.version))
-            left.discard(worker)
-            if not left:
-                self._hear(Loaded(node=message.reader, model=message.model, version=message.version))
+    def _offer(self, message: Offer, done: Callable[[], None]) -> None:
+        def end() -> None:
+            block = self.outbox.offer(message.worker, message.model, message.version)
+            self._hear(
+                Offered(model=message.model, version=message.version, worker=message.worker, block=block, digest="")
+            )
             done()
 
-        for worker in workers:
-            seconds = self._vary(self._timing.load)
-            if self._timing.loads == "interrupt":
-                self.clock.after(seconds, lambda w=worker: loaded(w, lambda: None))
-            else:
-                self._enqueue(worker, lambda done, w=worker, s=seconds: self.clock.after(s, lambda: loaded(w, done)))
+        self.clock.after(self._vary(self._timing.load), end)
+
+    def _load(self, message: Publish | Follow) -> None:
+        """Weights overtake the chunks that wait; in a reader that can be interrupted also the one that runs."""
+
+        def loaded(done: Callable[[], None]) -> None:
+            if message.source:
+                model = message.model if isinstance(message, Publish) else message.leader
+                self.outbox.check_offer(message.source, message.block, model, message.version)
+            if isinstance(message, Publish):
+                self._loads.setdefault((message.reader, message.worker), []).append((self.clock.now, message.version))
+            self._hear(Loaded(node=message.reader, model=message.model, version=message.version, worker=message.worker))
+            done()
+
+        seconds = self._vary(self._timing.load)
+        if self._timing.loads == "interrupt":
+            seconds = max(seconds, self._loaded_at.get(message.worker, 0.0) - self.clock.now)  # one after another
+            self._loaded_at[message.worker] = self.clock.now + seconds
+            self.clock.after(seconds, lambda: loaded(lambda: None))
+        else:
+            self._enqueue(message.worker, lambda done: self.clock.after(seconds, lambda: loaded(done)), first=True)
 
     # --- chunks -------------------------------------------------------------------------------------------------
 

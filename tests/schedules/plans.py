@@ -108,6 +108,7 @@ class Draft:
             relation=relation,
             rows=inner * factor,
             inner=inner,
+            chunks=self.draw.choice((1, 1, 1, 2, 3)),
             inputs=self.read(ports, inner),
             **fields,
         )
@@ -159,6 +160,7 @@ def case(seed: int) -> Case:
         sources=tuple(sources),
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),
+        recorder=draw.choice([w for n in (*draft.nodes, *draft.trains) for w in n.workers]),
     )
     steps = draw.choice((None, draw.randint(1, 5))) if not overtaking else 6
     refills = any(n.refill for n in plan.nodes)
@@ -283,7 +285,9 @@ def _models(draft: Draft) -> tuple[PlannedModel, ...]:
     for node in draft.trains:
         for use in node.models:
             readers = tuple(n.name for n in nodes if any(u.model == use.model and u.access == "read" for u in n.models))
-            found.append(PlannedModel(name=use.model, base="b", writer=node.name, readers=readers, aliases=readers[:1]))
+            late = {n.name for n in nodes if n.region == "stream"} if draft.lag else set()
+            aliases = tuple(r for r in readers if r not in late and draw.random() < 0.7)
+            found.append(PlannedModel(name=use.model, base="b", writer=node.name, readers=readers, aliases=aliases))
     followers = tuple(n.name for n in nodes if TARGET in n.models)
     every = draw.choice((1, 2))
     if followers:

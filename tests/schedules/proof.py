@@ -281,12 +281,13 @@ class Proof:
 
     def followers_moved(self) -> None:
         """A follower moves once for each version that is a multiple of `every`, never at the start."""
-        moves = Counter((m.model, m.reader, m.version) for m in self.said(Follow))
+        moves = Counter((m.model, m.reader, m.worker, m.version) for m in self.said(Follow))
         wanted = Counter(
-            (model.name, reader, version)
+            (model.name, reader, worker, version)
             for model in self.plan.models
             if model.follows
             for reader in model.readers
+            for worker in self.plan.node(reader).workers
             for version in range(self.first_step + 1, self.last_step + 1)
             if version % model.every == 0
         )

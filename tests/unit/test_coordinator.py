@@ -25,8 +25,7 @@ from engine.coordinator.messages import (
     SourceCut,
     SourceOpened,
 )
-from engine.coordinator.step import _by_prompt
-from engine.coordinator.tables import Blocks, StepRows, _counted, _indexed
+from engine.coordinator.tables import Blocks, StepRows, _counted, _indexed, by_prompt
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.workers import Simulation
@@ -153,7 +152,7 @@ def test_step_rows_find_an_ancestor_by_its_ratio() -> None:
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=9), st.integers(1, 4))
 def test_replicas_get_whole_prompts(sizes: list[int], parts: int) -> None:
     keys = Keys.of([p for p, n in enumerate(sizes) for _ in range(n)], [sample for n in sizes for sample in range(n)])
-    found = _by_prompt(keys, parts)
+    found = by_prompt(keys, parts)
     assert [row for part in found for row in part.rows()] == keys.rows()
     assert len(found) == min(parts, len(sizes))
     homes = [set(part.position.tolist()) for part in found]
