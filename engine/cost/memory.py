@@ -7,27 +7,29 @@ modules are shared (the place pass), whether it all fits (the verify pass).
     weights       always                          the first node of those that share a module
     optimizer     always                          train
     outbox        always                          whoever makes rows
+    snapshot      always                          train whose weights are read in other Workers: two versions of them
     gradients     while the node runs             train
     activations   while the node runs             train, forward, decode (of a prefill)
     logits        while the node runs             train, forward, decode
     kv_cache      while the node runs             decode
 
-Nodes of one worker take turns, so its peak is all that is always held and the greatest of what is held while one runs.
+Nodes of one worker take turns, so its peak is all that is always held and the greatest of what is held while one runs;
+Workers of one host add up (`host_peak`). A node's parts are those of each of its Workers.
 Allocators' losses, the interpreter and its libraries (some 0.5 GB with torch) are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.cost.lengths import Lengths
 from engine.cost.models import Shape
 
-LASTING = ("weights", "optimizer", "outbox")
+LASTING = ("weights", "optimizer", "outbox", "snapshot")
 """Parts that are held between the calls of a node."""
 
-HOST_PARTS = ("outbox",)
+HOST_PARTS = ("outbox", "snapshot")
 """Parts that are in host memory even where the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26
@@ -151,13 +153,41 @@ def train_parts(parameters: int, shape: Shape | None, work: Work, dtype: str, he
 
 def peak(nodes: Iterable[Mapping[str, int]], *, without: tuple[str, ...] = ()) -> int:
     """The peak of nodes that take turns: all that lasts and the greatest of the rest."""
-    lasting, passing = 0, 0
+    always, passing = 0, 0
     for parts in nodes:
-        counted = {part: size for part, size in parts.items() if part not in without}
-        lasts = sum(size for part, size in counted.items() if part in LASTING)
-        lasting += lasts
-        passing = max(passing, sum(counted.values()) - lasts)
-    return lasting + passing
+        kept = lasting(parts, without=without)
+        always += kept
+        passing = max(passing, sum(size for part, size in parts.items() if part not in without) - kept)
+    return always + passing
+
+
+def host_peak(
+    workers: Mapping[str, Sequence[Mapping[str, int]]],
+    leases: Iterable[Sequence[str]] = (),
+    *,
+    without: tuple[str, ...] = (),
+    gives_back: bool = False,
+) -> int:
+    """The peak of all Workers of a host, each with the parts of its nodes: they add up, but for those of a lease.
+
+    Of these one is awake. gives_back: whether those asleep hold nothing, as on a GPU, whose memory sleep moves to the
+    host; otherwise all that lasts stays, and one of them is at work.
+    """
+    peaks = {name: peak(parts, without=without) for name, parts in workers.items()}
+    kept = {name: sum(lasting(parts, without=without) for parts in nodes) for name, nodes in workers.items()}
+    total, alone = 0, set(workers)
+    for lease in leases:
+        alone -= set(lease)
+        if gives_back:
+            total += max(peaks[name] for name in lease)
+        else:
+            total += sum(kept[name] for name in lease) + max(peaks[name] - kept[name] for name in lease)
+    return total + sum(peaks[name] for name in alone)
+
+
+def lasting(parts: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:
+    """What a node always holds."""
+    return sum(size for part, size in parts.items() if part in LASTING and part not in without)
 
 
 def _predicted(work: Work) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataflow.node import Node
 from dataflow.regions import regions
 from dataflow.rows import Domains
-from engine.cost.memory import HOST_PARTS, LASTING, peak
+from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
 
 WIDTH = 120
@@ -25,6 +25,7 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
     """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
     sections = [
         _header(plan),
+        _section("workers, each a process that does one thing after another", _workers(plan)),
         _section("nodes, in the order in which they can run", _nodes(plan, measured)),
         _section("where streaming ends", _cut(plan)),
         _section(
@@ -104,20 +105,31 @@ def _bound(source: PlannedSource) -> str:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    """Totals against the memory that there is, for each worker."""
-    for worker in plan.workers:
-        nodes = [n for n in plan.nodes if worker in n.workers]
-        parts = [n.estimate.bytes for n in nodes]
-        if unknown := _unknown(plan, nodes):
-            said = f"{worker}: memory unknown, since the parameters of {', '.join(unknown)} are"
-            yield f"{said}; without them {_size(peak(parts))}"
-        elif plan.cluster and plan.cluster.gpus:
-            yield f"{worker}: {_peak(nodes, HOST_PARTS)}, of {_size(plan.cluster.gpus[0])} on the GPU"
-            held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
-            yield f"{worker}: {_size(held)} of rows, of {_size(plan.cluster.memory)} on this host"
-        else:
-            room = f", of {_size(plan.cluster.memory)}" if plan.cluster else ""
-            yield f"{worker}: {_peak(nodes, ())}{room}"
+    """Totals against the memory that there is; of several Workers each has a line in its section."""
+    if len(plan.workers) == 1:
+        yield from (f"{plan.workers[0]}: {text}" for text in _holds(plan, plan.workers[0]))
+        return
+    if unknown := _unknown(plan, plan.nodes):
+        yield f"all workers: memory unknown, since the parameters of {', '.join(unknown)} are"
+    elif plan.cluster and not plan.cluster.gpus:
+        parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in plan.workers}
+        most = host_peak(parts, plan.leases)
+        yield f"all workers: at most {_size(most)} on this host, of {_size(plan.cluster.memory)}"
+
+
+def _holds(plan: Plan, worker: str) -> Iterator[str]:
+    """What a Worker needs at most."""
+    nodes = [n for n in plan.nodes if worker in n.workers]
+    parts = [n.estimate.bytes for n in nodes]
+    if unknown := _unknown(plan, nodes):
+        yield f"memory unknown, since the parameters of {', '.join(unknown)} are; without them {_size(peak(parts))}"
+    elif plan.cluster and plan.cluster.gpus:
+        yield f"{_peak(nodes, HOST_PARTS)}, of {_size(plan.cluster.gpus[0])} on the GPU"
+        held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
+        yield f"{_size(held)} of rows, of {_size(plan.cluster.memory)} on this host"
+    else:
+        room = f", of {_size(plan.cluster.memory)}" if plan.cluster and len(plan.workers) == 1 else ""
+        yield f"{_peak(nodes, ())}{room}"
 
 
 def _unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
@@ -131,6 +143,8 @@ def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
     total = peak((n.estimate.bytes for n in nodes), without=without)
     last = peak(({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes), without=without)
     most = max(nodes, key=_passing)
+    if total == last:
+        return f"at most {_size(total)}, always"
     return f"at most {_size(total)}: {_size(last)} always, {_size(total - last)} more while {most.name} runs"
 
 
@@ -141,9 +155,41 @@ def _passing(node: PlannedNode) -> int:
 def _time(plan: Plan) -> Iterator[str]:
     known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
     models = [n for n in plan.nodes if n.work in _OF_MODELS and n.region != "evaluation"]
-    if known and all(n.estimate.seconds is not None for n in models):
-        total = _duration(sum(known))
-        yield f"at most about {total} a Step by rough rates, good for comparing nodes; users' functions not counted"
+    if not known or any(n.estimate.seconds is None for n in models):
+        return
+    by = {w: sum(n.estimate.seconds or 0.0 for n in plan.nodes if w in n.workers) for w in plan.workers}
+    slowest = max(by, key=by.__getitem__)
+    rates = "by rough rates, good for comparing nodes; users' functions not counted"
+    if len(by) > 1 and all(s.max_lag for s in plan.sources):
+        yield f"at most about {_duration(by[slowest])} a Step, those of {slowest} while others overlap, {rates}"
+    else:
+        yield f"at most about {_duration(sum(known))} a Step {rates}"
+
+
+# --- workers ----------------------------------------------------------------------------------------------------
+
+
+def _workers(plan: Plan) -> Iterator[str]:
+    """Of several Workers: what each does, and what it needs."""
+    if len(plan.workers) == 1:
+        return
+    width = _width(plan.workers)
+    for worker in plan.workers:
+        nodes = [n for n in plan.nodes if worker in n.workers]
+        threads = _count(max(n.layout.threads for n in nodes), "thread")
+        records = ["the samples"] if worker == plan.recorder else []
+        yield from _named(worker, width, f"{threads}: {', '.join([*(_share(n, worker) for n in nodes), *records])}")
+        for text in _holds(plan, worker):
+            yield from _wrapped(text, indent=width + 2, after=2)
+    for lease in plan.leases:
+        yield from _wrapped(f"{', '.join(lease)}: on the same devices, one is awake at a time", after=2)
+
+
+def _share(node: PlannedNode, worker: str) -> str:
+    at, count = node.workers.index(worker), len(node.workers)
+    if count == 1:
+        return node.name
+    return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {at} of {count})"
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------
@@ -151,7 +197,7 @@ def _time(plan: Plan) -> Iterator[str]:
 
 def _nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     batch = {s.name: s.batch for s in plan.sources}
-    owners = {u.module: n.name for n in plan.nodes for u in n.models if "weights" in n.estimate.bytes}
+    owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
     name_width = _width(n.name for n in plan.nodes)
     heads = ["region", "rows", "on", "peak", "seconds", *(["measured"] if measured is not None else [])]
     widths = [10, 16, 30, 10, 9, 9]
@@ -178,28 +224,34 @@ def _rows(node: PlannedNode, batch: int | None) -> str:
 def _on(node: PlannedNode) -> str:
     layout = node.layout
     slots = f", {layout.slots} slots" if node.work == "decode" else ""
-    return f"{'+'.join(node.workers)}, {_count(layout.threads, 'thread')}{slots}"
+    where = node.workers[0] if len(node.workers) == 1 else f"x{len(node.workers)}"
+    return f"{where}, {_count(layout.threads, 'thread')}{slots}"
 
 
 def _how(node: PlannedNode) -> str:
-    """Kernel and chunking; of a node below the cut the chunk is the Step."""
+    """Kernel, replicas and chunking; of a node below the cut the chunk is the Step."""
     kernel = f"{node.operator} by {node.kernel}"
+    if node.layout.replicas > 1:
+        kernel += f", {node.layout.replicas} replicas"
+    if node.ranks > 1:
+        kernel += f", {node.ranks} ranks{' with a part of the state each' if node.layout.shard else ''}"
     if node.refill:
         kernel += f", refilled in at most {_count(node.max_attempts, 'attempt')}"
+    parts = f"{node.chunks} chunks" if node.chunks > 1 else "chunks"
     if node.region == "step":
-        return f"{kernel}, the whole Step at once"
+        return f"{kernel}, the Step in {parts}" if node.chunks > 1 else f"{kernel}, the whole Step at once"
     if node.region == "evaluation":
-        return f"{kernel}, at one version of the Model"
+        return f"{kernel}, at one version of the Model{f', in {parts}' if node.chunks > 1 else ''}"
     together = "prompts admitted together" if node.chunking == "cohort" else f"whatever is ready, by {node.scope}"
-    return f"{kernel}, chunks of {together}"
+    return f"{kernel}, {parts} of {together}"
 
 
-def _parts(node: PlannedNode, owners: Mapping[str, str]) -> str:
+def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
     parts = [f"{part} {_size(size)}" for part, size in node.estimate.bytes.items()]
-    used = [u.module for u in node.models if u.param != "tokenizer" and node.work != "evaluate"]
-    shared = [owners[module] for module in used if owners.get(module, node.name) != node.name]
-    if shared:
-        parts.append(f"weights those of {shared[0]}")
+    used = {u.module for u in node.models if u.param != "tokenizer" and node.work != "evaluate"}
+    if used and "weights" not in node.estimate.bytes:
+        held = (n for n in owners if set(node.workers) & set(n.workers) and used & {u.module for u in n.models})
+        parts += [f"weights those of {owner.name}" for owner in list(held)[:1]]
     return ", ".join(parts)
 
 
@@ -227,6 +279,7 @@ def _edges(plan: Plan) -> Iterator[str]:
     for name, edge in zip(shown, plan.edges, strict=True):
         moved = ["evaluation", ""] if edge.consumer in evaluated else [_size(edge.bytes), _size(edge.saved)]
         first = _columns([*moved, edge.route], widths)
+        first += " " * max(0, len("inproc") - len(edge.route))
         yield from _named(name, width, first, tail=", ".join(edge.columns))
     yield _columns(["all", *_totals(plan.edges)], [width, 10, 10])
 
@@ -259,10 +312,25 @@ def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: 
     for reader in model.readers:
         node = nodes[reader]
         lag = node.max_lag if node.region == "stream" else 0
-        how = "alias, they take turns with one module" if reader in model.aliases else "copy"
-        yield f"{model.writer} -> {reader}: {how}; lag {lag}"
+        yield f"{model.writer} -> {reader}: {_carried(model, node, nodes[model.writer])}; lag {lag}"
     if not model.readers:
         yield f"written by {model.writer}, {'followed by ' + ', '.join(followers) if followers else 'read by nobody'}"
+
+
+def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
+    """How a version reaches a reader: not at all, within a process, or from one to another."""
+    if reader.name in model.aliases:
+        return "alias, they take turns with one module"
+    if set(reader.workers) <= {writer.workers[0]}:
+        return "copy"
+    return f"copy in {_among(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
+
+
+_ROUTES = {"pull": "pulled from", "collective": "sent by"}
+
+
+def _among(workers: Sequence[str]) -> str:
+    return ", ".join(workers) if len(workers) < 4 else f"{workers[0]} ... {workers[-1]} ({len(workers)})"
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------

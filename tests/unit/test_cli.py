@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dataflow.errors import CheckpointError, GraphError
+from dataflow.errors import CheckpointError, GraphError, RunError
 from dataflow.model import Schedule
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
@@ -22,7 +22,9 @@ from engine.cli.flags import parse
 from engine.cli.peek import shown
 from engine.cli.resume import changed_options
 from engine.cli.target import UsageError, load_function, load_target
-from engine.options import RunOptions
+from engine.options import RunOptions, placing
+from engine.options import from_json as from_text
+from engine.options import to_json as to_text
 from graphs.sft import sft
 
 ROOT = Path(__file__).parents[2]
@@ -324,6 +326,78 @@ def test_resume_changes_only_what_is_given() -> None:
     }
     with pytest.raises(UsageError, match=r"seed cannot change in the middle of a run. Fix: leave --seed out"):
         changed_options(["--seed", "1"])
+
+
+PLACES = ["--pin", "rollout=g0,g1", "score=data", "--replicas", "rollout=2", "--together", "a,b", "--leases=g0,train"]
+
+
+def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
+    found = changed_options([*PLACES, "--steps", "4", "--pin=old=main", "--workers", "apart", "--leases", "g1,x"])
+    assert found == {
+        "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
+        "replicas": {"rollout": 2},
+        "together": (("a", "b"),),
+        "leases": (("g0", "train"), ("g1", "x")),
+        "steps": 4,
+        "workers": "apart",
+    }
+
+
+def test_a_target_takes_them_too(folder: Path) -> None:
+    target = load_target("tiny_graphs.py:tiny")
+    flags = ["--base", "b", "--data", "d", *PLACES, "--batch", "8"]
+    values_, (options,) = parse("run", target, (RunOptions,), flags)
+    assert values_["batch"] == 8
+    assert options.replicas == {"rollout": 2}
+    assert options.pin == {"rollout": "g0,g1", "score": "data"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--replicas", "rollout"], "expected NAME=INT, found 'rollout'"),
+        (["--replicas", "rollout=two"], "expected NAME=INT, found 'rollout=two'"),
+        (["--pin", "=gen"], "expected NAME=NAME, found '=gen'"),
+        (["--pin", "a=b", "--pin", "a=c"], "a is given twice"),
+        (["--together", "rollout"], "expected two names or more, found 'rollout'"),
+    ],
+)
+def test_wrong_tables_and_groups_say_what_was_expected(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        changed_options(flags)
+    assert caught.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split()).replace("\u2502 ", "")
+
+
+def test_options_come_back_from_a_run_folder_as_they_were() -> None:
+    options = RunOptions(
+        steps=3,
+        runs=Path("elsewhere"),
+        sinks=("tensorboard",),
+        workers="apart",
+        pin={"rollout": "g0,g1"},
+        together=(("a", "b"), ("c", "d")),
+        chunks={"rollout": 4},
+        ranks={"train": 2},
+        leases=(("x", "y"),),
+    )
+    text = to_text(options, path=["/somewhere"])
+    assert from_text(text, {}) == (options, ("/somewhere",))
+    changed, _ = from_text(text, {"workers": "one", "pin": {}, "steps": None})
+    assert changed == dataclasses.replace(options, workers="one", pin={})
+    old = {name: value for name, value in json.loads(text).items() if name in ("steps", "runs", "seed")}
+    assert from_text(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
+    with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
+        from_text(text, {"worker": "one"})
+
+
+def test_the_planner_is_told_the_workers_of_a_pin_one_by_one() -> None:
+    options = RunOptions(pin={"rollout": "g0, g1"}, inproc=True, replicas={"score": 2})
+    told = placing(options)
+    assert told.pin == {"rollout": ("g0", "g1")}
+    assert (told.workers, told.inproc, told.replicas) == ("auto", True, {"score": 2})
 
 
 def test_every_command_has_a_module_and_a_line_of_help() -> None:

@@ -199,6 +199,18 @@ def test_the_peak_of_nodes_that_take_turns() -> None:
     assert memory.peak(nodes, without=memory.HOST_PARTS) == 5 + 10 + 7
 
 
+def test_workers_of_a_host_add_up_and_those_of_a_lease_take_turns() -> None:
+    workers = {
+        "gen": [{"weights": 5, "kv_cache": 40, "outbox": 1}],
+        "train": [{"weights": 5, "optimizer": 10, "activations": 30, "snapshot": 2}],
+        "other": [{"weights": 3, "logits": 4}],
+    }
+    assert memory.host_peak(workers) == 46 + 47 + 7
+    assert memory.host_peak(workers, [("gen", "train")]) == (6 + 17 + 40) + 7, "on a host nothing that lasts goes away"
+    on_gpu = memory.host_peak(workers, [("gen", "train")], without=memory.HOST_PARTS, gives_back=True)
+    assert on_gpu == max(45, 45) + 7
+
+
 works = st.builds(
     Work,
     lengths=st.builds(Lengths, prompt=st.integers(1, 300), completion=st.integers(1, 300)),

@@ -11,12 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from safetensors.numpy import save_file
 
-from dataflow.check import check
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
@@ -28,7 +24,6 @@ from engine.plan.draft import Draft
 from engine.plan.explain import WIDTH, explain
 from engine.plan.passes.verify import verify
 from engine.plan.plan import Fetch, Plan, PlannedNode
-from engine.plan.planner import make_plan
 from graphs.grpo import grpo
 from graphs.ppo import ppo
 from graphs.sft import sft
@@ -41,27 +36,10 @@ from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
 from tests.right_graphs import RIGHT
+from tests.unit.planning import CLUSTER, exact, make_tiny, placed, planned
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
-CLUSTER = Cluster(cores=2, memory=24 * 2**30)
-DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
-DEMONSTRATIONS = {"prompt": pa.utf8(), "completion": pa.utf8()}
-CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "intermediate_size": 384,
-    "vocab_size": 98,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
 policy = Model("policy", "tiny", trainable=True)
-
-
-def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
 
 def brief(completions: Sequence[str]) -> list[float]:
@@ -75,22 +53,9 @@ def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
 
 @pytest.fixture(autouse=True)
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model directory named `tiny` in the working directory: a config, and weights that hold 452,480 numbers."""
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
-    body = np.zeros(452_480 - 98 * 128, np.float32)
-    save_file(
-        {"model.body": body, "lm_head.weight": np.zeros((98, 128), np.float32)}, tmp_path / "tiny" / "w.safetensors"
-    )
+    """A model directory named `tiny` in the working directory."""
+    make_tiny(tmp_path)
     monkeypatch.chdir(tmp_path)
-
-
-def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
-    return DEMONSTRATIONS if "demos" in data else DATA
-
-
-def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:
-    return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster)
 
 
 def sampled(n: int = 8, *, max_lag: int = 0, temperature: float = 1.0) -> Port[Rollout]:
@@ -336,47 +301,6 @@ def test_an_operator_without_a_kernel_is_refused() -> None:
         planned(with_kernels(torch="no_such_package.generate:Far"))
 
 
-# --- place --------------------------------------------------------------------------------------------------------
-
-
-def module(plan: Plan, node: str) -> str:
-    return next(u.module for u in plan.node(node).models if u.param != "tokenizer")
-
-
-def test_at_lag_0_the_sampler_has_the_trained_weights_by_alias() -> None:
-    plan = planned(grpo("tiny", "train.parquet", exact))
-    assert module(plan, "rollout") == module(plan, "train_policy") == "policy"
-    assert plan.models[0].aliases == ("rollout",)
-    assert "weights" not in plan.node("rollout").estimate.bytes
-
-
-def test_at_lag_1_the_sampler_has_weights_of_its_own() -> None:
-    plan = planned(grpo("tiny", "train.parquet", exact, max_lag=1))
-    assert module(plan, "rollout") != module(plan, "train_policy")
-    assert plan.models[0].aliases == ()
-    assert plan.node("rollout").estimate.bytes["weights"] == 4 * 452_480
-
-
-def test_below_the_cut_readers_share_at_any_lag() -> None:
-    rollout = sampled(max_lag=2)
-    loss = clipped_policy_loss(scored(rollout), old=logprobs(policy, rollout, name="old"))
-    plan = planned(Graph("g", train(policy, rollout, loss=loss, lr=1e-3, minibatches=2)))
-    assert module(plan, "old") == module(plan, "train_policy")
-
-
-def test_frozen_models_of_one_base_share_and_others_do_not() -> None:
-    rollout = sampled()
-    first, second = (logprobs(Model(name, "tiny"), rollout) for name in ("first", "second"))
-    wide = logprobs(Model("wide", "tiny", dtype="bfloat16"), rollout)
-    advantage = scored(rollout)
-    terms = [clipped_policy_loss(advantage, reference=r, beta=0.1) for r in (first, second, wide)]
-    plan = planned(Graph("g", train(policy, rollout, loss=terms[0] + terms[1] + terms[2], lr=1e-3)))
-    assert module(plan, "first") == module(plan, "second") != module(plan, "wide")
-    assert module(plan, "first") != module(plan, "train_policy"), "weights that are trained are nobody's frozen ones"
-    counted = {n.name for n in plan.nodes if "weights" in n.estimate.bytes}
-    assert counted in ({"first", "wide", "train_policy"}, {"second", "wide", "train_policy"})
-
-
 # --- estimate -----------------------------------------------------------------------------------------------------
 
 
@@ -533,16 +457,23 @@ def test_the_same_graph_has_the_same_plan() -> None:
 
 # --- explain ------------------------------------------------------------------------------------------------------
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
-    "grpo": lambda: grpo("tiny", "train.parquet", exact, beta=0.04, max_lag=1, minibatches=4),
-    "ppo": lambda: ppo("tiny", "train.parquet", exact),
-    "sft": lambda: sft("tiny", "demos.jsonl"),
+PLANS: dict[str, Callable[[], Plan]] = {
+    "grpo": lambda: planned(grpo("tiny", "train.parquet", exact, beta=0.04, minibatches=4)),
+    "grpo_lag": lambda: placed(
+        grpo("tiny", "train.parquet", exact, beta=0.04, max_lag=1, minibatches=4),
+        cores=8,
+        replicas={"rollout": 2},
+        ranks={"train_policy": 2},
+        leases=(("rollout-0", "train-1"),),
+    ),
+    "ppo": lambda: planned(ppo("tiny", "train.parquet", exact)),
+    "sft": lambda: planned(sft("tiny", "demos.jsonl")),
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", PLANS)
 def test_golden(name: str) -> None:
-    plan = planned(GRAPHS[name]())
+    plan = PLANS[name]()
     found = explain(replace(plan, digest="0123456789abcdef"))
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):

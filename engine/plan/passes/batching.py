@@ -6,6 +6,7 @@ many as there are replicas, or were asked for).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine.plan.draft import Draft
@@ -31,4 +32,22 @@ def batching(draft: Draft) -> Draft:
 
     nodes = tuple(replace(n, chunking="ready", chunks=1) if streams(n) else n for n in draft.nodes)
     sources = tuple(replace(s, cohort=s.batch if s.max_lag else 0) for s in draft.sources)
-    return replace(draft, nodes=nodes, sources=sources)
+    return replace(draft, nodes=nodes, sources=sources, notes=(*draft.notes, *_notes(draft, nodes)))
+
+
+def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+    """What streams, and what decides the last bits of a node's rows."""
+    ready = ", ".join(n.name for n in nodes if n.chunking == "ready")
+    if ready:
+        yield f"{ready}: take rows as they are ready, beside generation, so that a Step is full soon after it"
+    for node in nodes:
+        if node.chunking == "cohort" and (node.chunks > 1 or node.layout.replicas > 1):
+            yield _bits(node, asked=node.name in draft.placing.chunks)
+
+
+def _bits(node: PlannedNode, *, asked: bool) -> str:
+    replicas = node.layout.replicas
+    unit = {"step": "Step", "evaluation": "evaluation"}.get(node.region, "cohort")
+    why = "as was asked" if asked else f"as it has {replicas} replicas" if replicas > 1 else "as replicas would have"
+    same = f"; one replica with chunks={node.chunks} gives the same bits" if replicas > 1 else ""
+    return f"{node.name}: {node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}, {why}{same}"

@@ -21,7 +21,10 @@ def cores(draft: Draft) -> Draft:
     threads = draft.threads
     shares = {} if threads else _shares(draft)
     nodes = (replace(n, layout=replace(n.layout, threads=threads or shares[n.name])) for n in draft.nodes)
-    return replace(draft, nodes=tuple(nodes))
+    total = draft.cluster.cores
+    shared = [n.name for n in draft.nodes if n.work in MODEL_WORK and shares.get(n.name, total) < total]
+    note = f"{', '.join(shared)}: a part of the {total} cores, as others compute beside; equal threads give equal bits"
+    return replace(draft, nodes=tuple(nodes), notes=(*draft.notes, *([note] if shared else [])))
 
 
 def _shares(draft: Draft) -> dict[str, int]:

@@ -20,7 +20,7 @@ from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
 from engine.plan.passes.project import EVERY_REWARD
 from engine.plan.passes.resolve import row_line
-from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedNode
+from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode
 
 
 def route(producer: PlannedNode, consumer: PlannedNode) -> str:
@@ -51,6 +51,10 @@ class _Use:
     cost: ModelCost
 
 
+_SHARDED = ("weights", "gradients", "optimizer")
+"""Parts of which each rank has its share where ranks shard."""
+
+
 class _Cost:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -61,7 +65,8 @@ class _Cost:
         self.models = {name: model_cost(m.base, m.head) for name, m in self._states.items()}
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
-        self._owners = _owners(draft)
+        self._owners = frozenset(_owners(draft))
+        self._offering = {m.writer for m in draft.models if m.writer and self._read_elsewhere(m)}
 
     # --- nodes --------------------------------------------------------------------------------------------------
 
@@ -70,9 +75,14 @@ class _Cost:
         use = self._use(planned)
         parts: dict[str, int] = {}
         if use is not None and use.cost.parameters is not None:
-            if self._owners.get((planned.workers, use.use.module)) == planned.name:
-                parts["weights"] = use.cost.parameters * memory.WIDTHS[use.model.dtype]
+            weights = use.cost.parameters * memory.WIDTHS[use.model.dtype]
+            if planned.name in self._owners:
+                parts["weights"] = weights
             parts |= self._running(planned, use)
+            if planned.layout.shard:
+                parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
+            if planned.name in self._offering:
+                parts["snapshot"] = 2 * weights
         outbox = self._outbox(planned)
         return Estimate(bytes=parts | ({"outbox": outbox} if outbox else {}), seconds=self._seconds(planned, use))
 
@@ -85,13 +95,21 @@ class _Cost:
         decode = planned.work == "decode"
         return memory.decode_parts(shape, work, dtype) if decode else memory.forward_parts(shape, work, dtype, head)
 
+    def _read_elsewhere(self, model: PlannedModel) -> bool:
+        """Whether readers, or those of a follower, have copies of its weights in another Worker."""
+        followers = [m for m in self._draft.models if m.follows == model.name]
+        readers = [*model.readers, *(r for m in followers for r in m.readers)]
+        home = set(self._planned[model.writer].workers[:1])
+        return any(not set(self._planned[r].workers) <= home for r in readers if r not in model.aliases)
+
     def _outbox(self, planned: PlannedNode) -> int:
         """Rows are held until the Step that trains them is done: above the cut those of every admitted prompt."""
         source = self._sources.get(planned.source)
         if source is None:
             return 0
         prompts = source.batch * (1 + source.max_lag if planned.region == "stream" else 1)
-        return prompts * planned.rows * row_bytes(self._columns[planned.name], planned.returns)
+        made = -(-prompts // planned.layout.replicas)
+        return made * planned.rows * row_bytes(self._columns[planned.name], planned.returns)
 
     def _seconds(self, planned: PlannedNode, use: _Use | None) -> float | None:
         """None where nothing is known: users' functions, evaluations, unknown Models, GPUs (no rate is known)."""
@@ -129,7 +147,7 @@ class _Cost:
         terms = loss.terms if isinstance(loss, Loss) else ()
         # Of an evaluation, whose rows are as many as its data has, only that they fill the slots is assumed.
         source = self._sources.get(planned.source)
-        prompts = source.batch if source else layout.slots
+        prompts = -(-(source.batch if source else layout.slots) // (layout.replicas * layout.data))
         group = lengths.prompt + planned.inner * lengths.completion
         atomic = any(t.function.scope == "group" for t in terms)
         return Work(
@@ -218,11 +236,14 @@ class _Cost:
             yield "no seconds are predicted for a GPU: its rate is not known"
 
 
-def _owners(draft: Draft) -> dict[tuple[tuple[str, ...], str], str]:
-    """(workers, module) -> the node that its weights are counted for: the one that trains them, else the first."""
-    owners: dict[tuple[tuple[str, ...], str], str] = {}
+def _owners(draft: Draft) -> Iterator[str]:
+    """Nodes that weights are counted for: of those that share a module, the one that trains it, else the first, in each
+    Worker."""
+    seen: set[tuple[str, str]] = set()
     for node in sorted(draft.nodes, key=lambda n: n.work != "train"):
         for use in node.models:
             if use.param != "tokenizer" and node.work != "evaluate":
-                owners.setdefault((node.workers, use.module), node.name)
-    return owners
+                held = {(worker, use.module) for worker in node.workers}
+                if not held <= seen:
+                    yield node.name
+                seen |= held

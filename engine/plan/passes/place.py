@@ -37,9 +37,7 @@ def place(draft: Draft) -> Draft:
     if draft.placing.inproc:
         nodes = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes)
     leases = () if draft.placing.inproc else draft.placing.leases
-    return replace(
-        draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), notes=(*draft.notes, *_notes(draft, nodes))
-    )
+    return replace(draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), notes=(*draft.notes, *_notes(draft)))
 
 
 def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
@@ -213,7 +211,8 @@ def _replicas(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
 
 def _ranks(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
     if node.work != "train":
-        yield f"ranks: {node.name}={count}, but only train nodes have ranks. Fix: replicas: {node.name}={count}."
+        if count != 1:
+            yield f"ranks: {node.name}={count}, but only train nodes have ranks. Fix: replicas: {node.name}={count}."
         return
     batch = next((s.batch for s in draft.sources if s.name == node.source), 0)
     parts = draft.graph.node(node.name).params["minibatches"]
@@ -267,22 +266,9 @@ def _groups(
 # --- why ----------------------------------------------------------------------------------------------------------
 
 
-def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+def _notes(draft: Draft) -> Iterator[str]:
     placing = draft.placing
     if placing.inproc:
         yield "every node is in this process, for breakpoints (inproc); chunks are as they would be otherwise"
     elif placing.workers == "auto" and any(s.max_lag for s in draft.sources):
         yield "generation, columns and training have a Worker each, so that they overlap: max_lag allows it"
-    for node in nodes:
-        if node.chunks > 1 or node.layout.replicas > 1:
-            yield _bits(node, asked=node.name in placing.chunks)
-
-
-def _bits(node: PlannedNode, *, asked: bool) -> str:
-    """What decides the last bits of a node's rows."""
-    replicas = node.layout.replicas
-    unit = "Step" if node.region == "step" else "evaluation" if node.region == "evaluation" else "cohort"
-    why = "as was asked" if asked or replicas == 1 else f"as it has {replicas} replicas"
-    same = f"one replica with chunks: {node.name}={node.chunks} gives the same bits"
-    cut = f"{node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}"
-    return f"{node.name}: {cut}, {why}; {same}" if replicas > 1 else f"{node.name}: {cut}, {why}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from dataflow.errors import PlanError, nearest
-from engine.cost.memory import HOST_PARTS, peak
+from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.draft import Draft
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
@@ -164,31 +164,46 @@ def _aliases(draft: Draft) -> Iterator[str]:
 
 
 def _memory(draft: Draft) -> Iterator[str]:
-    """The peak of each worker fits: on the GPU what is on it, in host memory everything else."""
+    """The peak of each Worker fits, and that of all: on the GPU what is on it, in host memory everything else."""
     cluster = draft.cluster
-    for worker in dict.fromkeys(w for n in draft.nodes for w in n.workers):
-        nodes = [n for n in draft.nodes if worker in n.workers]
-        if cluster.gpus:
-            yield from _fits(worker, nodes, cluster.gpus[0], "the GPU", HOST_PARTS)
-            held = sum(n.estimate.bytes.get(p, 0) for n in nodes for p in HOST_PARTS)
-            if held > cluster.memory:
-                yield f"{worker}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower batch or max_lag."
-        else:
-            yield from _fits(worker, nodes, cluster.memory, "this host", ())
+    workers = {
+        w: [n for n in draft.nodes if w in n.workers] for w in dict.fromkeys(w for n in draft.nodes for w in n.workers)
+    }
+    parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
+    leases = [[w for w in lease if w in workers] for lease in draft.leases]  # of others the check of leases tells
+    if cluster.gpus:
+        on_gpu = host_peak(parts, leases, without=HOST_PARTS, gives_back=True)
+        yield from _fits(workers, on_gpu, cluster.gpus[0], "the GPU", HOST_PARTS)
+        held = sum(p.get(name, 0) for nodes in parts.values() for p in nodes for name in HOST_PARTS)
+        held += sum(lasting(p, without=HOST_PARTS) for lease in leases for w in lease for p in parts[w])
+        if held > cluster.memory:
+            name = ", ".join(workers)
+            yield f"{name}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower batch or max_lag."
+    else:
+        yield from _fits(workers, host_peak(parts, leases), cluster.memory, "this host", ())
 
 
-def _fits(worker: str, nodes: list[PlannedNode], room: int, where: str, without: tuple[str, ...]) -> Iterator[str]:
-    need = peak((n.estimate.bytes for n in nodes), without=without)
+def _fits(
+    workers: Mapping[str, list[PlannedNode]], need: int, room: int, where: str, without: tuple[str, ...]
+) -> Iterator[str]:
+    """What needs more than there is: a Worker alone, else all together."""
     if need <= room:
         return
-    parts = [(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items() if part not in without]
+    alone = {w: peak((n.estimate.bytes for n in nodes), without=without) for w, nodes in workers.items()}
+    single = next((w for w, size in alone.items() if size > room or len(workers) == 1), "")
+    nodes = workers[single] if single else [n for group in workers.values() for n in group]
+    told = f"{single} needs {_gib(alone[single])}" if single else f"{', '.join(workers)} together need {_gib(need)}"
+    parts = {(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items() if part not in without}
     largest = sorted(parts, reverse=True)[:4]
     shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
-    yield f"{worker} needs {_gib(need)}, {where} has {_gib(room)}: {shown}. Fix: {_smaller(largest[0][1])}."
+    fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")
+    yield f"{told}, {where} has {_gib(room)}: {shown}. Fix: {fix}."
 
 
 def _smaller(part: str) -> str:
     """The nearest way to less of a part."""
+    if part == "snapshot":
+        return "readers in the writer's worker (workers: one)"
     if part in ("kv_cache", "outbox"):
         return "a lower batch, n, max_tokens or max_prompt_tokens"
     if part in ("activations", "logits"):
