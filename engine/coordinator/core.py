@@ -37,6 +37,7 @@ from engine.coordinator.dispatch import Dispatch, UnderWay
 from engine.coordinator.evaluation import EvaluationRound
 from engine.coordinator.fence import Fence
 from engine.coordinator.lane import FINISHED, Lane, Ready
+from engine.coordinator.leases import Leases
 from engine.coordinator.messages import (
     Checkpoint,
     Checkpointed,
@@ -64,6 +65,7 @@ from engine.coordinator.messages import (
     Tombstoned,
     TrainStep,
 )
+from engine.coordinator.ranks import Ranks
 from engine.coordinator.step import StepRun
 from engine.coordinator.tables import Blocks
 from engine.coordinator.versions import Versions
@@ -114,6 +116,7 @@ class Coordinator:
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._versions = Versions(plan)
         self._fences: dict[str, Fence[Event]] = {}
+        self._ranks, self._leases = Ranks(plan), Leases(plan)
         self._dispatch = Dispatch(plan.workers, self._blocks)
         self._sequence = 0
         self._run: StepRun | None = None
@@ -130,6 +133,8 @@ class Coordinator:
         self._metrics: dict[str, float] = {}
         self._restored = False
         self._out: list[Instruction] = []
+        self._told: list[Instruction] = []
+        """What ranks and leases say beside it, which comes first."""
 
     # --- the two entries ----------------------------------------------------------------------------------------
 
@@ -139,6 +144,7 @@ class Coordinator:
             self.version = self._stored = self._closed = restored.step
             self._restored = True
             self._evaluated = {n.name: self.version for n in self._due(last=self._done())}  # before it was stored
+            self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
             for name, cut in restored.sources.items():
                 self._admissions[name].restore(cut, dict(restored.rows.get(name, {})), self.version)
         self._out += self._versions.publish(self.version, moved=False)
@@ -148,7 +154,11 @@ class Coordinator:
         """Take note of one event. `now` (seconds, any clock) is carried for policies that will need it."""
         del now
         for each in self._in_order(event):
-            self._hear(each)
+            self._told += self._leases.heard(each)
+            heard, told = self._ranks.heard(each)
+            self._told += told
+            for one in heard:
+                self._hear(one)
         return self._flush()
 
     def _in_order(self, event: Event | From) -> list[Event]:
@@ -183,6 +193,7 @@ class Coordinator:
             lines += [] if self._recorded else [f"step {self._run.step}: its samples are not written yet"]
         if self._round is not None:
             lines += self._round.waiting()
+        lines += [*self._ranks.waiting(), *self._leases.waiting()]
         if self.phase == "checkpoint":
             lines.append(f"checkpoint of step {self.version}: is not on disk yet")
         return lines
@@ -510,5 +521,7 @@ class Coordinator:
         self._out += [Release(worker=worker, blocks=(block,)) for worker, block in self._versions.drain()]
 
     def _flush(self) -> list[Instruction]:
-        out, self._out = self._out, []
+        """What is said: to every rank of a node, and only to Workers that have their devices."""
+        out = self._told + self._leases.told(self._ranks.told(self._out))
+        self._told, self._out = [], []
         return out
