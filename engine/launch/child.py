@@ -89,7 +89,6 @@ class Child:
         code = self.process.wait()
         self.link.close()
         os.close(self.ends)
-        self.over.set()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"process {self.process.pid} {self.error or how}{self._last_lines()}"
 

@@ -59,7 +59,7 @@ class Supervisor:
         *,
         patience: float = PATIENCE,
     ) -> None:
-        """folder: the run's, for logs and samples. patience: seconds without a heartbeat after which a Worker is lost."""
+        """folder: the run's, for logs and samples. patience: seconds without a heartbeat that make a Worker lost."""
         self._plan = plan
         self._folder = folder
         self._options = options
@@ -171,6 +171,7 @@ class Supervisor:
             child.kill()
             if self._thread is None or not self._thread.is_alive():
                 child.reap()
+                child.over.set()
         end = time.monotonic() + _REAP
         for child in children:
             if not child.over.wait(max(0.0, end - time.monotonic())):
@@ -354,6 +355,7 @@ class Supervisor:
             del self._watched[child.process.pid]
             if not (self._closing or child.replaced):
                 self._events.append(WorkerLost(worker=child.name, epoch=child.epoch, error=error))
+            child.over.set()
             self._changed.notify_all()
 
     def _read(self, child: Child, *, once: bool = False) -> bool:

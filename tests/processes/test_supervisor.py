@@ -1,0 +1,403 @@
+"""The Supervisor and its Workers' processes: what they are told, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host_plans import Bomb, chunk, chunk_of, environment, exits, garbles, hangs, plan, refuses
+from left_by_runs import ROOT, children
+
+from dataflow.batch import Batch, Keys
+from dataflow.errors import DataError, KernelError, PlanError, RunError
+from dataflow.kernel import Layout
+from dataflow.schema import Prompt
+from engine.checkpoint.cut import read_rows, write_rows
+from engine.coordinator.messages import (
+    ChunkDone,
+    From,
+    Produced,
+    Release,
+    SourceOpened,
+    Unfetched,
+    WorkerLost,
+    WorkerOpened,
+)
+from engine.launch.local import Supervisor
+from engine.launch.ranks import groups, meetings
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from engine.plan.plan import Plan
+from engine.runtime.workers import KeepRows, Save, WorkerGone
+
+pytestmark = pytest.mark.timeout(60)
+Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
+SOON = 20.0
+MARK = "DATAFLOW_TEST_MARK"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Opens a Supervisor; afterwards asserts that no process, no descriptor and no name of it is left."""
+    before = descriptors()
+    names = set(os.listdir("/dev/shm"))
+
+    @contextlib.contextmanager
+    def started(planned: Plan, *, opened: list[Any] | None = None, **how: Any) -> Iterator[Supervisor]:
+        with RunFolder.create("run", tmp_path) as folder:
+            supervisor = Supervisor(planned, folder, RunOptions(), **how)
+            try:
+                events = list(supervisor.open())
+                if opened is not None:
+                    opened += events
+                yield supervisor
+            finally:
+                supervisor.close()
+
+    yield started
+    assert not children()
+    assert descriptors() == before
+    assert set(os.listdir("/dev/shm")) == names
+    assert not [p for p in tmp_path.rglob("*") if p.is_socket() or p.is_fifo()]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def until(supervisor: Supervisor, *kinds: type) -> list[Any]:
+    """What comes, without its wrapping, up to the first of one of these kinds."""
+    found: list[Any] = []
+    while not found or not isinstance(found[-1], kinds):
+        event = supervisor.next(SOON)
+        assert event is not None, f"nothing came after {found}"
+        found.append(event.event if isinstance(event, From) else event)
+    return found
+
+
+def kill(supervisor: Supervisor, worker: str) -> WorkerLost:
+    """Kill a Worker; what is told of it, and that it is told once."""
+    os.kill(supervisor.pids()[worker], signal.SIGKILL)
+    return lost(supervisor, worker)
+
+
+def lost(supervisor: Supervisor, worker: str) -> WorkerLost:
+    """What is told of a Worker that ends, however idle it was."""
+    assert supervisor._children[worker].over.wait(SOON)
+    found = until(supervisor, WorkerLost)[-1]
+    assert found.worker == worker
+    assert supervisor.next(0.1) is None, "the end was told of twice"
+    return found
+
+
+def made(supervisor: Supervisor, number: int = 1, rows: range = range(4)) -> Any:
+    """A block of the source."""
+    supervisor.tell(chunk(number, rows))
+    return until(supervisor, ChunkDone)[0].ref
+
+
+def ended(pid: int, seconds: float) -> bool:
+    """Whether a process (no child of ours) ends in time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle) as opened:
+        return bool(select.select([opened], [], [], seconds)[0])
+
+
+def log(supervisor: Supervisor, worker: str) -> str:
+    return supervisor._folder.log(worker).read_text()
+
+
+def test_rows_go_from_worker_to_worker(start: Start) -> None:
+    opened: list[Any] = []
+    with start(plan(), opened=opened) as supervisor:
+        told = [e.event for e in opened]
+        assert {type(e) for e in told} == {SourceOpened, WorkerOpened}
+        assert {e.worker for e in told if isinstance(e, WorkerOpened)} == {"source", "host"}
+        ref = made(supervisor)
+        assert (ref.worker, ref.keys.position.tolist(), len(ref.digest)) == ("source", [0, 1, 2, 3], 4)
+        supervisor.tell(chunk_of(2, ref))
+        produced, done = until(supervisor, ChunkDone)
+        assert isinstance(produced, Produced)
+        assert done == ChunkDone(chunk=2, node="doubled")
+        supervisor.tell(Release(worker="source", blocks=(ref.block,)))
+        supervisor.tell(Release(worker="host", blocks=(produced.ref.block,)))
+        assert supervisor.next() is None
+        assert not supervisor.busy
+        reports = {name for name, _, _ in supervisor.reports()}
+        assert {"numbers/made", "time/numbers", "time/doubled"} <= reports
+        assert {"source/numbers", "host/doubled"} <= {track for track, *_ in supervisor.spans()}
+        assert not supervisor.reports()
+        assert "doubling 4 rows" in log(supervisor, "host")
+    assert "numbers closed" in log(supervisor, "source")
+
+
+def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> None:
+    keys = Keys.of([5, 6])
+    write_rows(tmp_path / "kept.arrow", Batch.make(keys, {"prompt": ["5", "6"]}, Prompt))
+    with start(plan()) as supervisor:
+        ref = supervisor.ask({"source": KeepRows(file=tmp_path / "kept.arrow")})["source"]
+        assert ref.keys.position.tolist() == [5, 6]
+        gather = chunk_of(1, ref).inputs["prompt"][0]
+        (tmp_path / "rows").mkdir()
+        save = Save(directory=tmp_path, rows={"numbers": (keys, gather)})
+        assert supervisor.ask({"host": save, "source": Save(directory=tmp_path)}) == {"host": None, "source": None}
+        assert (tmp_path / "rows" / "numbers.arrow").is_file()
+
+
+def test_threads_are_in_the_environment_before_torch_can_be(start: Start) -> None:
+    with start(plan(environment, threads=3)) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="environment"))
+        ref = until(supervisor, ChunkDone)[0].ref
+        back = supervisor._folder.path / "back"
+        (back / "rows").mkdir(parents=True)
+        gather = chunk_of(2, ref).inputs["prompt"][0]
+        gather = type(gather)(
+            producer="environment", columns=("reward",), refs=gather.refs, block=gather.block, row=gather.row
+        )
+        supervisor.ask({"source": Save(directory=back, rows={"environment": (ref.keys, gather)})})
+        assert read_rows(back / "rows" / "environment.arrow").flat("reward").tolist()[:2] == [3.0, 0.0]
+
+
+def test_an_error_arrives_as_what_it_was(start: Start) -> None:
+    with start(plan(refuses)) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="refuses"))
+        with pytest.raises(KernelError) as caught:
+            until(supervisor, ChunkDone)
+        for part in ("refuses", "(0, 0, 0)", "LookupError: nothing of the kind", "host_plans.py"):
+            assert part in str(caught.value), part
+        with pytest.raises(KernelError):
+            supervisor.ask({"source": Save(directory=Path("nowhere"))})
+
+
+def test_a_kernel_that_refuses_to_open(start: Start) -> None:
+    with pytest.raises(DataError, match="numbers: closed today"), start(plan(source="host_plans:Closed")):
+        pytest.fail("it opened")
+
+
+def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) -> None:
+    with start(plan()) as supervisor:
+        old = made(supervisor)
+        supervisor.tell(chunk_of(2, old))
+        until(supervisor, ChunkDone)
+        end = kill(supervisor, "source")
+        assert end.epoch == 0
+        assert "was killed by SIGKILL" in end.error
+        supervisor.tell(chunk_of(3, old))
+        missing = until(supervisor, Unfetched)[0]
+        assert (missing.peer, missing.chunk) == ("source", 3)
+        with pytest.raises(WorkerGone, match="source"):
+            supervisor.ask({"source": Save(directory=Path("nowhere"))})
+
+        supervisor.respawn(["source"])
+        assert supervisor.busy
+        assert until(supervisor, WorkerOpened)[-1] == WorkerOpened(worker="source", epoch=1)
+        new = made(supervisor, 4)
+        assert new.block == 1 << 32
+        assert new.digest.tolist() == old.digest.tolist()
+        supervisor.tell(chunk_of(5, new))
+        assert isinstance(until(supervisor, ChunkDone)[0], Produced)
+        supervisor.tell(chunk_of(6, old))
+        assert until(supervisor, Unfetched)[0].chunk == 6, "a block of the incarnation that is gone"
+
+
+def test_a_live_worker_can_be_begun_again(start: Start) -> None:
+    """What is killed on purpose is not told of as lost."""
+    with start(plan(hangs)) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="hangs"))
+        first = supervisor.pids()
+        supervisor.respawn(["host"])
+        assert until(supervisor, WorkerOpened) == [WorkerOpened(worker="host", epoch=1)]
+        assert supervisor.next() is None
+        assert supervisor.pids()["source"] == first["source"]
+        assert supervisor.pids()["host"] != first["host"]
+
+
+def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
+    with start(plan(hangs), patience=2.5) as supervisor:
+        ref = made(supervisor)
+        os.kill(supervisor.pids()["source"], signal.SIGSTOP)
+        supervisor.tell(chunk_of(1, ref, node="hangs"))
+        end = until(supervisor, WorkerLost)[-1]
+        assert end.worker == "source"
+        assert "nothing was heard of it for 2.5 s" in end.error
+        assert until(supervisor, Unfetched)[-1].peer == "source"
+
+
+def test_what_hangs_is_named_and_closed(start: Start) -> None:
+    with start(plan(hangs), patience=1.5) as supervisor:  # a heartbeat comes each second, whatever a kernel does
+        ref = made(supervisor)
+        for number in (2, 3, 4):
+            supervisor.tell(chunk_of(number, ref, node="hangs"))
+        assert supervisor.next(1.5) is None
+        host = next(each for each in supervisor.doing() if each.worker == "host")
+        assert (host.node, host.what) == ("hangs", "chunk 2, 4 rows")
+        supervisor.forget()
+        assert supervisor.next(0.5) is None
+        assert supervisor.busy, "the chunk that runs was forgotten"
+        assert supervisor._children["host"].ended == 2
+
+
+def test_a_kernel_that_ends_its_process(start: Start) -> None:
+    with start(plan(exits)) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="exits"))
+        end = until(supervisor, WorkerLost)[-1]
+        assert "ended with exit code 1" in end.error
+        assert "SystemExit: 7" in end.error
+        assert "about to leave" in log(supervisor, "host")
+
+
+def test_a_pickle_from_a_worker_is_refused(start: Start) -> None:
+    with start(plan(garbles)) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="garbles"))
+        assert "no message" in until(supervisor, WorkerLost)[-1].error
+
+
+def test_a_pickle_to_a_worker_is_refused(start: Start) -> None:
+    with start(plan()) as supervisor:
+        supervisor._children["host"].link.send(pickle.dumps(Bomb("x")))
+        error = lost(supervisor, "host").error
+        assert "exit code 1" in error
+        assert "expected one of the table" in error
+
+
+def test_ctrl_c_does_not_end_a_worker(start: Start) -> None:
+    with start(plan()) as supervisor:
+        for pid in supervisor.pids().values():
+            os.kill(pid, signal.SIGINT)
+        assert len(made(supervisor).keys) == 4
+
+
+def test_a_child_of_a_killed_worker_ends_too(start: Start) -> None:
+    with start(plan(source="host_plans:WithChild")) as supervisor:
+        worker = supervisor.pids()["source"]
+        (child,) = children(worker)
+        supervisor.tell(chunk(1, range(2)))
+        os.kill(worker, signal.SIGKILL)
+        until(supervisor, WorkerLost)
+        assert ended(child, 10.0)
+
+
+def test_a_plan_that_cannot_be_sent(start: Start) -> None:
+    with (
+        pytest.raises(RunError, match=r"cannot be sent to another process.*lock"),
+        start(replace(plan(), notes=(threading.Lock(),))),
+    ):  # type: ignore[arg-type]
+        pytest.fail("it opened")
+
+
+# --- the process of the run ends ------------------------------------------------------------------------------------
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that run with this mark in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes() and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def script(tmp_path: Path, lines: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that has a Supervisor over a kernel with a child of its own."""
+    mark = uuid.uuid4().hex
+    code = f"""
+import sys
+from pathlib import Path
+from host_plans import plan, chunk
+from engine.launch.local import Supervisor
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+folder = RunFolder.create("run", Path({str(tmp_path)!r}))
+supervisor = Supervisor(plan(source="host_plans:WithChild"), folder, RunOptions())
+{lines}
+"""
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    made = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {MARK: mark, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield made, mark
+    finally:
+        made.kill()
+        made.wait()
+        assert made.stdout is not None
+        made.stdout.close()
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def gone(mark: str) -> bool:
+    return all(ended(pid, 10.0) for pid in marked(mark)) and not marked(mark)
+
+
+def test_no_orphan_when_the_process_of_the_run_is_killed(tmp_path: Path) -> None:
+    busy = "list(supervisor.open()); supervisor.tell(chunk(1, range(2))); print('open', flush=True); supervisor.next()"
+    with script(tmp_path, busy) as (run, mark):
+        assert run.stdout is not None
+        assert run.stdout.readline() == "open\n"
+        assert len(marked(mark)) == 4, "the run, two Workers, a child of one"
+        run.kill()
+        run.wait()
+        assert gone(mark)
+        assert not [p for p in tmp_path.rglob("*") if p.is_socket()]
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_no_orphan_when_it_is_killed_while_it_starts_them(tmp_path: Path, others: int) -> None:
+    with script(tmp_path, "print('start', flush=True); list(supervisor.open()); supervisor.next()") as (run, mark):
+        assert run.stdout is not None
+        run.stdout.readline()
+        while len(marked(mark)) < 1 + others:
+            assert run.poll() is None
+        run.kill()
+        run.wait()
+        assert gone(mark)
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_meet_on_the_loopback() -> None:
+    of = {"a": ("a", "b"), "b": ("a", "b")}
+    found = meetings(["a", "b", "c"], of)
+    assert found.keys() == {"a", "b"}
+    seats = [found[name].seat(name) for name in ("a", "b")]
+    assert [(s.rank, s.world) for s in seats] == [(0, 2), (1, 2)]
+    assert seats[0].port == seats[1].port
+    assert found["b"].descriptors("b") == ()
+    (listening,) = found["a"].descriptors("a")
+    os.close(listening)
+    with pytest.raises(PlanError, match="ranks begin together, and b would not"):
+        meetings(["a"], of)
+
+
+def test_the_ranks_of_a_plan() -> None:
+    planned = plan()
+    assert groups(planned) == {}
+    numbers, doubled = planned.nodes
+    two = replace(doubled, layout=Layout(data=2), workers=("a", "b"))
+    assert groups(replace(planned, nodes=(numbers, two))) == {"a": ("a", "b"), "b": ("a", "b")}
+    other = replace(doubled, name="other", layout=Layout(data=2), workers=("b", "c"))
+    with pytest.raises(PlanError, match="worker b is a rank of b, c and of a, b"):
+        groups(replace(planned, nodes=(two, other)))

@@ -1,0 +1,344 @@
+"""Messages as bytes, frames with descriptors, the order of an inbox."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Keys
+from dataflow.errors import RunError
+from engine.coordinator.messages import (
+    ChunkDone,
+    Follow,
+    From,
+    Go,
+    Publish,
+    Record,
+    Release,
+    RunChunk,
+    Stepped,
+    StopRequested,
+    TrainStep,
+)
+from engine.runtime.control import Asked, Quit, Tell, Told
+from engine.runtime.inbox import Inbox
+from engine.runtime.link import LIMIT, Link
+from engine.runtime.wire import ASKS, CONTROL, EVENTS, INSTRUCTIONS, decode, encode
+from engine.runtime.workers import Save
+
+CLASSES = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL)
+UNIONS = {From: EVENTS, Tell: INSTRUCTIONS, Asked: ASKS}
+
+text = st.text(max_size=6)
+integer = st.integers(-(2**63), 2**63 - 1)
+number = st.floats(allow_nan=False)
+array = st.sampled_from(["<i8", "<i4", "<u8", "u1", "<f4"]).flatmap(
+    lambda kind: st.lists(st.integers(0, 100), max_size=4).map(lambda values: np.array(values, kind))
+)
+
+
+def of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
+    """Values of an annotation."""
+    plain = {str: text, int: integer, float: number, bool: st.booleans(), bytes: st.binary(max_size=8)}
+    plain |= {np.ndarray: array, Path: text.map(Path), type(None): st.none()}
+    if isinstance(hint, type) and hint in plain:
+        return plain[hint]
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = UNIONS.get(holder, inner)
+        return st.one_of([of(kind, holder) for kind in kinds])
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return st.tuples(*(of(kind, holder) for kind in inner))
+    if origin is tuple:
+        return st.lists(of(inner[0], holder), max_size=3).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(of(inner[0], holder), of(inner[1], holder), max_size=2)
+    assert dataclasses.is_dataclass(hint), hint
+    hints = get_type_hints(hint)
+    return st.builds(hint, **{f.name: of(hints[f.name], hint) for f in dataclasses.fields(hint)})
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type and in every value, arrays by content."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if dataclasses.is_dataclass(one):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_class_comes_back_as_it_was(kind: type) -> None:
+    @settings(max_examples=12, deadline=None, database=None)
+    @given(of(kind, kind))
+    def comes_back(message: Any) -> None:
+        assert same(decode(encode(message)), message)
+
+    comes_back()
+
+
+def test_numbers_of_numpy_and_strided_arrays_are_sent() -> None:
+    keys = Keys.of(np.arange(8)[::2])
+    message = RunChunk(id=np.int64(3), node="n", worker="w", step=1, keys=keys)  # type: ignore[arg-type]
+    found = decode(encode(message))
+    assert found.id == 3
+    assert found.keys.position.tolist() == [0, 2, 4, 6]
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.binary(max_size=200))
+def test_garbage_is_one_error(data: bytes) -> None:
+    with pytest.raises(RunError, match="Fix: "):
+        decode(data)
+
+
+def test_changed_bytes_are_an_error_or_a_message() -> None:
+    """Whatever bit is flipped: a message of the table comes out, or one RunError."""
+    keys = Keys.of(range(3))
+    good = encode(Tell(epoch=0, number=1, instruction=RunChunk(id=1, node="n", worker="w", step=1, keys=keys)))
+    refused = 0
+    for at in range(len(good)):
+        for bit in range(8):
+            changed = bytearray(good)
+            changed[at] ^= 1 << bit
+            try:
+                assert type(decode(bytes(changed))) in CLASSES
+            except RunError:
+                refused += 1
+    assert refused > len(good)
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        decode(pickle.dumps(Bomb(tmp_path / "hit")))
+    assert not (tmp_path / "hit").exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ["Quit"],
+        ["NoSuch", {}],
+        ["ChunkDone", {"chunk": "one", "node": "n"}],
+        ["ChunkDone", {"node": "n"}],
+        ["From", {"worker": "w", "epoch": 0, "number": 0, "event": ["Quit", {}]}],
+        ["Prepared", {"node": "n", "worker": "w", "sequence": 1 << 70}],
+        ["Offered", 5],
+    ],
+    ids=str,
+)
+def test_what_no_class_has_is_refused(body: Any) -> None:
+    with pytest.raises(RunError):
+        decode(msgspec.msgpack.encode(body) if "Prepared" not in body else b"\x92\xa8Prepared\xc1")
+
+
+@pytest.mark.parametrize("wrong", [["<U4", b"1234"], ["<i8", b"1234"], ["|O", b"12345678"], [[[[[]]]]], "text", 3])
+def test_arrays_of_other_forms_are_refused(wrong: Any) -> None:
+    keys = {"position": wrong, "sample": ["<i4", b""], "attempt": ["<i4", b""]}
+    body = ["RunChunk", {"id": 1, "node": "n", "worker": "w", "step": 1, "keys": keys}]
+    with pytest.raises(RunError, match="Fix: "):
+        decode(msgspec.msgpack.encode(body))
+
+
+def test_only_what_is_expected_is_taken() -> None:
+    data = encode(Quit())
+    assert decode(data, (Quit,)) == Quit()
+    with pytest.raises(RunError, match="Quit"):
+        decode(data, (Told,))
+
+
+def test_what_cannot_be_sent_says_so() -> None:
+    with pytest.raises(RunError, match=r"expected one of .* found a dict"):
+        encode({})
+    with pytest.raises(RunError, match="one dimension"):
+        encode(TrainStep(sequence=0, node="n", worker="w", step=1, keys=Keys.of([1]), inputs={}, mine=np.zeros((2, 2))))
+
+
+# --- frames ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, Link]]:
+    ends = [Link(s) for s in socket.socketpair()]
+    yield ends[0], ends[1]
+    for link in ends:
+        link.close()
+
+
+def all_of(link: Link, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        frames = link.receive()
+        assert frames is not None
+        found += frames
+    return found
+
+
+def test_frames_come_whole_and_in_order(pair: tuple[Link, Link]) -> None:
+    sent = [bytes([i]) * size for i, size in enumerate((0, 1, 100_000, 3_000_000, 7))]
+    writer = threading.Thread(target=lambda: [pair[0].send(payload) for payload in sent])
+    writer.start()
+    assert [frame.payload for frame in all_of(pair[1], len(sent))] == sent
+    writer.join()
+
+
+def test_descriptors_come_with_their_frame_and_are_closed_here(pair: tuple[Link, Link]) -> None:
+    read, write = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    pair[0].send(b"none")
+    pair[0].send(b"two", (read, write))
+    pair[0].send(b"none")
+    frames = all_of(pair[1], 3)
+    assert [len(frame.descriptors) for frame in frames] == [0, 2, 0]
+    assert len(os.listdir("/proc/self/fd")) == before, "two were closed and two came"
+    there, back = frames[1].descriptors
+    assert not os.get_inheritable(there)
+    os.write(back, b"through")
+    assert os.read(there, 10) == b"through"
+    os.close(there)
+    os.close(back)
+
+
+def test_what_does_not_fit_waits_and_flush_goes_on(pair: tuple[Link, Link]) -> None:
+    pair[0].sock.setblocking(False)
+    payload = os.urandom(4_000_000)
+    pair[0].send(payload)
+    assert pair[0].unsent
+    frames: list[Any] = []
+    while not frames:
+        frames = pair[1].receive() or []
+        pair[0].flush()
+    assert frames[0].payload == payload
+    assert not pair[0].unsent
+
+
+def test_the_other_end_gone(pair: tuple[Link, Link]) -> None:
+    pair[1].close()
+    assert pair[0].receive() is None
+    read, write = os.pipe()
+    with pytest.raises(OSError, match="pipe"):
+        pair[0].send(b"x", (write,))
+    assert os.read(read, 1) == b"", "the descriptor was not closed"
+    os.close(read)
+
+
+def test_absurd_frames_are_refused(pair: tuple[Link, Link]) -> None:
+    pair[0].sock.sendall((LIMIT + 1).to_bytes(8, "little") + b"\0")
+    with pytest.raises(RunError, match="at most"):
+        pair[1].receive()
+
+
+def test_descriptors_that_were_announced_must_come(pair: tuple[Link, Link]) -> None:
+    pair[0].sock.sendall((1).to_bytes(8, "little") + b"\x02" + b"x")
+    with pytest.raises(RunError, match="2 descriptors, found 0"):
+        pair[1].receive()
+
+
+# --- the inbox ------------------------------------------------------------------------------------------------------
+
+
+def run(number: int) -> RunChunk:
+    return RunChunk(id=number, node="n", worker="w", step=1, keys=Keys.of([number]))
+
+
+def publish(version: int) -> Publish:
+    return Publish(model="m", writer="t", reader="n", version=version, alias=False, worker="w")
+
+
+TRAIN = TrainStep(sequence=0, node="t", worker="w", step=1, keys=Keys.of([0]), inputs={})
+RECORD = Record(step=1, keys=Keys.of([0]), inputs={}, worker="w")
+SAVE = Asked(number=1, request=Save(directory=Path("x")))
+
+
+def order(*items: Any) -> list[Any]:
+    inbox = Inbox()
+    for item in items:
+        inbox.put(item)
+    return [inbox.take() for _ in items]
+
+
+def test_chunks_and_steps_keep_their_order() -> None:
+    items = [run(1), TRAIN, run(2), RECORD, run(3)]
+    assert order(*items) == items
+
+
+def test_weights_go_and_requests_pass_chunks_and_nothing_else() -> None:
+    one, two, go = publish(1), publish(2), Go(node="t", worker="w", sequence=0)
+    a, b, c = run(1), run(2), run(3)
+    assert order(a, TRAIN, b, one, c, SAVE, two, go) == [a, TRAIN, one, SAVE, two, go, b, c]
+
+
+def test_a_release_passes_everything() -> None:
+    release = Release(worker="w", blocks=(1,))
+    assert order(TRAIN, publish(1), release)[0] is release
+
+
+def test_within_a_chunk_only_releases_and_requests_that_wait_for_chunks() -> None:
+    inbox = Inbox()
+    release = Release(worker="w", blocks=(1,))
+    for item in (run(1), SAVE, release):
+        inbox.put(item)
+    assert [inbox.within(), inbox.within(), inbox.within()] == [release, SAVE, None]
+    inbox.put(publish(1))
+    inbox.put(SAVE)
+    assert inbox.within() is None, "it passed weights that it was told before"
+    assert inbox.has_weights()
+
+
+def test_forget_leaves_releases_and_requests() -> None:
+    inbox = Inbox()
+    follow = Follow(model="m", leader="l", writer="t", reader="n", rate=0.5, version=1, worker="w")
+    for item in (run(1), TRAIN, follow, SAVE, Release(worker="w", blocks=(1,))):
+        inbox.put(item)
+    assert inbox.forget() == 3
+    assert isinstance(inbox.take(), Release)
+    assert inbox.take() is SAVE
+
+
+def test_close_wakes_whoever_waits() -> None:
+    inbox = Inbox()
+    found: list[Any] = [0]
+    waiting = threading.Thread(target=lambda: found.append(inbox.take()))
+    waiting.start()
+    inbox.close()
+    waiting.join(10)
+    assert found == [0, None]
+
+
+def test_an_event_is_small() -> None:
+    """What the coordinator decodes for each event: a few dozen bytes beside the arrays."""
+    told = Told(events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(chunk=3, node="rollout")),), ended=4)
+    assert len(encode(told)) < 160
+    assert decode(encode(told)).events[0].event == ChunkDone(chunk=3, node="rollout")
+    assert len(encode(Stepped(node="t", step=1))) < 60
+    with pytest.raises(RunError):
+        decode(encode(StopRequested(reason="x")), (Told,))
