@@ -6,7 +6,8 @@ plan without train nodes, so every Model is as its base is.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +16,26 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import Fault, GraphError, RunError
 from dataflow.node import Port
-from engine.channels.contract import Request
+from engine.channels.contract import Pull, Request
+from engine.channels.inproc import InprocChannel
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import ChunkDone, Finish, Instruction, Produced, Release, StepClosed
+from engine.coordinator.messages import (
+    Checkpoint,
+    ChunkDone,
+    Finish,
+    GoBack,
+    Instruction,
+    Produced,
+    Respawn,
+    StepClosed,
+)
 from engine.coordinator.tables import codes
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
+from engine.runtime.inproc import InprocWorkers
 from engine.runtime.worker import Worker
+from engine.runtime.workers import Workers
+
+WORKER = "main"
 
 
 def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
@@ -30,11 +45,9 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
         raise _no_output(node)
     shown = _physical(plan, target)
     small = _needed(plan, {node, shown}, prompts=-(-rows // target.rows))
-    worker = Worker("main", small)
-    try:
-        made = _run(worker, small, node, shown)
-    finally:
-        worker.close()
+    channel = InprocChannel()
+    with closing(InprocWorkers(Worker(WORKER, small, channel=channel))) as workers:
+        made = _run(workers, channel, small, node, shown)
     if not made[node]:
         raise RunError(f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts")
     return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
@@ -63,19 +76,22 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
             returns=() if n.name in whole and n.work != "source" else n.returns,
             refill=False,
             max_lag=0,
+            workers=(WORKER,),
+            chunks=1,
+            layout=replace(n.layout, replicas=1, data=1),
         )
         for n in plan.nodes
         if n.name in names
     ]
     sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
     models = [_as_its_base(m, names) for m in plan.models]
-    return replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models), recorded=())
+    return replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models), recorded=(), leases=())
 
 
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
-    """Readers are told of version 0 and given nothing: they have it from the base."""
+    """Nobody writes it: its readers have version 0 from the base."""
     readers = tuple(name for name in model.readers if name in names)
-    return replace(model, readers=readers, aliases=readers, follows="")
+    return replace(model, readers=readers, aliases=(), writer="", follows="")
 
 
 def _no_output(name: str) -> GraphError:
@@ -85,30 +101,32 @@ def _no_output(name: str) -> GraphError:
     )
 
 
-def _run(worker: Worker, plan: Plan, node: str, shown: str) -> dict[str, list[Batch]]:
+def _run(workers: Workers, channel: Pull, plan: Plan, node: str, shown: str) -> dict[str, list[Batch]]:
     """Until the node's one chunk is done; the batches that it made, and those of the node that holds its columns."""
     made: dict[str, list[Batch]] = {node: [], shown: []}
     coordinator = Coordinator(plan, Settings(steps=1))
-    opened = list(worker.open())
-    queue: deque[Instruction] = deque(coordinator.start())
+    opened = list(workers.open())
+    _tell(workers, coordinator.start())
     for event in opened:
-        queue.extend(coordinator.handle(event, 0.0))
-    while queue:
-        instruction = queue.popleft()
+        _tell(workers, coordinator.handle(event, 0.0))
+    while (event := workers.next()) is not None:
+        if isinstance(event, Produced) and event.node in made:
+            found = channel.fetch([Request(worker=WORKER, block=event.ref.block)])[0]
+            made[event.node].append(Batch(event.ref.keys, found))
+        if isinstance(event, ChunkDone) and event.node == node:
+            return made
+        if not (isinstance(event, Produced) and event.node == node):  # what follows from it is not wanted
+            _tell(workers, coordinator.handle(event, 0.0))
+    return made
+
+
+def _tell(workers: Workers, instructions: Sequence[Instruction]) -> None:
+    """Hand on what is a Worker's. Raises RunError where the run has failed."""
+    for instruction in instructions:
         if isinstance(instruction, Finish) and instruction.error:
             raise RunError(instruction.error)
-        if isinstance(instruction, Release):
-            worker.release(instruction.blocks)
-        elif not isinstance(instruction, (Finish, StepClosed)):
-            for event in worker.execute(instruction):
-                if isinstance(event, Produced) and event.node in made:
-                    found = worker.channel.fetch([Request(worker=worker.name, block=event.ref.block)])[0]
-                    made[event.node].append(Batch(event.ref.keys, found))
-                if isinstance(event, ChunkDone) and event.node == node:
-                    return made
-                if not (isinstance(event, Produced) and event.node == node):  # what follows from it is not wanted
-                    queue.extend(coordinator.handle(event, 0.0))
-    return made
+        if not isinstance(instruction, (Finish, StepClosed, Checkpoint, Respawn, GoBack)):
+            workers.tell(instruction)
 
 
 def _table(found: Batch, columns: Batch, rows: int) -> pa.Table:

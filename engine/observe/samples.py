@@ -100,6 +100,9 @@ class SampleWriter:
         temp.replace(path)
         return path
 
+    def flush(self) -> None:
+        """Nothing is under way: `write` returns when the file is there."""
+
     def truncate_after(self, step: int) -> None:
         """Delete the files of later Steps: those that a run which resumes at `step` makes again."""
         for number, path in _files(self._directory):

@@ -1,54 +1,56 @@
-"""The loop: carries instructions to the Worker and events to the coordinator.
+"""The loop: carries instructions to the Workers and events to the coordinator.
 
     waits for                               unblocked by
-    an instruction to be carried out        the Worker
-    the coordinator's next instructions     the event just handled
+    the next event of some Worker           that Worker
+    answers about files (ask)               the Workers asked
 
-Owns: the order of I/O, the Step's metrics, checkpoints on disk, the stop on Ctrl-C, the
-watchdog. Does not own: any decision (coordinator), any kernel (worker.py).
+Owns: the Step's metrics, checkpoints and best versions on disk, the stop on Ctrl-C. Does not own:
+any decision (coordinator), any kernel (worker.py), where Workers are (inproc.py, engine/launch).
 
-Instructions are carried out in the order in which they were given. When none is left and the
-coordinator has not finished, nothing will ever happen again: that is an error that says who
-waits for whom.
+What is the loop's own (StepClosed, Checkpoint, Respawn, GoBack, Finish) is carried out as soon as it is said. When no
+Worker has anything to do, no event is left and the coordinator has not finished, nothing will ever happen again: that
+is an error that says who waits for whom.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dataflow.errors import RunError
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.cut import Cut
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Coordinator, Restored
 from engine.coordinator.messages import (
     Checkpoint,
     Checkpointed,
-    Evaluate,
+    Evaluated,
     Event,
     Finish,
+    From,
+    GoBack,
     Instruction,
-    Release,
-    RunChunk,
+    Respawn,
     StepClosed,
     StopRequested,
-    TrainStep,
+    WorkerLost,
 )
-from engine.observe.metrics import StepMetrics
+from engine.observe.accounts import StepAccounts
 from engine.observe.sinks import JsonLines, Sink
 from engine.observe.trace import Trace
 from engine.plan.plan import Plan
+from engine.runtime.files import save_best, write_checkpoint
 from engine.runtime.stop import Stop
-from engine.runtime.worker import Worker
+from engine.runtime.workers import WorkerGone, Workers
 
-_SUMS = ("time/", "data/rows", "completion/tokens", "train/tokens")
-"""Metrics of which a Step's number is the sum of its reports, not their mean."""
+_log = logging.getLogger(__name__)
+
+_TICK = 0.2
+"""Seconds after which the loop sees a Ctrl-C although no event has come."""
 
 OnStep = Callable[[Mapping[str, float]], None]
 
@@ -77,13 +79,13 @@ def _settled_memory() -> Iterator[None]:
 
 
 class Loop:
-    """One run of one plan in this process."""
+    """One attempt at a run of a plan: from its beginning, or from a checkpoint."""
 
     def __init__(
         self,
         plan: Plan,
         coordinator: Coordinator,
-        worker: Worker,
+        workers: Workers,
         store: CheckpointStore,
         best: BestVersions,
         observers: Observers,
@@ -91,112 +93,115 @@ class Loop:
     ) -> None:
         self._plan = plan
         self._coordinator = coordinator
-        self._worker = worker
+        self._workers = workers
         self._store = store
         self._best = best
         self._observers = observers
         self._stop = stop
-        self._queue: deque[Instruction] = deque()
-        self._metrics = StepMetrics()
-        self._sums: dict[str, float] = {}
-        self._initial: dict[str, float] = {}
-        self._since = time.perf_counter()
+        self._accounts = StepAccounts(plan.workers)
         self._told = False
+        self._end: Finish | GoBack | None = None
         self.last: dict[str, float] = {}
-        if observers.trace is not None:
-            trace = observers.trace
-            worker.span = lambda track, name, start, end: trace.span(f"{worker.name}/{track}", name, start, end)
 
-    def run(self, restore: Callable[[], Restored | None]) -> Finish:
-        """Until the coordinator finishes. restore: reads a checkpoint into the opened Worker, or answers None.
+    def run(self, restore: Callable[[], Restored | None]) -> Finish | GoBack:
+        """Until the coordinator finishes, or says that the run has to go back to its last checkpoint.
 
-        Raises RunError where the run fails or where nothing can move any more.
+        restore: reads a checkpoint into the opened Workers, or answers None. Raises RunError where the run fails or
+        where nothing can move any more, and what a kernel raised.
         """
-        opened = list(self._worker.open())
+        try:
+            opened = list(self._workers.open())
+            restored = restore()
+        except WorkerGone as gone:
+            return GoBack(worker=gone.worker, error=str(gone))
         with _settled_memory():
-            return self._run(opened, restore)
+            self._begin(opened, restored)
+            while self._end is None:
+                self._turn()
+        return self._ended(self._end)
 
-    def _run(self, opened: Sequence[Event], restore: Callable[[], Restored | None]) -> Finish:
-        self._queue.extend(self._coordinator.start(restore()))
+    def _begin(self, opened: Sequence[Event | From], restored: Restored | None) -> None:
+        self._carry_out(self._coordinator.start(restored))
         for event in opened:
             self._hear(event)
-        self._drain_reports()
-        self._sums.clear()
-        self._since = time.perf_counter()
-        while True:
-            if self._stop.requested and not self._told:
-                self._told = True
-                self._hear(StopRequested(reason=self._stop.reason))
-            if not self._queue:
+        self._drain()
+        self._accounts.begin(time.monotonic())
+
+    def _turn(self) -> None:
+        """Hear the next event, or a Ctrl-C."""
+        if self._stop.requested and not self._told:
+            self._told = True
+            self._hear(StopRequested(reason=self._stop.reason))
+            return
+        event = self._workers.next(_TICK)
+        if event is None and not self._workers.busy:
+            event = self._workers.next(0.0)  # one may have come just before the last Worker was done
+            if event is None:
                 raise RunError(self._starved())
-            instruction = self._queue.popleft()
-            self._stop.alive()
-            if isinstance(instruction, Finish):
-                return self._finished(instruction)
-            self._carry_out(instruction)
+        if event is not None:
+            self._hear(event)
 
-    def _carry_out(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Release):
-            self._worker.release(instruction.blocks)
-        elif isinstance(instruction, StepClosed):
-            self._close_step(instruction)
-        elif isinstance(instruction, Checkpoint):
-            self._checkpoint(instruction)
-        else:
-            for event in self._worker.execute(instruction):
-                self._hear(event)
-            self._drain_reports()
-
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: Event | From) -> None:
         self._stop.alive()
-        told = self._coordinator.handle(event, time.perf_counter())
-        if any(isinstance(instruction, Finish) for instruction in told):  # what was still to be made is not wanted
-            self._queue = deque(i for i in self._queue if not isinstance(i, (RunChunk, TrainStep, Evaluate)))
-        self._queue.extend(told)
+        what = event.event if isinstance(event, From) else event
+        if isinstance(what, Evaluated):
+            self._keep_best(what)
+        elif isinstance(what, WorkerLost):
+            self._lost(what)
+        self._carry_out(self._coordinator.handle(event, time.monotonic()))
 
-    def _finished(self, message: Finish) -> Finish:
-        if message.error:
-            raise RunError(message.error)
-        self._best.prune()
-        return message
+    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case StepClosed():
+                    self._close_step(instruction)
+                case Checkpoint():
+                    self._checkpoint(instruction)
+                case Respawn():
+                    self._workers.respawn(instruction.workers)
+                case Finish() | GoBack():
+                    self._workers.forget()  # what was still to be made is not wanted
+                    self._end = self._end or instruction
+                case _:
+                    self._workers.tell(instruction)
+
+    def _ended(self, end: Finish | GoBack) -> Finish | GoBack:
+        self._drain()
+        if isinstance(end, Finish) and end.error:
+            raise RunError(end.error)
+        if isinstance(end, Finish):
+            self._best.prune()
+        return end
+
+    def _lost(self, event: WorkerLost) -> None:
+        _log.warning("Worker %s was lost: %s", event.worker, event.error)
+        if self._observers.trace is not None:
+            self._observers.trace.instant(f"{event.worker}/lost", event.error, time.monotonic())
 
     def _starved(self) -> str:
         lines = "\n  ".join(self._coordinator.waiting())
         return f"nothing is under way and the run has not finished; who waits for whom:\n  {lines}"
 
-    # --- metrics ------------------------------------------------------------------------------------------------
+    # --- Steps --------------------------------------------------------------------------------------------------
 
-    def _drain_reports(self) -> None:
-        for name, value, count in self._worker.reports():
-            if name.startswith(_SUMS):
-                self._sums[name] = self._sums.get(name, 0.0) + value
-            else:
-                self._metrics.add(name, value, count)
+    def _drain(self) -> None:
+        """What Workers have measured and done since the last time."""
+        spans = self._workers.spans()
+        self._accounts.add(self._workers.reports(), spans)
+        if self._observers.trace is not None:
+            for track, name, start, end in spans:
+                self._observers.trace.span(track, name, start, end)
 
     def _close_step(self, closed: StepClosed) -> None:
         """One row of metrics. What was measured before Step 1 goes into its row, under eval/initial/."""
-        now = time.perf_counter()
-        if closed.step == 0:
-            self._initial = {
-                f"eval/initial/{name.removeprefix('eval/')}": value for name, value in self._evaluated(0).items()
-            }
-        elif closed.step == self._observers.lines.last:
-            self._tell(closed.step, self._evaluated(closed.step), again=True)
-        else:
-            for name, value in (self._sums | dict(closed.metrics) | self._initial | self._rates(closed, now)).items():
-                self._metrics.add(name, value)
-            self._initial = {}
-            self._tell(closed.step, self._metrics.row(closed.step), again=False)
-        self._metrics.clear()
-        self._sums.clear()
-        self._since = now
+        self._drain()
+        again = closed.step == self._observers.lines.last
+        row = self._accounts.close(closed.step, closed.metrics, time.monotonic(), self._workers.doing(), again=again)
+        if closed.step > 0:
+            self._tell(closed.step, row, again=again)
 
-    def _evaluated(self, step: int) -> dict[str, float]:
-        return {name: value for name, value in self._metrics.row(step).items() if name.startswith("eval/")}
-
-    def _tell(self, step: int, row: Mapping[str, float], *, again: bool) -> None:
+    def _tell(self, step: int, numbers: Mapping[str, float], *, again: bool) -> None:
         """Write a Step's row. again: it is there, and an evaluation came after it that belongs into it."""
-        numbers = {name: value for name, value in row.items() if name != "step"}
         lines = self._observers.lines
         if again:
             numbers = lines.amend(step, numbers)
@@ -211,36 +216,39 @@ class Loop:
         if until is not None and not again and until(self.last):
             self._hear(StopRequested(reason=f"its condition held after step {step}", at_once=True))
 
-    def _rates(self, closed: StepClosed, now: float) -> dict[str, float]:
-        """Times and rates. time/engine is what passed outside of kernels, checkpoints and sample files."""
-        seconds = now - self._since
-        inside = sum(value for name, value in self._sums.items() if name.startswith("time/"))
-        found = {"time/step": seconds, "time/engine": max(0.0, seconds - inside)}
-        rows = self._sums.get("data/rows", closed.metrics.get("data/prompts"))
-        tokens = self._sums.get("completion/tokens", self._sums.get("train/tokens"))
-        if rows is not None and seconds > 0:
-            found["throughput/samples_per_second"] = rows / seconds
-        if tokens is not None and seconds > 0:
-            found["throughput/tokens_per_second"] = tokens / seconds
-        return found
-
-    # --- checkpoints --------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, message: Checkpoint) -> None:
-        """Write it; sinks are flushed by their own writes, and their lines after it are cut off by a resume."""
-        cut = Cut(step=message.step, seed=self._plan.seed, graph=self._plan.digest, sources=message.sources)
+        """Write it; sinks are flushed by their own writes, and their lines after it are cut off by a resume.
 
-        def fill(directory: Path) -> None:
-            (directory / "cut.json").write_bytes(cut.to_json())
-            self._worker.save(directory, message)
-
-        start = time.perf_counter()
-        self._store.write(message.step, fill, {"graph": self._plan.graph})
+        Where a Worker is lost meanwhile there is none: the coordinator hears of the loss, and decides.
+        """
+        self._drain()
+        start = time.monotonic()
+        self._accounts.writing(start)
+        try:
+            write_checkpoint(self._plan, self._store, self._workers, message)
+        except WorkerGone as gone:
+            _log.warning("the checkpoint of step %d was not written: %s", message.step, gone)
+            return
         self._best.prune()
-        end = time.perf_counter()
+        end = time.monotonic()
+        self._drain()
+        self._accounts.written(end)
         if self._observers.trace is not None:
-            self._observers.trace.span(f"{self._worker.name}/checkpoint", f"step {message.step}", start, end)
+            self._observers.trace.span("checkpoint", f"step {message.step}", start, end)
             self._observers.trace.flush()
-        self._worker.reports()  # the kernels' saving is part of it, and not counted twice
-        self._sums["time/checkpoint"] = self._sums.get("time/checkpoint", 0.0) + end - start
         self._hear(Checkpointed(step=message.step))
+
+    def _keep_best(self, event: Evaluated) -> None:
+        """Keep the version that was evaluated where it is among the best; the writer has it until the next Step."""
+        self._drain()
+        self._accounts.writing(time.monotonic())
+        try:
+            kept = save_best(self._plan, self._best, self._workers, event)
+        except WorkerGone as gone:
+            _log.warning("version %d was not kept among the best: %s", event.version, gone)
+            return
+        if kept:
+            self._drain()
+            self._accounts.written(time.monotonic())

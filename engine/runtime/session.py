@@ -7,6 +7,7 @@ Worker share. Does not own: the kernels, nor where reports go.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,15 @@ T = TypeVar("T")
 
 Report = tuple[str, float, float]
 """(metric, value, count)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """A Worker's place among the ranks of a node. group: their torch.distributed process group."""
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None
 
 
 class Modules:
@@ -34,13 +44,16 @@ class Modules:
 
 
 class NodeSession:
-    """The Session of one node (see dataflow.kernel.Session)."""
+    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group, where it has one."""
 
-    def __init__(self, node: str, seed: int, modules: Modules, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, node: str, seed: int, modules: Modules, names: Mapping[str, str], ranks: Ranks | None = None
+    ) -> None:
+        ranks = ranks or Ranks()
         self.seed = seed
-        self.rank = 0
-        self.world = 1
-        self.group: Any = None
+        self.rank = ranks.rank
+        self.world = ranks.world
+        self.group: Any = ranks.group
         self._node = node
         self._modules = modules
         self._names = names

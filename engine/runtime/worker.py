@@ -1,72 +1,68 @@
 """A Worker: one process with one or more kernels, which it runs one after another.
 
-    executes      waits for                         unblocked by
-    RunChunk      nothing (its rows are there)      -
-    TrainStep     nothing                           -
-    Publish       the writer's pieces               the writer, at a Step boundary
-    Record        nothing                           -
-    Checkpoint    nothing                           -
+    executes       waits for                         unblocked by
+    RunChunk       its rows                          the channels of the Workers that keep them
+    TrainStep      its rows; with ranks, Go          the same; the coordinator, when every rank is prepared
+    Evaluate       its rows                          as RunChunk
+    Record         its rows                          as RunChunk
+    Offer, Publish, Follow: delivery.py
 
-Owns: kernels, their sessions, the outbox. Does not own: any decision (coordinator), nor
-messages between processes.
+Owns: kernels, their sessions, what it was told. Does not own: any decision (coordinator), its
+channel (whoever made it), nor messages between processes (process.py).
 """
 
 from __future__ import annotations
 
-import importlib
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from dataflow.batch import Batch
-from dataflow.errors import DataError, DataflowError, KernelError, PlanError
-from dataflow.graph import Graph
-from dataflow.kernel import Assignment, Chunk, KernelNode
-from dataflow.model import Model
-from engine.channels.inproc import InprocChannel
-from engine.checkpoint.best import BestVersions
-from engine.checkpoint.cut import write_rows
+from dataflow.batch import Batch, Keys
+from dataflow.kernel import Assignment, Chunk
+from engine.channels.contract import Channel, PeerLost
+from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.messages import (
     NO_VERSION,
-    Checkpoint,
     ChunkDone,
     Evaluate,
     Evaluated,
     Event,
     Follow,
-    Loaded,
+    Gather,
+    Go,
+    Offer,
+    Prepared,
     Produced,
     Publish,
     Record,
     Recorded,
     Ref,
+    Release,
     RunChunk,
+    Sleep,
+    Slept,
     SourceOpened,
     Stepped,
     Tombstoned,
+    ToWorker,
     TrainStep,
+    Unfetched,
+    Wake,
+    Woken,
 )
 from engine.observe.record import row_metrics, tokens
-from engine.observe.samples import SamplesBehind, sample_table
+from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan, PlannedNode
 from engine.runtime.assemble import assemble, collect
-from engine.runtime.session import Modules, NodeSession, Report
+from engine.runtime.delivery import Delivery
+from engine.runtime.digest import row_digests
+from engine.runtime.opening import kernel_class, kernel_node, metric_labels
+from engine.runtime.session import Modules, NodeSession, Ranks, Report
+from engine.runtime.timing import During, Span, Timing
+from engine.runtime.workers import Ask, Doing, KeepRows, Restore, Save, SaveWeights
 
-Span = Callable[[str, str, float, float], None]
-"""(track, name, start, end) of something that the Worker did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
-    """What a Worker is doing, for the watchdog."""
-
-    node: str
-    what: str
+Inputs = Mapping[str, tuple[Gather, ...]]
 
 
 class Worker:
@@ -77,25 +73,30 @@ class Worker:
         name: str,
         plan: Plan,
         *,
+        channel: Channel,
         inproc: bool = False,
-        samples: SamplesBehind | None = None,
-        best: BestVersions | None = None,
+        samples: SampleWriter | SamplesBehind | None = None,
+        group: Any = None,
     ) -> None:
+        """channel: where what it makes is kept, and others' rows come from. samples: where the recorder writes them.
+        group: the process group of the ranks that this Worker is one of.
+        """
         assert plan.program is not None
         self.name = name
-        self.channel = InprocChannel()
-        self.doing: Doing | None = None
-        self.span: Span | None = None
+        self.channel = channel
         self._plan = plan
         self._samples = samples
-        self._best = best
+        self._group = group
         self._nodes = {n.name: n for n in plan.nodes if name in n.workers}
         self._inproc = inproc
-        self._labels = _metric_labels(plan)
+        self._digests = len(plan.workers) > 1
+        self._labels = metric_labels(plan)
         self._modules = Modules()
         self._sessions: dict[str, NodeSession] = {}
         self._kernels: dict[str, Any] = {}
-        self._followed: dict[str, int] = {}
+        self._timing = Timing(name)
+        self._delivery = Delivery(plan, self._kernels, channel, self._timing)
+        self._prepared: dict[str, Assignment] = {}
         self._reports: list[Report] = []
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -108,11 +109,12 @@ class Worker:
         assert self._plan.program is not None
         for node in self._nodes.values():
             names = {use.model: use.module for use in node.models}
-            session = NodeSession(node.name, self._plan.seed, self._modules, names)
-            kernel = _kernel_class(node)()
+            ranks = Ranks(rank=self._rank(node), world=node.ranks, group=self._group if node.ranks > 1 else None)
+            session = NodeSession(node.name, self._plan.seed, self._modules, names, ranks)
+            kernel = kernel_class(node)()
             self._sessions[node.name] = session
             self._kernels[node.name] = kernel
-            with self._timed(node.name, "open"):
+            with self._during(node.name, "open"):
                 kernel.open(kernel_node(node, self._plan.program, inproc=self._inproc), node.layout, session)
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
@@ -121,229 +123,218 @@ class Worker:
         """Close every kernel that was opened, the last first, whatever one of them raises."""
         kernels = list(self._kernels.values())
         self._kernels.clear()
+        self._prepared.clear()
         _close_all(kernels)
 
+    @property
+    def doing(self) -> Doing:
+        """What it is doing now; from any thread."""
+        return self._timing.doing
+
+    @property
+    def span(self) -> Span | None:
+        """Told of everything that was done: (node, what, start, end)."""
+        return self._timing.span
+
+    @span.setter
+    def span(self, told: Span | None) -> None:
+        self._timing.span = told
+
     def reports(self) -> list[Report]:
-        """Metrics since the last call."""
+        """Metrics since the last call; of a node's ranks the first speaks for all."""
         found, self._reports = self._reports, []
-        for session in self._sessions.values():
-            found += session.reports()
+        found += self._timing.reports()
+        for name, session in self._sessions.items():
+            made = session.reports()
+            found += made if self._rank(self._nodes[name]) == 0 else []
         return found
+
+    def _rank(self, node: PlannedNode) -> int:
+        return node.workers.index(self.name) % node.ranks
+
+    def _during(self, node: str, what: str) -> During:
+        counted = node not in self._nodes or self._rank(self._nodes[node]) == 0
+        return self._timing.during(node, what, counted=counted)
 
     # --- instructions -------------------------------------------------------------------------------------------
 
-    def execute(self, instruction: Any) -> Iterator[Event]:
-        """Carry out one instruction, yielding events as they come about."""
+    def execute(self, instruction: ToWorker) -> Generator[Event, None, None]:
+        """Carry out one instruction, yielding events as they come about.
+
+        Where the Worker that keeps some of its rows is gone, that is Unfetched, and nothing was begun.
+        """
+        try:
+            yield from self._carry_out(instruction)
+        except PeerLost as lost:
+            yield _unfetched(instruction, self.name, lost.peer)
+
+    def _carry_out(self, instruction: ToWorker) -> Iterator[Event]:
         match instruction:
             case RunChunk():
                 yield from self._run_chunk(instruction)
             case TrainStep():
-                self._train(instruction)
-                yield Stepped(node=instruction.node, step=instruction.step)
+                yield self._train(instruction)
+            case Go():
+                yield self._stepped(instruction.node, self._prepared.pop(instruction.node))
             case Evaluate():
-                self._evaluate(instruction)
-                yield Evaluated(node=instruction.node, version=instruction.version)
-            case Publish():
-                yield self._publish(instruction)
-            case Follow():
-                yield self._follow(instruction)
+                yield self._evaluate(instruction)
             case Record():
                 self._record(instruction)
                 yield Recorded(step=instruction.step)
+            case Offer():
+                yield self._delivery.offer(instruction, first=self._rank(self._nodes[instruction.writer]) == 0)
+            case Publish() | Follow():
+                yield self._delivery.bring(instruction)
+            case Release():
+                self.release(instruction.blocks)
+            case Sleep():
+                self._each("sleep")
+                yield Slept(worker=self.name)
+            case Wake():
+                self._each("wake")
+                yield Woken(worker=self.name)
+
+    def interrupt_with(self, message: Publish | Follow) -> bool:
+        """From any thread, while `execute` runs a chunk: let it go on under this version.
+
+        True: the running `execute` brings the weights in and yields what comes of it. False: no chunk runs that can
+        take them; execute the message after what is running, before anything else.
+        """
+        return self._delivery.interrupt_with(message)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Forget blocks."""
         for block in blocks:
             self.channel.release(block)
 
-    def save(self, directory: Path, instruction: Checkpoint) -> None:
-        """Write trained models, their followers, and the rows of finished untrained prompts into a folder."""
-        if self._samples is not None:
-            self._samples.flush()
-        for node, folder in self._stored(directory).items():
-            with self._timed(node, "save"):
-                self._kernels[node].save(folder)
-        if instruction.rows:
-            (directory / "rows").mkdir()
-        for name, (keys, gather) in instruction.rows.items():
-            write_rows(directory / "rows" / f"{name}.arrow", Batch(keys, collect([gather], self.channel)[0]))
-
-    def restore(self, directory: Path, step: int) -> None:
-        """Read back what `save` wrote after this Step."""
-        for node, folder in self._stored(directory).items():
-            with self._timed(node, "restore"):
-                self._kernels[node].restore(folder)
-        for model in self._plan.models:
-            for reader in model.readers if model.follows else ():
-                self._kernels[reader].load((), step - step % model.every)
-
-    def _stored(self, directory: Path) -> dict[str, Path]:
-        """Node whose kernel has weights that change, and the folder for them; a follower's first reader has them."""
-        trains = {n.name: directory / n.name for n in self._nodes.values() if n.work == "train"}
-        followers = [m for m in self._plan.models if m.follows and m.readers]
-        return trains | {m.readers[0]: directory / "followers" / m.name for m in followers}
-
     def keep(self, batch: Batch) -> Ref:
-        """Put rows into the outbox, as if a kernel had made them."""
-        lengths = (
-            batch.ragged("completion_ids").lengths
-            if "completion_ids" in batch.names
-            else np.zeros(len(batch), np.int64)
-        )
-        return Ref(
-            worker=self.name, block=self.channel.keep(batch), keys=batch.keys, lengths=lengths, version=_oldest(batch)
-        )
+        """Put rows into the outbox; returns them by reference."""
+        has_tokens = "completion_ids" in batch.names
+        lengths = batch.ragged("completion_ids").lengths if has_tokens else np.zeros(len(batch), np.int64)
+        digest = row_digests(batch) if self._digests else np.zeros(0, dtype=np.uint64)
+        block = self.channel.keep(batch)
+        version = _oldest(batch)
+        return Ref(worker=self.name, block=block, keys=batch.keys, lengths=lengths, version=version, digest=digest)
 
-    # --- each of them -------------------------------------------------------------------------------------------
+    def _each(self, what: str) -> None:
+        """`sleep` or `wake` of every kernel that can."""
+        for name, kernel in self._kernels.items():
+            if hasattr(kernel, what):
+                with self._during(name, what):
+                    getattr(kernel, what)()
 
     def _run_chunk(self, chunk: RunChunk) -> Iterator[Event]:
-        inputs = assemble(chunk.keys, chunk.inputs, self.channel)
+        inputs = self._assembled(chunk.keys, chunk.inputs)
+        self._delivery.begins(self._nodes[chunk.node])
         rows = self._kernels[chunk.node].run(Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs))
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
         while True:
-            with self._timed(chunk.node, what):
+            with self._during(chunk.node, what):
                 batch = next(rows, None)
             if batch is None:
                 break
-            yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(batch))
+            if len(batch):  # one without rows only lets new weights in
+                yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(batch))
+            yield from self._delivery.meanwhile()
         for key, error in self._sessions[chunk.node].tombstones():
             yield Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error=error)
         yield ChunkDone(chunk=chunk.id, node=chunk.node)
+        yield from self._delivery.ends()
 
-    def _train(self, message: TrainStep) -> None:
-        inputs = assemble(message.keys, message.inputs, self.channel)
-        assignment = Assignment(sequence=message.sequence, step=message.step, keys=message.keys, inputs=inputs)
-        with self._timed(message.node, f"step {message.step}, {len(message.keys)} rows"):
-            metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
-        label = self._labels[message.node]
-        self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
+    def _train(self, message: TrainStep) -> Stepped | Prepared:
+        """Train, or with several ranks fetch everything and wait for Go; what waited before is wanted no longer."""
+        self._prepared.pop(message.node, None)
+        keys = message.keys if message.mine is None else message.keys.take(message.mine)
+        split = message.mine is not None
+        assignment = Assignment(
+            sequence=message.sequence,
+            step=message.step,
+            keys=keys,
+            inputs=self._assembled(keys, message.inputs),
+            whole=message.keys if split else None,
+            mine=message.mine,
+        )
+        if self._nodes[message.node].ranks == 1:
+            return self._stepped(message.node, assignment)
+        self._prepared[message.node] = assignment
+        return Prepared(node=message.node, worker=self.name, sequence=message.sequence)
 
-    def _evaluate(self, message: Evaluate) -> None:
-        inputs = assemble(message.keys, message.inputs, self.channel)
+    def _stepped(self, node: str, assignment: Assignment) -> Stepped:
+        with self._during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):
+            metrics: Mapping[str, float] = self._kernels[node].step(assignment)
+        if self._rank(self._nodes[node]) == 0:
+            self._reports += [(self._labels[node].on(name), value, 1.0) for name, value in metrics.items()]
+        return Stepped(node=node, step=assignment.step, worker=self.name)
+
+    def _evaluate(self, message: Evaluate) -> Evaluated:
+        inputs = self._assembled(message.keys, message.inputs)
         assignment = Assignment(sequence=0, step=message.version, keys=message.keys, inputs=inputs)
-        with self._timed(message.node, f"version {message.version}, {len(message.keys)} rows"):
+        with self._during(message.node, f"version {message.version}, {len(message.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
         self._reports += [(name, value, 1.0) for name, value in metrics.items()]
-        if self._best is not None and metrics:
-            evaluated = {use.model for use in self._nodes[message.node].models}
-            writer = next((m.writer for m in self._plan.models if m.name in evaluated and m.writer), "")
-            if writer:
-                score = next(iter(metrics.values()))
-                with self._timed(writer, f"save version {message.version} if among the best"):
-                    self._best.offer(message.node, message.version, score, self._kernels[writer].save_weights)
-
-    def _publish(self, message: Publish) -> Loaded:
-        pieces = () if message.alias else self._kernels[message.writer].pieces()
-        with self._timed(message.reader, f"load version {message.version}"):
-            self._kernels[message.reader].load(pieces, message.version)
-        return Loaded(node=message.reader, model=message.model, version=message.version)
-
-    def _follow(self, message: Follow) -> Loaded:
-        """Move a follower once for each module, however many nodes read it."""
-        use = next(u for u in self._nodes[message.reader].models if u.model == message.model)
-        moved = self._followed.get(use.module) == message.version
-        pieces = () if moved else self._kernels[message.writer].pieces()
-        with self._timed(message.reader, f"follow version {message.version}"):
-            self._kernels[message.reader].load(pieces, message.version, rate=message.rate)
-        self._followed[use.module] = message.version
-        return Loaded(node=message.reader, model=message.model, version=message.version)
+        return Evaluated(node=message.node, version=message.version, score=next(iter(metrics.values()), None))
 
     def _record(self, message: Record) -> None:
-        rows = assemble(message.keys, message.inputs, self.channel)["rows"]
+        rows = self._assembled(message.keys, message.inputs)["rows"]
         self._reports += row_metrics(rows)
         self._reports += [("data/rows", float(len(rows)), 1.0), ("completion/tokens", float(tokens(rows)), 1.0)]
         if self._samples is not None and self._samples.due(message.step) and len(rows):
-            with self._timed("record", f"samples of step {message.step}"):
+            with self._during("record", f"samples of step {message.step}"):
                 self._samples.write(message.step, sample_table(message.step, rows))
 
-    def _timed(self, node: str, what: str) -> _Timed:
-        return _Timed(self, node, what)
+    def _assembled(self, keys: Keys, inputs: Inputs) -> dict[str, Batch]:
+        return assemble(keys, inputs, self.channel)
 
-    def note(self, node: str, what: str, start: float, end: float) -> None:
-        """Something took this long."""
-        self._reports.append((f"time/{node}", end - start, 1.0))
-        if self.span is not None:
-            self.span(node, what, start, end)
+    # --- files --------------------------------------------------------------------------------------------------
 
+    def answer(self, request: Ask) -> Any:
+        """Do what the loop asks: None for Save, Restore and SaveWeights, the Ref of KeepRows.
 
-class _Timed:
-    """What the Worker is doing, and how long it takes; whatever a kernel raises comes out naming its node."""
+        Raises PeerLost where rows to be saved are gone with their Worker.
+        """
+        match request:
+            case Save():
+                self._save(request)
+            case Restore():
+                self._restore(request)
+            case SaveWeights():
+                with self._timing.during(request.node, f"save weights to {request.directory.name}", counted=False):
+                    self._kernels[request.node].save_weights(request.directory)
+            case KeepRows():
+                return self.keep(read_rows(request.file))
+        return None
 
-    def __init__(self, worker: Worker, node: str, what: str) -> None:
-        self._worker, self._node, self._what = worker, node, what
-        self._start = 0.0
+    def _save(self, request: Save) -> None:
+        if self._samples is not None:
+            self._samples.flush()
+        for node, path in request.nodes.items():
+            with self._timing.during(node, "save", counted=False):
+                self._kernels[node].save(request.directory / path)
+        for name, (keys, gather) in request.rows.items():
+            write_rows(request.directory / "rows" / f"{name}.arrow", Batch(keys, collect([gather], self.channel)[0]))
 
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-        self._worker.doing = Doing(node=self._node, what=self._what)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._worker.doing = None
-        self._worker.note(self._node, self._what, self._start, time.perf_counter())
-        if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
-            raise KernelError(f"{self._node}: {self._what}: {error}") from error
-        if isinstance(error, Exception) and not isinstance(error, DataflowError):
-            told = "".join(traceback.format_exception(error)).rstrip()
-            raise KernelError(
-                f"{self._node}: {self._what}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
-            ) from error
-
-
-def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -> KernelNode:
-    """What a kernel is told of its node."""
-    node = program.node(planned.name)
-    models = {s.name: s for s in program.states if isinstance(s, Model)}
-    schemas = {key: port.schema for key, port in node.inputs.items()}
-    return KernelNode(
-        name=planned.name,
-        operator=planned.operator,
-        scope=planned.scope,
-        models={use.param: models[use.model] for use in planned.models},
-        params=node.params,
-        reads={i.name: tuple(c for f in i.fetches for c in f.columns) for i in planned.inputs},
-        returns=planned.returns,
-        function=node.operator.function,
-        schemas=schemas,
-        inproc=inproc,
-    )
+    def _restore(self, request: Restore) -> None:
+        """Read weights back; every node that reads a follower is told how old it is."""
+        for node, path in request.nodes.items():
+            with self._timing.during(node, "restore", counted=False):
+                self._kernels[node].restore(request.directory / path)
+        for model in self._plan.models:
+            for reader in model.readers if model.follows else ():
+                if reader in self._kernels:
+                    self._kernels[reader].load((), request.step - request.step % model.every)
 
 
-def _kernel_class(node: PlannedNode) -> type:
-    module, _, name = node.kernel.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise PlanError(
-            f"{node.name}: kernel {node.kernel} cannot be imported: {error}. Fix: install what it needs."
-        ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Label:
-    """What the metrics of a further train node are labelled with; `every`: all of them, not the optimizer's alone."""
-
-    model: str = ""
-    every: bool = False
-
-    def on(self, name: str) -> str:
-        """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
-        first, _, rest = name.partition("/")
-        labelled = self.model and rest and (self.every or first in ("optim", "train"))
-        return f"{first}/{self.model}/{rest}" if labelled else name
-
-
-def _metric_labels(plan: Plan) -> dict[str, _Label]:
-    """For each train node. The first has none; one whose Model has the head of an earlier one labels everything."""
-    assert plan.program is not None
-    found: dict[str, _Label] = {}
-    heads: list[str] = []
-    for planned in plan.nodes:
-        if planned.work == "train":
-            model = plan.program.node(planned.name).states["model"]
-            assert isinstance(model, Model)
-            found[planned.name] = _Label(model=model.name, every=model.head in heads) if heads else _Label()
-            heads.append(model.head)
-    return found
+def _unfetched(instruction: ToWorker, worker: str, peer: str) -> Unfetched:
+    """What was not begun, as a row that it needs is gone."""
+    match instruction:
+        case RunChunk():
+            return Unfetched(node=instruction.node, worker=worker, peer=peer, chunk=instruction.id)
+        case TrainStep():
+            return Unfetched(node=instruction.node, worker=worker, peer=peer, sequence=instruction.sequence)
+        case Evaluate():
+            return Unfetched(node=instruction.node, worker=worker, peer=peer)
+        case _:
+            return Unfetched(node="record", worker=worker, peer=peer)
 
 
 def _close_all(kernels: list[Any]) -> None:

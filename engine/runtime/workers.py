@@ -105,9 +105,9 @@ class Workers(Protocol):
         ...
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Let these Workers do something with files, all at the same time, each after the weights and whatever else but
-        chunks it was told before, and wait for every answer, by Worker: ranks of one node save in lock-step. Events that
-        come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where one of them is lost meanwhile.
+        """Let these Workers do something with files, all at the same time (ranks of one node save in lock-step), each
+        after the weights and whatever else but chunks it was told before; wait for every answer, by Worker. Events
+        that come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where one is lost meanwhile.
         """
         ...
 

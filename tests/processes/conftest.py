@@ -48,7 +48,14 @@ def options(tmp_path: Path) -> Callable[..., Any]:
     from engine.options import RunOptions
 
     def make(steps: int | None = 3, **changes: Any) -> RunOptions:
-        given = {"steps": steps, "runs": tmp_path / "runs", "threads": 1, "progress": False, "watchdog": 60.0}
+        given = {
+            "steps": steps,
+            "runs": tmp_path / "runs",
+            "threads": 1,
+            "progress": False,
+            "watchdog": 60.0,
+            "workers": "one",
+        }
         return RunOptions(**given | changes)
 
     return make

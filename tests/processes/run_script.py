@@ -26,7 +26,9 @@ def main() -> None:
     if sys.argv[5:] == ["resume"]:
         result = resume(runs / "killed", on_step=told)
     else:
-        options = RunOptions(steps=steps, name="killed", runs=runs, threads=1, progress=False, checkpoint_every=2)
+        options = RunOptions(
+            steps=steps, name="killed", runs=runs, threads=1, workers="one", progress=False, checkpoint_every=2
+        )
         result = run(MAKE[graph](folder), options, on_step=told)
     print(result.reason, flush=True)
     sys.exit(130 if result.interrupted else 0)

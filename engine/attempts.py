@@ -1,0 +1,218 @@
+"""A run as attempts: Workers, coordinator and loop, made anew from the last checkpoint where state was lost.
+
+    attempt         ends by                                            then
+    the first       Finish                                             the run is over
+                    GoBack: state is lost that only a checkpoint has   the next attempt, from the last one
+
+Owns: what an attempt is made of, where it begins, and how many may come to nothing. Does not
+own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataflow.errors import RunError
+from engine.checkpoint.best import BestVersions
+from engine.checkpoint.store import Checkpoint, CheckpointStore
+from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.messages import Finish, GoBack
+from engine.observe.logs import logged
+from engine.observe.progress import Progress
+from engine.observe.runfolder import RunFolder
+from engine.observe.samples import SamplesBehind, SampleWriter
+from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
+from engine.observe.trace import Trace
+from engine.options import RunOptions
+from engine.plan.plan import Plan
+from engine.runtime.files import read_checkpoint
+from engine.runtime.loop import Loop, Observers, OnStep
+from engine.runtime.stop import Stop
+from engine.runtime.workers import Workers
+
+_log = logging.getLogger(__name__)
+
+FRUITLESS = 3
+"""Attempts in a row that close no further Step, after which the run fails."""
+
+Until = Callable[[Mapping[str, float]], bool]
+"""Of a Step's metrics: whether the run is to end there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a run ended. `metrics` is the row of its last Step; `checkpoint` the folder of its last checkpoint."""
+
+    folder: Path
+    reason: str
+    step: int
+    metrics: Mapping[str, float]
+    checkpoint: Path | None
+    trained: Mapping[str, Path] = field(default_factory=dict)
+    """Model name -> its Hugging Face directory in the last checkpoint."""
+    best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Evaluate node with keep_best -> the Hugging Face directories of its best versions, the best first."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it; `resume` goes on from its checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """Who wants each Step's row beside the files, and what ends the run."""
+
+    on_step: Sequence[OnStep] = ()
+    until: Until | None = None
+
+
+def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Telling, *, resumed: bool = False) -> Result:
+    """Run to the end, in as many attempts as it takes. resumed: the first begins at the last checkpoint, too.
+
+    Raises what a kernel raised, or RunError, where the run fails.
+    """
+    run = _Run(plan, options, folder)
+    with ExitStack() as stack:
+        stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
+        run.trace = stack.enter_context(closing(_trace(folder)))
+        progress = stack.enter_context(Progress(options.steps, title=plan.graph)) if options.progress else None
+        told = [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
+        telling = Telling(on_step=told, until=telling.until)
+        furthest, fruitless = 0, 0
+        while True:
+            end = run.attempt(telling, resumed=resumed)
+            if isinstance(end, Finish):
+                return run.result(end)
+            furthest = max(furthest, run.begun)
+            fruitless = 0 if run.step > furthest else fruitless + 1
+            furthest, resumed = max(furthest, run.step), True
+            if fruitless == FRUITLESS:
+                raise RunError(f"{FRUITLESS} attempts in a row came no further than step {furthest}: {end.error}")
+            _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, end.error)
+
+
+class _Run:
+    """What the attempts of one run have in common, and how the last of them stands."""
+
+    def __init__(self, plan: Plan, options: RunOptions, folder: RunFolder) -> None:
+        self._plan = plan
+        self._options = options
+        self._folder = folder
+        self._store = CheckpointStore(folder.checkpoints, keep=options.keep)
+        self._best = BestVersions(folder.checkpoints, _kept_best(plan))
+        self.trace: Trace | None = None
+        self.begun, self.step = 0, 0
+        self._metrics: Mapping[str, float] = {}
+        self._interrupted = False
+
+    def attempt(self, telling: Telling, *, resumed: bool) -> Finish | GoBack:
+        """One attempt, from the last checkpoint where `resumed` and there is one, else from the beginning."""
+        settings = Settings(steps=self._options.steps, checkpoint_every=self._options.checkpoint_every)
+        coordinator = Coordinator(self._plan, settings)
+        with ExitStack() as stack:
+            workers = self._workers(stack)
+            latest = self._store.latest() if resumed else None
+            self.begun = latest.step if latest else 0
+            lines = self._lines(self.begun, stack)
+            observers = Observers(
+                lines=lines, views=self._views(stack), trace=self.trace, on_step=telling.on_step, until=telling.until
+            )
+            stop = stack.enter_context(Stop(self._options.watchdog, lambda: _describe(workers, coordinator)))
+            loop = Loop(self._plan, coordinator, workers, self._store, self._best, observers, stop)
+            _log.info("%s begins after step %d", self._plan.graph, self.begun)
+            end = self._end(loop, stop, workers, latest)
+            self._interrupted = stop.requested
+        self.step = max(0, lines.last)
+        self._metrics = loop.last or self._metrics
+        _log.info("%s ended at step %d: %s", self._plan.graph, self.step, _why(end))
+        return end
+
+    def _end(self, loop: Loop, stop: Stop, workers: Workers, latest: Checkpoint | None) -> Finish | GoBack:
+        try:
+            return loop.run(lambda: read_checkpoint(self._plan, self._store, workers, latest) if latest else None)
+        except KeyboardInterrupt:
+            if stop.hung:
+                raise RunError(stop.hung) from None
+            raise
+
+    def _workers(self, stack: ExitStack) -> Workers:
+        """One Worker in this process, or several in processes of their own; ended with the attempt."""
+        if not _alone(self._plan):
+            from engine.launch.local import Supervisor  # nothing of it is needed where there is one process
+
+            return stack.enter_context(closing(Supervisor(self._plan, self._folder, self._options)))
+        from engine.channels.inproc import InprocChannel
+        from engine.runtime.inproc import InprocWorkers
+        from engine.runtime.worker import Worker
+
+        samples = SampleWriter(self._folder.samples, every=self._options.samples_every)
+        behind = stack.enter_context(closing(SamplesBehind(samples)))
+        name, inproc = _alone(self._plan), self._options.inproc
+        worker = Worker(name, self._plan, channel=InprocChannel(), inproc=inproc, samples=behind)
+        return stack.enter_context(closing(InprocWorkers(worker)))
+
+    def _lines(self, step: int, stack: ExitStack) -> JsonLines:
+        """The metrics file; it, samples and best versions without those of Steps that come again."""
+        lines = JsonLines()
+        stack.callback(lines.close)
+        lines.open(self._folder, _config(self._plan))
+        lines.truncate_after(step)
+        SampleWriter(self._folder.samples).truncate_after(step)
+        self._best.truncate_after(step)
+        return lines
+
+    def _views(self, stack: ExitStack) -> list[Sink]:
+        views: list[Sink] = [{"tensorboard": TensorBoard, "wandb": Wandb}[name]() for name in self._options.sinks]
+        for view in views:
+            stack.callback(view.close)
+            view.open(self._folder, _config(self._plan))
+        return views
+
+    def result(self, finish: Finish) -> Result:
+        """How the run ended."""
+        last = self._store.latest()
+        return Result(
+            folder=self._folder.path,
+            reason=finish.reason,
+            step=self.step,
+            metrics=self._metrics,
+            checkpoint=last.path if last else None,
+            trained={m.name: last.path / m.writer for m in self._plan.models if m.writer} if last else {},
+            best=self._best.paths(),
+            interrupted=self._interrupted,
+        )
+
+
+def _alone(plan: Plan) -> str:
+    """The name of the one Worker, which is this process; empty where there are several."""
+    return plan.workers[0] if len(plan.workers) == 1 else ""
+
+
+def _trace(folder: RunFolder) -> Trace:
+    """The timeline of this run; a resumed run has one more."""
+    number = len(list(folder.trace.glob("*.json")))
+    return Trace(folder.trace / f"run_{number}.json", process="dataflow")
+
+
+def _config(plan: Plan) -> dict[str, Any]:
+    return {"graph": plan.graph, "seed": plan.seed}
+
+
+def _kept_best(plan: Plan) -> dict[str, int]:
+    """Evaluate nodes that keep their best versions, and how many."""
+    assert plan.program is not None
+    evaluations = [plan.program.node(n.name) for n in plan.nodes if n.work == "evaluate"]
+    return {node.name: node.params["keep_best"] for node in evaluations if node.params["keep_best"]}
+
+
+def _describe(workers: Workers, coordinator: Coordinator) -> str:
+    """What every Worker does, and who waits for whom."""
+    lines = [f"{each.worker} is in {each.node} ({each.what})" for each in workers.doing() if each.node]
+    return "\n  ".join([*lines, *coordinator.waiting()])
+
+
+def _why(end: Finish | GoBack) -> str:
+    return end.reason if isinstance(end, Finish) else f"Worker {end.worker} was lost: {end.error}"

@@ -1,0 +1,128 @@
+"""Weights between the kernels of one Worker and those elsewhere.
+
+    executes   waits for                              unblocked by
+    Offer      nothing (ranks: each other)            -
+    Publish    the block of the writer's Worker       that Worker's channel
+    Follow     the same                               the same
+
+Owns: offering a version as a block, bringing one into a reader's module (once, however many of
+its nodes read that), and new weights for a chunk that is running. Does not own: when a version
+is published (coordinator), the block's form (engine/weights), its transport (engine/channels).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dataflow.kernel import Piece
+from engine.channels.contract import Channel, PeerLost, Request
+from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, Publish, Unfetched
+from engine.plan.plan import ModelUse, Plan, PlannedNode
+from engine.runtime.timing import Timing
+from engine.weights.pieces import from_records, to_batch
+
+
+class Delivery:
+    """The weights that the kernels of a Worker have, and those that they give."""
+
+    def __init__(self, plan: Plan, kernels: Mapping[str, Any], channel: Channel, timing: Timing) -> None:
+        self._plan = plan
+        self._kernels = kernels
+        self._channel = channel
+        self._timing = timing
+        self._nodes = {n.name: n for n in plan.nodes}
+        self._lags = {s.name: s.max_lag for s in plan.sources}
+        self._given: dict[str, int] = {}
+        """The version that each module was given last."""
+        self._lock = threading.Lock()
+        self._open_to: str = ""
+        """The node that is running and takes new weights meanwhile."""
+        self._meanwhile: deque[Publish | Follow] = deque()
+
+    # --- one version --------------------------------------------------------------------------------------------
+
+    def offer(self, message: Offer, *, first: bool) -> Offered:
+        """Keep the writer's weights as a block; of several ranks the first does, the others only take part."""
+        with self._timing.during(message.writer, f"offer version {message.version}", counted=first):
+            pieces = self._kernels[message.writer].pieces()
+            if not first:
+                deque(pieces, maxlen=0)
+                block, digest = -1, ""
+            else:
+                batch, digest = to_batch(pieces)
+                block = self._channel.keep(batch)
+        worker = self._timing.worker
+        return Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
+
+    def bring(self, message: Publish | Follow) -> Loaded | Unfetched:
+        """Load a version into a reader, or move a follower; Unfetched where the Worker that offered it is gone."""
+        worker = self._timing.worker
+        what = f"{'follow' if isinstance(message, Follow) else 'load'} version {message.version}"
+        module = self._use(message).module
+        try:
+            with self._timing.during(message.reader, what):
+                pieces = () if self._has(message, module) else self._pieces(message)
+                rate = message.rate if isinstance(message, Follow) else 1.0
+                self._kernels[message.reader].load(pieces, message.version, rate=rate)
+        except PeerLost as lost:
+            return Unfetched(node=message.reader, worker=worker, peer=lost.peer)
+        self._given[module] = message.version
+        return Loaded(node=message.reader, model=message.model, version=message.version, worker=worker)
+
+    def _use(self, message: Publish | Follow) -> ModelUse:
+        uses = self._nodes[message.reader].models
+        return next(u for u in uses if u.model == message.model and u.param != "tokenizer")
+
+    def _has(self, message: Publish | Follow, module: str) -> bool:
+        """Whether the reader's module has the version already: the writer's own, or another node's that was first."""
+        alias = isinstance(message, Publish) and message.alias
+        return alias or self._given.get(module) == message.version
+
+    def _pieces(self, message: Publish | Follow) -> Iterable[Piece]:
+        """From the writer's kernel here, or from the block that its Worker keeps, each piece verified."""
+        if not message.source:
+            return self._kernels[message.writer].pieces()
+        records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
+        return from_records(records, message.digest)
+
+    # --- while a chunk runs -------------------------------------------------------------------------------------
+
+    def takes(self, node: PlannedNode) -> bool:
+        """Whether a running chunk of this node goes on under new weights: its kernel can, its parameters say so, and a
+        row may be made by several versions.
+        """
+        assert self._plan.program is not None
+        interrupts = self._plan.program.node(node.name).params.get("on_update") == "interrupt"
+        lag = self._lags.get(node.source, 0) if node.region == "stream" else 0
+        return interrupts and lag >= 1 and hasattr(self._kernels[node.name], "interrupt")
+
+    def begins(self, node: PlannedNode) -> None:
+        """A chunk of this node begins; until `ends` it takes new weights, where it can."""
+        with self._lock:
+            self._open_to = node.name if self.takes(node) else ""
+
+    def interrupt_with(self, message: Publish | Follow) -> bool:
+        """From any thread: let the running chunk go on under this version; `meanwhile` or `ends` gives it back.
+
+        False where no chunk runs that takes it: it has to be executed after the one that does run, before any other.
+        """
+        with self._lock:
+            if not self._open_to or message.reader != self._open_to:
+                return False
+            self._meanwhile.append(message)
+            self._kernels[message.reader].interrupt()
+            return True
+
+    def meanwhile(self) -> Iterator[Event]:
+        """Bring what has come since the chunk's last rows."""
+        while self._meanwhile:
+            yield self.bring(self._meanwhile.popleft())
+
+    def ends(self) -> Iterator[Event]:
+        """The chunk has ended: bring what has come since its last rows; from here on it is refused."""
+        with self._lock:
+            self._open_to = ""
+        return self.meanwhile()

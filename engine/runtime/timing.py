@@ -1,0 +1,69 @@
+"""What a Worker is doing and how long that takes.
+
+Owns: the one thing under way, its span and its time as a metric; an error that leaves a kernel
+names its node. Does not own: where spans and metrics go (loop.py).
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+
+from dataflow.errors import DataError, DataflowError, KernelError
+from engine.runtime.session import Report
+from engine.runtime.workers import Doing
+
+Span = Callable[[str, str, float, float], None]
+"""(track, name, start, end) of something that the Worker did, in seconds of the monotonic clock."""
+
+
+class Timing:
+    """`doing` may be read from any thread. span: told of everything that was done."""
+
+    def __init__(self, worker: str) -> None:
+        self.idle = Doing(worker=worker)
+        self.doing = self.idle
+        self.span: Span | None = None
+        self.worker = worker
+        self._reports: list[Report] = []
+
+    def during(self, node: str, what: str, *, counted: bool = True) -> During:
+        """A context that is this node's. counted: its time is part of time/<node>; a rank's beside the first is not."""
+        return During(self, node, what, counted)
+
+    def reports(self) -> list[Report]:
+        """Times since the last call."""
+        found, self._reports = self._reports, []
+        return found
+
+    def note(self, node: str, what: str, start: float, end: float, *, counted: bool) -> None:
+        """Something took this long."""
+        if counted:
+            self._reports.append((f"time/{node}", end - start, 1.0))
+        if self.span is not None:
+            self.span(node, what, start, end)
+
+
+class During:
+    """What a Worker is doing, and how long it takes; whatever a kernel raises comes out naming its node."""
+
+    def __init__(self, timing: Timing, node: str, what: str, counted: bool) -> None:
+        self._timing, self._node, self._what, self._counted = timing, node, what, counted
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+        worker = self._timing.worker
+        self._timing.doing = Doing(worker=worker, node=self._node, what=self._what, since=self._start)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._timing.doing = self._timing.idle
+        self._timing.note(self._node, self._what, self._start, time.monotonic(), counted=self._counted)
+        if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
+            raise KernelError(f"{self._node}: {self._what}: {error}") from error
+        if isinstance(error, Exception) and not isinstance(error, DataflowError):
+            told = "".join(traceback.format_exception(error)).rstrip()
+            raise KernelError(
+                f"{self._node}: {self._what}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+            ) from error

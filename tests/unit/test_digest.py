@@ -1,0 +1,78 @@
+"""The hash of a row's content: equal content has an equal one wherever it lies, any other change is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys
+from dataflow.schema import MESSAGE
+from engine.runtime.digest import row_digests
+
+KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "text": (pa.utf8(), st.text(max_size=4)),
+    "number": (pa.float32(), st.floats(width=32, allow_nan=False) | st.none()),
+    "whole": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "flag": (pa.bool_(), st.booleans() | st.none()),
+    "ids": (pa.large_list(pa.int32()), st.lists(st.integers(0, 5), max_size=4)),
+    "some": (pa.large_list(pa.float32()), st.lists(st.sampled_from([None, 0.5, -0.5]), max_size=3)),
+    "said": (pa.list_(MESSAGE), st.lists(st.fixed_dictionaries({"role": st.text(max_size=1), "content": st.none()}))),
+}
+ROW = st.fixed_dictionaries({name: values for name, (_, values) in KINDS.items()})
+
+
+def batch(rows: list[dict[str, Any]], names: list[str] | None = None) -> Batch:
+    columns = {name: pa.array([row[name] for row in rows], KINDS[name][0]) for name in names or KINDS}
+    return Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_pydict(columns))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(ROW, min_size=1, max_size=5))
+def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> None:
+    found = row_digests(batch(rows))
+    arrow = batch(rows).records.to_pylist()
+    for i, one in enumerate(arrow):
+        for j, other in enumerate(arrow):
+            assert (found[i] == found[j]) == (repr(one) == repr(other))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(ROW, min_size=3, max_size=6), data=st.data())
+def test_slices_and_picked_rows_keep_their_hashes(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    whole = batch(rows)
+    found = row_digests(whole)
+    start = data.draw(st.integers(0, len(rows) - 1))
+    assert (
+        row_digests(Batch(whole.keys.take(np.arange(start, len(rows))), whole.records.slice(start))) == found[start:]
+    ).all()
+    order = np.array(data.draw(st.permutations(range(len(rows)))))
+    assert (row_digests(whole.take(order)) == found[order]).all()
+    assert (row_digests(batch(rows, list(reversed(KINDS)))) == found).all()
+
+
+@pytest.mark.parametrize("one,other", [
+    ([[1, 2], [3]], [[1], [2, 3]]),
+    ([[1, 2]], [[2, 1]]),
+    ([[0]], [[0, 0]]),
+    ([[]], [[0]]),
+    ([[1.0]], [[-1.0]]),
+    ([[0.0]], [[-0.0]]),
+])  # fmt: skip
+def test_what_is_alike_differs(one: list[list[float]], other: list[list[float]]) -> None:
+    def of(values: list[list[float]]) -> np.ndarray:
+        column = pa.array(values, pa.large_list(pa.float32()))
+        return row_digests(Batch(Keys.of(range(len(values))), pa.RecordBatch.from_pydict({"x": column})))
+
+    assert (of(one) != of(other)).all()
+
+
+def test_the_name_of_a_column_counts_and_no_column_is_no_row_less() -> None:
+    rows = pa.array([1, 2])
+    one, other = (Batch(Keys.of([0, 1]), pa.RecordBatch.from_pydict({name: rows})) for name in "ab")
+    assert (row_digests(one) != row_digests(other)).all()
+    assert len(row_digests(Batch(Keys.of([0, 1]), pa.RecordBatch.from_arrays([], names=[])))) == 2
