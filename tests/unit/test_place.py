@@ -16,9 +16,13 @@ from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Advantage, Prompt, Rollout
 from dataflow.user import Columns, operator
+from engine.coordinator.core import Settings
+from engine.coordinator.messages import Stepped
 from engine.plan.explain import WIDTH, explain
 from engine.plan.passes.place import MODEL_WORK
 from engine.plan.plan import Plan
+from engine.simulate.behaviour import Outcomes, Timing
+from engine.simulate.workers import Simulation
 from graphs.grpo import grpo
 from graphs.ppo import ppo
 from graphs.sft import sft
@@ -83,11 +87,37 @@ def test_without_a_lag_everything_is_in_one_worker() -> None:
 def test_with_a_lag_generation_columns_and_training_overlap() -> None:
     plan = placed(grpo_of(max_lag=1))
     found = workers(plan)
-    assert found["rollout"] == ("rollout",)
-    assert found["prompts"] == found["score"] == found["advantage"] == ("data",)
+    assert found["rollout"] == found["prompts"] == ("rollout",)
+    assert found["score"] == found["advantage"] == ("data",)
     assert found["reference"] == found["train_policy"] == ("train",)
     assert plan.recorder == "data"
-    assert {e.route for e in plan.edges if "rollout" in (e.producer, e.consumer)} == {"shm"}
+    assert {e.route for e in plan.edges if e.producer == "rollout"} == {"shm"}
+
+
+def test_a_source_is_with_the_generation_that_it_feeds_but_with_no_replica_of_it() -> None:
+    assert placed(grpo_of(max_lag=1), pin={"rollout": ("gen",)}).node("prompts").workers == ("gen",)
+    assert placed(grpo_of(max_lag=1), pin={"prompts": ("feed",)}).node("prompts").workers == ("feed",)
+    assert placed(grpo_of(max_lag=1), replicas={"rollout": 2}).node("prompts").workers == ("prompts",)
+
+
+def seconds_a_step(plan: Plan, *, generation: float, training: float, scoring: float) -> float:
+    """Of a simulated run in which every Step of 64 rows takes so long in each of them."""
+    row = {"rollout": generation, "score": scoring / 64, "advantage": 1e-4, "prompts": 1e-4}
+    timing = Timing(row=row, tail=0.0, train=training, load=0.02, store=0.0, slots=64)
+    run = Simulation(plan, Settings(steps=12), rows={"prompts": 1000}, timing=timing, outcomes=Outcomes())
+    run.begin()
+    run.run()
+    ends = [at for at, event in run.history.events if isinstance(event, Stepped)]
+    return (ends[-1] - ends[2]) / (len(ends) - 3)
+
+
+@pytest.mark.parametrize(("generation", "training"), [(1.0, 1.0), (1.5, 1.0), (1.0, 1.5)])
+def test_with_a_lag_a_step_takes_as_long_as_its_longest_part(generation: float, training: float) -> None:
+    graph = grpo("tiny", "train.parquet", exact, batch=16, n=4, max_lag=1)
+    found = seconds_a_step(placed(graph), generation=generation, training=training, scoring=0.3)
+    assert found < max(generation, training) + 0.2
+    crowded = placed(graph, pin={"score": ("rollout",), "advantage": ("rollout",)})
+    assert found <= seconds_a_step(crowded, generation=generation, training=training, scoring=0.3)
 
 
 def test_below_the_cut_everything_is_with_training() -> None:

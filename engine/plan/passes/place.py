@@ -4,11 +4,12 @@ Owns: the Workers, from what was asked for (engine/plan/placing.py) and from wha
 not own: searching over layouts, threads (cores.py), modules (modules.py), batching (batching.py).
 
 A Worker carries its instructions out one after another. Hence above max_lag 0 whatever stands below a generation is not
-placed in the Worker that generates: its rows would wait there behind the next generation, and hold up the Step.
+placed in the Worker that generates: its rows would wait there behind the next generation, and hold up the Step. A
+source is: next to rewards, prompts would wait behind them, and generation for the prompts.
 
     train    train nodes and all below the cut; forward passes below a generation; evaluated models
-    rollout  generation, and forward passes above it
-    data     sources, rewards, advantages, selections, in every region but the Step's; records too
+    rollout  generation, with its source, and forward passes above it
+    data     rewards, advantages, selections, and the sources of evaluations; records too
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
     base = _bases(draft)
     places = {n.name: placing.pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
     nodes = {n.name: n for n in draft.nodes}
+    for source in (n.name for n in draft.nodes if base[n.name] == ROLLOUT and n.work == "source"):
+        if source not in placing.pin:  # with one generation it is fed in time; several must not wait for one of them
+            first = next(n.name for n in draft.nodes if n.source == source and n.work == "decode")
+            places[source] = places[first] if len(places[first]) == 1 else (source,)
     for group in placing.together:
         workers = places[_leader(draft, [nodes[name] for name in group])]
         for name in group:
@@ -92,14 +97,18 @@ def _overlapping(draft: Draft) -> dict[str, str]:
     """Streams with a lag go on while the Step is trained; those without one take turns with it, in its Worker."""
     lagging = {s.name for s in draft.sources if s.max_lag}
     decodes = {n.name for n in draft.nodes if n.work == "decode"}
+    fed = {n.source for n in draft.nodes if n.work == "decode" and n.region == "stream"}
     uppers = above(draft.nodes)
     found: dict[str, str] = {}
     for node in draft.nodes:
         below = uppers[node.name] & decodes
-        if node.region == "stream" and node.source in lagging and node.work == "decode":
+        streams = node.region == "stream" and node.source in lagging
+        if streams and node.work == "decode":
             found[node.name] = node.name if below else ROLLOUT
-        elif node.region == "stream" and node.source in lagging and node.work == "forward":
+        elif streams and node.work == "forward":
             found[node.name] = TRAIN if below else ROLLOUT
+        elif streams and node.work == "source" and node.name in fed:
+            found[node.name] = ROLLOUT
         else:
             found[node.name] = TRAIN if node.region == "step" or node.work in MODEL_WORK else DATA
     return found
@@ -144,12 +153,13 @@ def _kept(draft: Draft, node: PlannedNode) -> str:
 
 
 def _recorder(nodes: Sequence[PlannedNode]) -> str:
-    """The Worker of the source where it neither generates nor trains, so that a death of it costs no state; else the
-    first train node's."""
+    """A Worker that neither generates nor trains, so that writing costs neither time and its death no state: the
+    source's where it is one. Else the first train node's."""
     busy = {w for n in nodes if n.work in ("decode", "train") for w in n.workers}
-    source = next((n.workers[0] for n in nodes if n.work == "source" and n.region != "evaluation"), nodes[0].workers[0])
-    train = next((n.workers[0] for n in nodes if n.work == "train"), source)
-    return train if source in busy else source
+    ordered = sorted((n for n in nodes if n.region != "evaluation"), key=lambda n: n.work != "source")
+    free = [n.workers[0] for n in ordered if n.work not in MODEL_WORK and n.workers[0] not in busy]
+    trains = [n.workers[0] for n in nodes if n.work == "train"]
+    return next(iter([*free, *trains]), nodes[0].workers[0])
 
 
 # --- what was asked for -------------------------------------------------------------------------------------------
