@@ -27,7 +27,10 @@ from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.schema import Advantage, Returns
 from operators import losses
 from operators.kernels.torch import heads, parallel
+from operators.kernels.torch.attention import hidden
+from operators.kernels.torch.packing import pack
 from operators.kernels.torch.parallel import Ranks
+from operators.kernels.torch.shared_attention import TreePass
 from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 
@@ -144,6 +147,21 @@ def weights(kernel: TorchTrain) -> dict[str, torch.Tensor]:
     return {piece.name: piece.data.clone() for piece in kernel.pieces()}
 
 
+def look(kernel: TorchTrain) -> torch.Tensor:
+    """What the backbone says of a few tokens, last hidden states, without training."""
+    rows = random_rows(2, 2)
+    packed = pack(rows.ragged("prompt_ids"), rows.ragged("completion_ids"), np.arange(4))
+    ids, positions = torch.from_numpy(packed.ids), torch.from_numpy(packed.positions)
+
+    def ask() -> torch.Tensor:
+        return hidden(kernel._module, ids, positions, TreePass(packed))
+
+    if kernel._split:
+        return kernel._split.look(ask)
+    with torch.no_grad():
+        return ask()
+
+
 def train(case: Case, kernel: TorchTrain, steps: Sequence[int], rank: int | None = None) -> list[dict[str, float]]:
     """Metrics of some Steps."""
     given = [case.assignment(step) for step in steps]
@@ -193,11 +211,12 @@ class Rank:
         usual, heads.CHUNK = heads.CHUNK, case.chunk or heads.CHUNK
         kernel = self.open(case, shard)
         metrics = train(case, kernel, STEPS[:1], self.rank)
+        looked = look(kernel)
         kernel.sleep()
         kernel.wake()
         metrics += train(case, kernel, STEPS[1:], self.rank)
         heads.CHUNK = usual
-        return {"metrics": metrics, "weights": weights(kernel)}
+        return {"metrics": metrics, "weights": weights(kernel), "looked": looked}
 
     def state(self, name: str, case: Case, shard: bool) -> dict[str, Any]:
         """Two Steps, saved, and a third; and the third after what one rank saved."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -200,6 +200,13 @@ class Sharded(nn.Module):
     def forward(self, call: Callable[[], T]) -> T:
         """The result of `call`, which has to be made of tensors and tuples, so that its backward is seen."""
         return call()
+
+    @torch.no_grad()
+    def look(self, call: Callable[[], T]) -> T:
+        """As `forward` where no backward follows, which would split again what was gathered."""
+        said = self(call)
+        cast(FSDPModule, self).reshard()
+        return said
 
 
 def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:

@@ -262,17 +262,25 @@ class TorchTrain:
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
-        self.save_weights(directory)
+        weights, state = self._whole(), None
         if self._split or self._ranks.lead:
             state = self._optimizer.state(self._steps)
-            if self._ranks.lead:
-                torch.save(state, directory / OPTIMIZER_FILE)
+        if self._ranks.lead:
+            save_model(self._module, directory, weights)
+            torch.save(state, directory / OPTIMIZER_FILE)
 
     def save_weights(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and nothing that only training needs."""
-        weights = {piece.name: piece.data.cpu() for piece in self.pieces()} if self._split else None
+        weights = self._whole()
         if self._ranks.lead:
             save_model(self._module, directory, weights)
+
+    def _whole(self) -> dict[str, Tensor] | None:
+        """Split weights gathered on the first rank, on the host; None where they are not split.
+
+        Everything is gathered before anything is written: a full disk must not leave the other ranks waiting.
+        """
+        return {piece.name: piece.data.cpu() for piece in self.pieces()} if self._split else None
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote, on however many ranks; the next Step gives the same bits as it would have."""
