@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 
 from dataflow.check import check
 from dataflow.graph import Graph
+from dataflow.schema import Prompt, Rollout
+from dataflow.user import Columns, operator
 from engine.plan.cluster import Cluster
 from engine.plan.placing import Placing
 from engine.plan.plan import Plan
@@ -39,6 +41,15 @@ CONFIG = {
 
 def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
     return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def brief(completions: Sequence[str]) -> list[float]:
+    return [1.0 / (1 + len(c)) for c in completions]
+
+
+@operator()
+def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
+    return Columns.make(Prompt, like=rollout, prompt=[f"Is this right? {c}" for c in rollout["completion"]])
 
 
 def make_tiny(folder: Path) -> None:

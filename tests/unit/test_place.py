@@ -14,8 +14,7 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Advantage, Prompt, Rollout
-from dataflow.user import Columns, operator
+from dataflow.schema import Advantage, Rollout
 from engine.coordinator.core import Settings
 from engine.coordinator.messages import Stepped
 from engine.plan.explain import WIDTH, explain
@@ -34,7 +33,7 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.train import evaluate, train
 from tests.right_graphs import RIGHT
-from tests.unit.planning import exact, make_tiny, placed, planned
+from tests.unit.planning import ask, exact, make_tiny, placed, planned
 
 policy = Model("policy", "tiny", trainable=True)
 
@@ -44,11 +43,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model directory named `tiny` in the working directory."""
     make_tiny(tmp_path)
     monkeypatch.chdir(tmp_path)
-
-
-@operator()
-def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
-    return Columns.make(Prompt, like=rollout, prompt=[f"Is this right? {c}" for c in rollout["completion"]])
 
 
 def sampled(n: int = 8, *, max_lag: int = 0) -> Port[Rollout]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.schema import Advantage, Logprobs, Prompt, Rollout
-from dataflow.user import Columns, operator
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.explain import WIDTH, explain
@@ -36,19 +35,10 @@ from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
 from tests.right_graphs import RIGHT
-from tests.unit.planning import CLUSTER, exact, make_tiny, placed, planned
+from tests.unit.planning import CLUSTER, ask, brief, exact, make_tiny, placed, planned
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 policy = Model("policy", "tiny", trainable=True)
-
-
-def brief(completions: Sequence[str]) -> list[float]:
-    return [1.0 / (1 + len(c)) for c in completions]
-
-
-@operator()
-def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
-    return Columns.make(Prompt, like=rollout, prompt=[f"Is this right? {c}" for c in rollout["completion"]])
 
 
 @pytest.fixture(autouse=True)
