@@ -38,11 +38,11 @@ class Meeting:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=len(group) + 8)
+        self._port = self._socket.getsockname()[1]
 
     def seat(self, worker: str) -> Seat:
         """This Worker's place."""
-        port = self._socket.getsockname()[1]
-        return Seat(rank=self._group.index(worker), world=len(self._group), port=port)
+        return Seat(rank=self._group.index(worker), world=len(self._group), port=self._port)
 
     def descriptors(self, worker: str) -> tuple[int, ...]:
         """What goes with the seat: rank 0's is the listening socket, which is its own from then on."""
