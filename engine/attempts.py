@@ -120,7 +120,9 @@ class _Run:
             observers = Observers(
                 lines=lines, views=self._views(stack), trace=self.trace, on_step=telling.on_step, until=telling.until
             )
-            stop = stack.enter_context(Stop(self._options.watchdog, lambda: _describe(workers, coordinator)))
+            stop = stack.enter_context(
+                Stop(self._options.watchdog, lambda: _describe(workers, coordinator), workers.doing)
+            )
             loop = Loop(self._plan, coordinator, workers, self._store, self._best, observers, stop)
             _log.info("%s begins after step %d", self._plan.graph, self.begun)
             end = self._end(loop, stop, workers, latest)

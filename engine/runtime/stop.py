@@ -21,17 +21,19 @@ from typing import Any
 class Stop:
     """`requested` after the first Ctrl-C; the second raises KeyboardInterrupt. Use as a context manager.
 
-    watchdog: seconds without `alive` after which `describe` is printed with the stack of every thread, and the thread
-    that runs is interrupted (`hung` says why); 0 is never. A thread other than the main one gets no signals: there
-    Ctrl-C is whoever started it's own, and what never returns to Python cannot be interrupted, only named.
+    watchdog: seconds in which neither `alive` was called nor `sign` gave another value, after which `describe` is
+    printed with the stack of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A
+    thread other than the main one gets no signals: there Ctrl-C is whoever started it's own, and what never returns to
+    Python cannot be interrupted, only named.
     """
 
-    def __init__(self, watchdog: float, describe: Callable[[], str]) -> None:
+    def __init__(self, watchdog: float, describe: Callable[[], str], sign: Callable[[], object] = int) -> None:
         self.requested = False
         self.reason = "stopped by Ctrl-C"
         self.hung = ""
         self._watchdog = watchdog
         self._describe = describe
+        self._sign = sign
         self._last = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -69,7 +71,12 @@ class Stop:
         print("\nstopping after this Step with a checkpoint; Ctrl-C again to stop now", file=sys.stderr, flush=True)
 
     def _watch(self) -> None:
+        before = self._sign()
         while not self._over.wait(min(1.0, self._watchdog / 4)):
+            now = self._sign()
+            if now != before:
+                before = now
+                self.alive()
             if time.monotonic() - self._last > self._watchdog:
                 self.hung = f"nothing has moved for {self._watchdog:g} s; {self._describe()}"
                 print(self.hung, file=sys.stderr, flush=True)
