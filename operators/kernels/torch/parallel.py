@@ -135,9 +135,10 @@ class Ranks:
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """[n] -> [world, n]."""
-        found = torch.empty(self.world * len(tensor), dtype=tensor.dtype, device=self._device)
-        dist.all_gather_into_tensor(found, tensor.to(self._device), group=self._group)
-        return found.view(self.world, -1).cpu()
+        mine = tensor.to(self._device)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine, group=self._group)
+        return torch.stack(found).cpu()
 
 
 class Turns(Generic[T]):
