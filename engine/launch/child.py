@@ -33,7 +33,8 @@ _TAIL_BYTES = 4096
 
 class Child:
     """A started process. told, ended: instructions; opened: whether its kernels are; lost: it can no longer be reached;
-    replaced: its end was wanted, and is not told of; over: it has been reaped.
+    replaced: its end was wanted, and is not told of; over: it has been reaped; heard: when it last was (its start,
+    until it `spoke`).
 
     Fields are guarded by the Supervisor's lock, but for what never changes.
     """
@@ -60,6 +61,7 @@ class Child:
         self.ends = os.pidfd_open(self.process.pid)
         self.doing = Doing(worker=name, node="its start", what="its interpreter", since=time.monotonic())
         self.heard = time.monotonic()
+        self.spoke = False
         self.opened = False
         self.lost = False
         self.replaced = False

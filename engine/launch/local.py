@@ -38,6 +38,8 @@ from engine.runtime.wire import decode
 from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
 
 PATIENCE = 30.0
+_FIRST = 120.0
+"""Seconds within which the first has to come: an interpreter starts, and many may at once."""
 _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
@@ -372,6 +374,7 @@ class Supervisor:
     def _hear(self, child: Child, message: Any) -> None:
         with self._changed:
             child.heard = time.monotonic()
+            child.spoke = True
             match message:
                 case Told():
                     self._take(child, message)
@@ -401,10 +404,10 @@ class Supervisor:
             for child in children:
                 if now - before > _STOOD_STILL:
                     child.heard = now
-            silent = [c for c in children if now - c.heard > self._patience]
+            silent = [c for c in children if now - c.heard > (self._patience if c.spoke else _FIRST)]
             for child in silent:
                 child.lost = True
-                child.error = f"was killed as nothing was heard of it for {self._patience:g} s"
+                child.error = f"was killed as nothing was heard of it for {now - child.heard:.1f} s"
         for child in silent:
             child.kill()
         return now
