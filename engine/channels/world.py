@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from dataflow.errors import RunError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
 
 TIMEOUT = 60.0
 """Seconds within which all ranks have to come, and after which a collective counts its silent peer as lost."""
@@ -41,7 +42,7 @@ def rendezvous(
     listen_fd: for rank 0, a socket that listens on host and port already, so that no port is picked twice; the store
     owns it from then on. Raises RunError where rank 0 cannot be reached within `timeout` seconds.
     """
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     given: dict[str, Any] = {} if listen_fd is None or rank else {"master_listen_fd": listen_fd}
     try:
@@ -63,6 +64,7 @@ def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeou
     """
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
 
     if dist.is_initialized():
         group = _default()
@@ -74,7 +76,7 @@ def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeou
         return group
     _stay_on(host)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    _all_here(dist.PrefixStore("world", store), rank, size, timeout)
+    wait_for_all(PrefixStore("world", store), rank, size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     return _default()
 
@@ -92,9 +94,9 @@ def loopback(host: str) -> bool:
     return host == "localhost" or (host.replace(".", "").isdigit() and ip_address(host).is_loopback) or host == "::1"
 
 
-def _all_here(store: Store, rank: int, size: int, timeout: float) -> None:
+def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
     """Wait until every rank has come. Raises RunError naming those that have not."""
-    store.set(f"here/{rank}", b"1")
+    store.set(f"here/{rank}", "1")
     try:
         store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))
     except RuntimeError as error:

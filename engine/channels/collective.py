@@ -1,0 +1,256 @@
+"""The scheduled channel: tensors between the ranks of one world, by gloo or NCCL.
+
+Owns: the agreement of both ends before each transfer, time limits, and what becomes of a world
+that lost a rank. Does not own: which tensors go where (engine/weights/transfer.py), how ranks
+find each other (world.py).
+
+    state       waits for                            left by
+    open        -                                    send, receive, broadcast; close
+    agreeing    the peer's header (both send one)    equal headers -> moving; other ones -> fenced, RunError on both
+    moving      the payload                          arrived -> open; peer gone or late -> fenced, PeerLost
+    fenced      -                                    nothing: every further call raises what fenced it
+
+Headers always go by gloo; payloads by gloo from host memory and by NCCL between devices. A fenced channel drops its
+connections at once, so whoever waits for this rank is told, too, and no rank stays in a transfer that cannot end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from datetime import timedelta
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
+
+from dataflow.errors import RunError
+from engine.channels.contract import PeerLost
+from engine.channels.world import TIMEOUT, wait_for_all
+
+Role = Literal["send", "receive", "broadcast"]
+_ROLES: tuple[Role, ...] = ("send", "receive", "broadcast")
+_MAGIC = 0x64665F72
+_HEADER, _PAYLOAD = 0, 1
+"""Tags."""
+_GRACE = 5.0
+"""Seconds after its own time limit in which a backend may still answer."""
+
+
+class CollectiveChannel:
+    """One rank's end. Calls may come from any thread; a thread of the channel's own makes one transfer at a time.
+
+    names: what the ranks are called in errors. timeout: seconds for one transfer, and for all ranks to come. device:
+    where payloads lie, `cpu` or a CUDA device. Raises RunError where a rank does not come.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        store: Store,
+        *,
+        name: str,
+        names: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        device: str = "cpu",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.rank, self.world, self.timeout = rank, world, timeout
+        self._names = tuple(names) or tuple(f"rank {r}" for r in range(world))
+        self._next: dict[tuple[str, int], int] = {}
+        self._fenced: RunError | None = None
+        self._lock = threading.Lock()
+        mine = PrefixStore(f"collective/{name}", store)
+        wait_for_all(mine, rank, world, timeout)
+        self._headers: Any = _gloo(PrefixStore("headers", mine), rank, world, host, timeout)
+        self._payload: Any = self._headers
+        if torch.device(device).type == "cuda":
+            self._payload = _nccl(PrefixStore("payload", mine), rank, world, timeout)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"collective-{name}")
+
+    # --- the contract -------------------------------------------------------------------------------------------
+
+    def send(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
+        """Send tensors to a rank; returns once they may be changed.
+
+        Raises RunError where the other end receives something else or another sequence, PeerLost where it is gone or
+        not there in time.
+        """
+        self._do("send", peer, sequence, tensors, lambda flat: self._each(self._payload.send, flat, peer))
+
+    def receive(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
+        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send` does."""
+        self._do("receive", peer, sequence, tensors, lambda flat: self._each(self._payload.recv, flat, peer))
+
+    def broadcast(self, source: int, sequence: int, tensors: Sequence[Tensor]) -> None:
+        """Every rank calls it: `source` gives its tensors to all others. sequence counts the world's broadcasts."""
+        self._do("broadcast", source, sequence, tensors, lambda flat: self._all(flat, source))
+
+    def close(self) -> None:
+        """Leave the world; whoever waits for this rank is told."""
+        self._fence(RunError(f"{self._names[self.rank]}: this channel was closed"))
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # --- one transfer -------------------------------------------------------------------------------------------
+
+    def _do(
+        self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor], move: Callable[[list[Tensor]], None]
+    ) -> None:
+        """Agree, then move, on the channel's thread; a failure of either ends the world for this rank."""
+        self._require_open()
+        self._require_peer(role, peer)
+        flat = [_bytes(tensor, role) for tensor in tensors]
+        header = self._header(role, peer, sequence, tensors)
+
+        def transfer() -> RunError | None:
+            # What a backend raises holds frames, and these its connections, which have to close: its words are kept.
+            try:
+                self._require_open()
+                self._agree(role, peer, header)
+                move([part for part in flat if part.numel()])
+            except RuntimeError as error:
+                return self._failed(role, peer, sequence, error)
+            return None
+
+        try:
+            # The backends keep their own time limit twice, once for the header and once for the payload.
+            failed = self._thread.submit(transfer).result(2 * self.timeout + _GRACE)
+        except Late as late:
+            failed = self._failed(role, peer, sequence, late)
+        if failed is not None:
+            raise self._fence(failed)
+        self._next[role, -1 if role == "broadcast" else peer] = sequence + 1
+
+    def _header(self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor]) -> Tensor:
+        """int64 [5]: magic, role, sequence, number of tensors, hash of their dtypes and shapes."""
+        expected = self._next.get((role, -1 if role == "broadcast" else peer), 0)
+        if sequence != expected:
+            # The other end waits: it gets a header that it refuses, so both ends fail and neither hangs.
+            sequence = ~sequence
+        signature = "|".join(f"{t.dtype}{tuple(t.shape)}" for t in tensors)
+        digest = np.uint64(xxhash.xxh3_64_intdigest(signature.encode())).astype(np.int64)
+        return torch.tensor([_MAGIC, _ROLES.index(role), sequence, len(tensors), int(digest)])
+
+    def _agree(self, role: Role, peer: int, mine: Tensor) -> None:
+        """Exchange headers. Raises _Disagreed unless both ends mean the same transfer."""
+        if role == "broadcast":
+            theirs = [torch.empty_like(mine) for _ in range(self.world)]
+            self._headers.allgather([theirs], [mine]).wait()
+        else:
+            theirs = [torch.empty_like(mine)]
+            sent = self._headers.send([mine], peer, _HEADER)
+            self._headers.recv(theirs, peer, _HEADER).wait()
+            sent.wait()
+        for other, found in enumerate(theirs):
+            rank = other if role == "broadcast" else peer
+            _require_same(self._names[self.rank], mine.tolist(), self._names[rank], found.tolist())
+
+    def _each(self, call: Callable[..., Any], flat: list[Tensor], peer: int) -> None:
+        for work in [call([part], peer, _PAYLOAD) for part in flat]:
+            work.wait()
+        self._settle(flat)
+
+    def _all(self, flat: list[Tensor], source: int) -> None:
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        for work in [self._payload.broadcast([part], options) for part in flat]:
+            work.wait()
+        self._settle(flat)
+
+    def _settle(self, flat: list[Tensor]) -> None:
+        """With NCCL `wait` orders streams alone; the contract says that the tensors may be changed."""
+        if flat and flat[0].is_cuda:
+            torch.cuda.current_stream(flat[0].device).synchronize()
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+
+    def _require_peer(self, role: Role, peer: int) -> None:
+        if not 0 <= peer < self.world or (role != "broadcast" and peer == self.rank):
+            raise RunError(
+                f"{self._names[self.rank]}: {role}: expected another of the {self.world} ranks, found {peer}. "
+                "Fix: a plan for this world."
+            )
+
+    def _failed(self, role: Role, peer: int, sequence: int, error: BaseException) -> RunError:
+        if isinstance(error, (_Disagreed, RunError)):
+            return self._fenced or RunError(str(error))
+        # gloo's own advice, behind what happened, is left out.
+        said = (str(error).strip() or type(error).__name__).splitlines()[0].split(". This is typically")[0]
+        return PeerLost(
+            self._names[peer],
+            f"{role} {sequence} with {self._names[self.rank]} did not end: {said}. Fix: see what that Worker says; the "
+            "world has to be formed anew",
+        )
+
+    def _fence(self, cause: RunError) -> RunError:
+        """Drop every connection, so that no peer waits for this rank any longer; the first cause stays."""
+        with self._lock:
+            if self._fenced is None:
+                self._fenced = cause
+                if self._payload is not self._headers:
+                    self._payload.abort()
+                # gloo's abort and shutdown leave its connections open (torch 2.13); its end closes them.
+                self._payload = self._headers = None
+            return self._fenced
+
+
+class _Disagreed(RuntimeError):
+    """The two ends mean different transfers."""
+
+
+def _require_same(me: str, mine: list[int], other: str, theirs: list[int]) -> None:
+    """Raise _Disagreed unless two headers belong together."""
+    wanted = {"send": "receive", "receive": "send", "broadcast": "broadcast"}[_ROLES[mine[1]]]
+    if theirs[0] == _MAGIC and theirs[1] == _ROLES.index(wanted) and theirs[2:] == mine[2:] and mine[2] >= 0:
+        return
+    raise _Disagreed(
+        f"expected one transfer on both ends, found {me}: {_said(mine)}, and {other}: {_said(theirs)}. Fix: both ends "
+        "have to be told the same transfers in the same order"
+    )
+
+
+def _said(header: list[int]) -> str:
+    if header[0] != _MAGIC or not 0 <= header[1] < len(_ROLES):
+        return "no header of this protocol"
+    number = f"{header[2]}" if header[2] >= 0 else f"{~header[2]} (not the next one)"
+    return f"{_ROLES[header[1]]} {number} of {header[3]} tensors (layout {header[4] & 0xFFFFFFFF:08x})"
+
+
+def _bytes(tensor: Tensor, role: Role) -> Tensor:
+    """A tensor's bytes: every dtype travels alike, bfloat16 too, which some backends cannot sum or send."""
+    whole = tensor.detach()
+    if not whole.is_contiguous():
+        if role != "send":
+            raise RunError(f"{role}: expected contiguous tensors to receive into, found strides {whole.stride()}.")
+        whole = whole.contiguous()
+    return whole.reshape(-1).view(torch.uint8)
+
+
+def _gloo(store: Store, rank: int, world: int, host: str, timeout: float) -> Any:
+    """A gloo backend that torch's registers do not see, listening on `host`."""
+    gloo: Any = ProcessGroupGloo  # its stub knows less than it does
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=timeout)
+    try:
+        return gloo(store, rank, world, options)
+    except RuntimeError as error:
+        raise RunError(f"rank {rank} of {world}: the ranks could not connect to each other: {error}") from error
+
+
+def _nccl(store: Store, rank: int, world: int, timeout: float) -> Any:
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # builds for CPUs have none
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout)
+    return ProcessGroupNCCL(store, rank, world, options)

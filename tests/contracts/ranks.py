@@ -1,0 +1,91 @@
+"""Processes that play ranks: each does what it is told by name, and answers.
+
+Owns: spawning, asking all at once with a time limit, killing. Does not own: any check.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+LIMIT = 60.0
+"""Seconds for any one thing that the ranks are asked to do."""
+
+Task = Callable[..., Any]
+
+
+class Ranks:
+    """`count` processes. A task is a module-level function f(rank, port, *arguments); an exception is its answer."""
+
+    def __init__(self, count: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        # Rank 0 would keep the store; here the test does, so that any rank may be killed.
+        self.store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        pipes = [spawn.Pipe() for _ in range(count)]
+        self._pipes = [mine for mine, _ in pipes]
+        self._processes = [
+            spawn.Process(target=_serve, args=(rank, self.store.port, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def tell(self, rank: int, task: Task, *arguments: Any) -> None:
+        """Let one begin."""
+        self._pipes[rank].send((task, arguments))
+
+    def answers(self, ranks: Sequence[int]) -> list[Any]:
+        """What these answer; EOFError for one that is gone. Raises TimeoutError where one answers nothing."""
+        return [self._answer(rank) for rank in ranks]
+
+    def do(self, ranks: int, task: Task, *arguments: Any) -> list[Any]:
+        """Let the first `ranks` do a task together, and wait for all."""
+        for rank in range(ranks):
+            self.tell(rank, task, *arguments)
+        return self.answers(range(ranks))
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Kill it, stop it."""
+        pid = self._processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def close(self) -> None:
+        """End all, whatever they do."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(LIMIT)
+
+    def _answer(self, rank: int) -> Any:
+        if not wait([self._pipes[rank]], LIMIT):
+            raise TimeoutError(f"rank {rank} did not answer")
+        try:
+            return self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError) as gone:
+            return EOFError(str(gone))
+
+
+def _serve(rank: int, port: int, pipe: Connection) -> None:
+    while True:
+        try:
+            task, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(task(rank, port, *arguments))
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            pipe.send(error)
+
+
+def client(port: int) -> TCPStore:
+    """The ranks' store."""
+    return TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)

@@ -1,0 +1,308 @@
+"""The scheduled contract, over gloo between real processes: order, agreement of both ends, loss of a rank; and
+weights from layout to layout over it.
+
+Five processes serve all tests: torch takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from dataflow.errors import RunError
+from dataflow.kernel import Piece
+from engine.channels.collective import CollectiveChannel
+from engine.channels.contract import PeerLost
+from engine.channels.world import leave, rendezvous, world
+from engine.weights.edge import WeightEdge
+from engine.weights.pieces import to_batch
+from engine.weights.transfer import Placed, layout_of
+from tests.contracts.ranks import LIMIT, Ranks, client
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(5)
+    yield pool
+    pool.close()
+
+
+def channel(rank: int, size: int, port: int, name: str, timeout: float = 20.0) -> CollectiveChannel:
+    return CollectiveChannel(rank, size, client(port), name=name, timeout=timeout)
+
+
+def error_of(call: Any, *arguments: Any) -> RunError:
+    with pytest.raises(RunError) as found:
+        call(*arguments)
+    return found.value
+
+
+# --- transfers ----------------------------------------------------------------------------------------------------
+
+
+def messages() -> list[list[Tensor]]:
+    """Of many kinds, the large one of 64 MB."""
+    draw = torch.Generator().manual_seed(5)
+    return [
+        [torch.randn(3, 5, generator=draw), torch.arange(7)],
+        [torch.randn(4, generator=draw).bfloat16(), torch.zeros(0, 3), torch.tensor(2.5, dtype=torch.float64)],
+        [],
+        [torch.randint(0, 256, (64 << 20,), generator=draw, dtype=torch.uint8)],
+        [torch.randn(6, 4, generator=draw).t(), torch.tensor([True, False])],
+    ]
+
+
+def transfers(rank: int, port: int) -> int:
+    """Rank 0 sends, rank 1 compares; then everything again the other way round, and by broadcast."""
+    ends = channel(rank, 2, port, "transfers")
+    same = 0
+    for sender in (0, 1):
+        for number, tensors in enumerate(messages()):
+            if rank == sender:
+                ends.send(1 - rank, number, tensors)
+                continue
+            found = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
+            ends.receive(sender, number, found)
+            same += all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+    for number, tensors in enumerate(messages()):
+        found = [t.contiguous() if rank == 1 else torch.empty(t.shape, dtype=t.dtype) for t in tensors]
+        ends.broadcast(1, number, found)
+        same += all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+    ends.close()
+    return same
+
+
+def test_tensors_arrive_in_order_to_the_bit(ranks: Ranks) -> None:
+    assert ranks.do(2, transfers) == [10, 10]
+
+
+def disagreements(rank: int, port: int) -> list[str]:
+    """Each in a world of its own: what both ends say of a transfer that only one of them means, and afterwards."""
+    said = []
+    tensors, other = [torch.zeros(4)], [torch.zeros(2, 2)]
+    for name, (mine, theirs) in {
+        "sequence": (("send", 1, tensors), ("receive", 0, tensors)),
+        "both wrong": (("send", 5, tensors), ("receive", 5, tensors)),
+        "shape": (("send", 0, tensors), ("receive", 0, other)),
+        "count": (("send", 0, tensors), ("receive", 0, [])),
+        "role": (("send", 0, tensors), ("send", 0, tensors)),
+    }.items():
+        ends = channel(rank, 2, port, name)
+        role, sequence, given = mine if rank == 0 else theirs
+        first = error_of(getattr(ends, role), 1 - rank, sequence, given)
+        assert not isinstance(first, PeerLost), first
+        assert error_of(ends.send, 1 - rank, 0, tensors) is first
+        said.append(f"{name}: {first}")
+        ends.close()
+    return said
+
+
+def test_another_transfer_than_the_peer_means_is_refused_on_both_ends(ranks: Ranks) -> None:
+    for said in ranks.do(2, disagreements):
+        assert "send 1 (not the next one)" in said[0] or "send -2" in said[0], said
+        assert "not the next one" in said[1]
+        assert "layout" in said[2]
+        assert "of 0 tensors" in said[3]
+        assert said[4].count("send 0 of 1 tensors") == 2
+
+
+def strangers(rank: int, port: int) -> list[str]:
+    ends = channel(rank, 2, port, "strangers")
+    said = [str(error_of(ends.send, peer, 0, [])) for peer in (rank, 2, -1)]
+    said.append(str(error_of(ends.receive, 1 - rank, 0, [torch.zeros(4, 4).t()])))
+    ends.close()
+    return [*said, str(error_of(ends.send, 1 - rank, 0, []))]
+
+
+def test_a_rank_that_is_not_there_and_a_closed_channel_are_errors(ranks: Ranks) -> None:
+    for said in ranks.do(2, strangers):
+        assert all("another of the 2 ranks" in s for s in said[:3])
+        assert "contiguous" in said[3]
+        assert "closed" in said[4]
+
+
+# --- worlds -------------------------------------------------------------------------------------------------------
+
+
+def incomplete(rank: int, port: int) -> str:
+    return str(error_of(channel, rank, 3, port, "incomplete", 1.0))
+
+
+def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
+    assert all("none of rank 2" in said for said in ranks.do(2, incomplete))
+
+
+def group_of(rank: int, port: int, listener: socket.socket, at: int) -> tuple[list[float], list[int], str]:
+    """The replica's world: rank 0's listening socket is handed over; a mesh of it; twice; another one beside it."""
+    fd = listener.detach()
+    if rank:
+        os.close(fd)
+    store = rendezvous("127.0.0.1", at, rank=rank, world=2, listen_fd=fd if rank == 0 else None, timeout=20)
+    group = world(rank, 2, store, timeout=20)
+    try:
+        assert world(rank, 2, store) is group
+        value = torch.tensor([float(rank + 1)])
+        dist.all_reduce(value, group=group)
+        mesh = DeviceMesh.from_group(group, "cpu")
+        return value.tolist(), mesh.mesh.tolist(), str(error_of(world, rank, 3, store))
+    finally:
+        leave()
+
+
+def test_the_group_of_a_replica_makes_a_mesh_and_is_one_in_a_process(ranks: Ranks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for value, mesh, refused in ranks.do(2, group_of, listener, listener.getsockname()[1]):
+            assert (value, mesh) == ([3.0], [0, 1])
+            assert "one world in a process" in refused
+
+
+def nobody(rank: int, port: int, at: int) -> str:
+    return str(error_of(lambda: rendezvous("127.0.0.1", at, rank=1, world=2, timeout=0.5)))
+
+
+def test_a_store_that_is_not_there_is_said(ranks: Ranks) -> None:
+    with socket.socket() as bound:  # bound and not listening: nobody else is given the port
+        bound.bind(("127.0.0.1", 0))
+        (said,) = ranks.do(1, nobody, bound.getsockname()[1])
+    assert "expected rank 0's store" in said
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+def weights(version: int) -> list[Piece]:
+    draw = torch.Generator().manual_seed(version)
+    return [
+        Piece("embedding", torch.randn(11, 4, generator=draw)),
+        Piece("half", torch.randn(5, 3, generator=draw).bfloat16()),
+        Piece("bias", torch.randn(2, generator=draw)),
+        Piece("scalar", torch.randn((), generator=draw)),
+        Piece("none", torch.zeros(0, 3)),
+    ]
+
+
+def local(layout: tuple[Placed, ...], rank: int, pieces: list[Piece]) -> list[Piece]:
+    """A rank's rows of the pieces."""
+    return [
+        Piece(piece.name, piece.data[held.low : held.high] if piece.data.ndim else piece.data)
+        for placed, piece in zip(layout, pieces, strict=True)
+        for held in placed.held
+        if held.rank == rank
+    ]
+
+
+def edge(rank: int, port: int, writers: tuple[int, bool], readers: tuple[int, bool]) -> list[bool | str]:
+    """Three versions from writers to readers; each rank says whether it has its rows, whole readers the digests."""
+    size = writers[0] + readers[0]
+    ends = channel(rank, size, port, f"edge {writers} {readers}")
+    source = layout_of(weights(0), writers[0], sharded=writers[1])
+    destination = layout_of(weights(0), readers[0], sharded=readers[1])
+    ranks = {"sources": range(writers[0]), "destinations": range(writers[0], size)}
+    mine, said = WeightEdge(ends, source, destination, **ranks), []
+    for version in range(3):
+        given = weights(version)
+        if rank < writers[0]:
+            mine.send(rank, local(source, rank, given))
+            continue
+        own = rank - writers[0]
+        found, want = mine.receive(own), local(destination, own, given)
+        said.append([p.name for p in found] == [p.name for p in want])
+        said.append(all(torch.equal(a.data, b.data) for a, b in zip(found, want, strict=True)))
+        if not readers[1]:
+            said.append(mine.digest(found) == to_batch(given)[1])
+    ends.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("writers", "readers"),
+    [((1, False), (1, False)), ((2, True), (1, False)), ((1, False), (2, True)), ((2, False), (2, False)),
+     ((2, True), (3, True)), ((3, True), (2, False))],
+)  # fmt: skip
+def test_weights_go_from_layout_to_layout(ranks: Ranks, writers: tuple[int, bool], readers: tuple[int, bool]) -> None:
+    said = ranks.do(writers[0] + readers[0], edge, writers, readers)
+    assert all(said[rank] == [] for rank in range(writers[0])), said
+    for rank in range(writers[0], writers[0] + readers[0]):
+        assert said[rank], said
+        assert all(found is True for found in said[rank]), said
+
+
+def damaged(rank: int, port: int) -> str:
+    """The sender's memory changes between its hash and its bytes."""
+    ends = channel(rank, 2, port, "damaged")
+    layout = layout_of(weights(0), 1, sharded=False)
+    mine = WeightEdge(ends, layout, layout, sources=[0], destinations=[1])
+    if rank == 1:
+        return str(error_of(mine.receive, 0))
+    send = ends.send
+
+    def meddled(peer: int, sequence: int, tensors: list[Tensor]) -> None:
+        tensors[2][3] += 1
+        send(peer, sequence, tensors)
+
+    ends.send = meddled  # type: ignore[method-assign]
+    mine.send(0, weights(0))
+    return ""
+
+
+def test_a_piece_that_changed_on_its_way_is_named(ranks: Ranks) -> None:
+    assert "piece 'half', rows 0 to 5" in ranks.do(2, damaged)[1]
+
+
+def other_pieces(rank: int, port: int) -> list[str]:
+    ends = channel(rank, 1, port, "other pieces")
+    layout = layout_of(weights(0), 1, sharded=False)
+    mine = WeightEdge(ends, layout, layout, sources=[0], destinations=[0])
+    wider = [Piece(p.name, torch.cat([p.data, p.data])) if p.name == "bias" else p for p in weights(0)]
+    return [str(error_of(mine.send, 0, weights(0)[1:])), str(error_of(mine.send, 0, wider))]
+
+
+def test_pieces_of_another_layout_are_refused_by_the_sender(ranks: Ranks) -> None:
+    first, second = ranks.do(1, other_pieces)[0]
+    assert "its layout ['embedding'" in first
+    assert "piece 'bias'" in second
+
+
+# --- loss; last, as it costs processes ----------------------------------------------------------------------------
+
+
+def chain(rank: int, port: int, name: str, timeout: float) -> tuple[str, str, float]:
+    """Rank 2 waits for rank 1, which waits for rank 0, which waits for rank 2."""
+    ends = channel(rank, 3, port, name, timeout)
+    client(port).set(f"{name} {rank}", "1")
+    start = time.monotonic()
+    found = error_of(ends.receive, (rank - 1) % 3, 0, [torch.zeros(1)])
+    again = error_of(ends.send, 0, 0, [])
+    ends.close()
+    assert again is found
+    return type(found).__name__, str(found), time.monotonic() - start
+
+
+@pytest.mark.parametrize(("how", "timeout"), [(signal.SIGSTOP, 1.0), (signal.SIGKILL, LIMIT)])
+def test_a_rank_that_is_gone_or_stopped_fences_the_world(ranks: Ranks, how: signal.Signals, timeout: float) -> None:
+    for rank in range(3):
+        ranks.tell(rank, chain, how.name, timeout)
+    ranks.store.wait([f"{how.name} {rank}" for rank in range(3)], timedelta(seconds=LIMIT))
+    ranks.signal(0, how)
+    for rank, (kind, said, took) in zip((1, 2), ranks.answers((1, 2)), strict=True):
+        assert kind == "PeerLost", said
+        assert f"rank {rank - 1}: receive 0" in said
+        assert took < LIMIT / 2
+    if how == signal.SIGSTOP:
+        ranks.signal(0, signal.SIGCONT)
+        assert ranks.answers([0])[0][0] == "PeerLost"
+    else:
+        assert isinstance(ranks.answers([0])[0], EOFError)
