@@ -18,7 +18,8 @@ Each lease goes through these states:
 
 From the moment that another Worker of the lease waits, what the holder is told anew waits behind that one's turn: so
 nobody starves, and a turn is long where the core tells much at once. What is under way always ends without anything
-else being told to the same Worker but Go and Release, which pass at once; so no two leases can wait for each other.
+else being told to the same Worker but Go and Release, which pass at once; so no two leases can wait for each other. Two
+ranks of one node are never in one lease (the plan sees to it): each would wait for the other.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from engine.coordinator.messages import (
     Evaluate,
     Evaluated,
     Event,
-    Finish,
     Follow,
     Instruction,
     Loaded,
@@ -99,11 +99,6 @@ class Leases:
         match instruction:
             case Respawn():
                 return [instruction, *(each for name in instruction.workers for each in self._lost(name))]
-            case Finish():  # what was held is wanted no longer
-                for lease in self._leases:
-                    lease.turns.clear()
-                    for worker in lease.workers.values():
-                        worker.held.clear()
             case RunChunk() | TrainStep() | Evaluate() | Record() | Offer() | Publish() | Follow():
                 lease = self._lease_of.get(instruction.worker)
                 return [instruction] if lease is None else self._leased(lease, instruction)

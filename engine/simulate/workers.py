@@ -2,7 +2,9 @@
 
     simulated                 takes                                   answers
     RunChunk                  the rows' times, in their worker        Produced..., Tombstoned..., ChunkDone
-    TrainStep                 a time, in its worker                   Stepped
+    TrainStep                 a time, in its worker                   Stepped; of a rank group Prepared,
+                                                                      and after Go, Stepped
+    Wake, Sleep               a time                                  Woken, Slept
     Offer                     a time, in its worker                   Offered
     Publish, Follow           a time, in its worker                   Loaded
     Evaluate, Record          a time, in their workers                Evaluated, Recorded
@@ -37,10 +39,12 @@ from engine.coordinator.messages import (
     Event,
     Finish,
     Follow,
+    Go,
     Instruction,
     Loaded,
     Offer,
     Offered,
+    Prepared,
     Produced,
     Publish,
     Record,
@@ -48,15 +52,20 @@ from engine.coordinator.messages import (
     Ref,
     Release,
     RunChunk,
+    Sleep,
+    Slept,
     SourceOpened,
     Stepped,
     StopRequested,
     Tombstoned,
     TrainStep,
+    Wake,
+    Woken,
 )
 from engine.plan.plan import Plan, PlannedNode
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.clock import Clock
+from engine.simulate.groups import Devices, RankGroups
 from engine.simulate.outbox import Outbox
 
 Task = Callable[[Callable[[], None]], None]
@@ -105,6 +114,7 @@ class Simulation:
         self.clock = Clock()
         self.outbox = Outbox()
         self.history = History()
+        self._groups, self._devices = RankGroups(plan), Devices(plan)
         self.finish: Finish | None = None
         self._rows = rows
         self._timing = timing
@@ -172,6 +182,13 @@ class Simulation:
             case RunChunk():
                 self._check(instruction)
                 self._enqueue(instruction.worker, lambda done: self._run_chunk(instruction, done))
+            case TrainStep() if instruction.mine is not None:
+                self._devices.check(instruction.worker)
+                self._groups.told(instruction)
+                self._enqueue(instruction.worker, lambda done: self._prepare(instruction, done))
+            case Go():
+                message, done = self._groups.begin(instruction)
+                self._train(message, done)
             case TrainStep():
                 self._check(instruction)
                 self._enqueue(instruction.worker, lambda done: self._train(instruction, done))
@@ -185,6 +202,11 @@ class Simulation:
             case Record():
                 self.outbox.check(instruction.keys, instruction.inputs, self.plan.recorded)
                 self._enqueue(instruction.worker, lambda done: self._record(instruction, done))
+            case Wake():
+                self._devices.wake(instruction.worker)
+                self._later(self._timing.load, Woken(worker=instruction.worker))
+            case Sleep():
+                self._sleep(instruction.worker)
             case Release():
                 self.outbox.release(instruction.worker, instruction.blocks)
             case Checkpoint():
@@ -193,7 +215,9 @@ class Simulation:
                 self.finish = instruction
 
     def _check(self, message: RunChunk | TrainStep | Evaluate) -> None:
-        self.outbox.check(message.keys, message.inputs, self._nodes[message.node].inputs)
+        mine = message.mine if isinstance(message, TrainStep) else None
+        keys = message.keys if mine is None else message.keys.take(mine)
+        self.outbox.check(keys, message.inputs, self._nodes[message.node].inputs)
 
     def _record(self, message: Record, done: Callable[[], None]) -> None:
         def end() -> None:
@@ -223,6 +247,7 @@ class Simulation:
 
     def _enqueue(self, worker: str, task: Task, *, first: bool = False) -> None:
         """first: behind what else is to be first, and before all others."""
+        self._devices.check(worker)
         (self._first if first else self._queues)[worker].append(task)
         self._next(worker)
 
@@ -242,12 +267,38 @@ class Simulation:
         def end() -> None:
             self._check(message)
             gathers = [g for many in message.inputs.values() for g in many]
-            self.history.trained.append((message, {g.producer: self.outbox.versions(g) for g in gathers}))
-            self._hear(Stepped(node=message.node, step=message.step))
+            versions = {g.producer: self.outbox.versions(g) for g in gathers}
+            whole = (message, versions) if message.mine is None else self._groups.ended(message, versions)
+            if whole is not None:
+                self.history.trained.append(whole)
+            self._hear(Stepped(node=message.node, step=message.step, worker=message.worker))
             done()
 
         self._check(message)
         self.clock.after(self._vary(self._timing.train), end)
+
+    def _prepare(self, message: TrainStep, done: Callable[[], None]) -> None:
+        """A rank fetches its rows, and keeps its Worker until it may begin or is told something else."""
+
+        def end() -> None:
+            self._check(message)
+            self._groups.prepared(message, done)
+            self._hear(Prepared(node=message.node, worker=message.worker, sequence=message.sequence))
+
+        self.clock.after(self._vary(self._timing.load), end)
+
+    def _sleep(self, worker: str) -> None:
+        """Give the devices back. Raises RunError for a Worker with something under way that it cannot let go."""
+
+        def end(done: Callable[[], None]) -> None:
+            self._devices.sleep(worker)
+            done()
+            self._hear(Slept(worker=worker))
+
+        self._groups.give_up(worker)
+        if self._queues[worker] or self._first[worker]:
+            raise RunError(f"worker {worker} was sent to sleep with work to do")
+        self._enqueue(worker, lambda done: self.clock.after(self._vary(self._timing.load), lambda: end(done)))
 
     def _offer(self, message: Offer, done: Callable[[], None]) -> None:
         def end() -> None:
@@ -261,6 +312,7 @@ class Simulation:
 
     def _load(self, message: Publish | Follow) -> None:
         """Weights overtake the chunks that wait; in a reader that can be interrupted also the one that runs."""
+        self._devices.check(message.worker)
 
         def loaded(done: Callable[[], None]) -> None:
             if message.source:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from dataflow.kernel import Layout
 from engine.coordinator.core import Settings
 from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes, Timing
@@ -94,6 +95,7 @@ class Draft:
     def add(self, name: str, ports: list[Port], *, relation: str = "same", factor: int = 1, **given: object) -> Port:
         """A node on these ports; returns what others read of it."""
         inner = max((p.rows for p in ports), default=1)
+        workers = self.workers()
         fields = {
             "operator": name,
             "work": "host",
@@ -101,7 +103,8 @@ class Draft:
             "region": "stream",
             "source": "prompts",
             "chunking": self.chunking(),
-            "workers": self.workers(),
+            "workers": workers,
+            "layout": Layout(data=len(workers) if given.get("work") == "train" else 1),
         } | given
         node = PlannedNode(
             name=name,
@@ -161,6 +164,7 @@ def case(seed: int) -> Case:
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),
         recorder=draw.choice([w for n in (*draft.nodes, *draft.trains) for w in n.workers]),
+        leases=_leases(draft) if draw.random() < 0.25 else (),
     )
     steps = draw.choice((None, draw.randint(1, 5))) if not overtaking else 6
     refills = any(n.refill for n in plan.nodes)
@@ -180,6 +184,18 @@ def case(seed: int) -> Case:
         },
         outcomes=Outcomes(seed=seed, keep=draft.keep, groups=frozenset(draft.groups), fail=draft.fail),
     )
+
+
+def _leases(draft: Draft) -> tuple[tuple[str, ...], ...]:
+    """Some of the Workers on the same devices, once or twice over; never two ranks of one node, which act together."""
+    draw, there = draft.draw, list(dict.fromkeys(w for n in (*draft.nodes, *draft.trains) for w in n.workers))
+    draw.shuffle(there)
+    cut, found = draw.randint(2, max(2, len(there))), []
+    for some in (there[:cut], there[cut:]):
+        for node in draft.trains:
+            some = [w for w in some if w not in node.workers or w == next(x for x in some if x in node.workers)]
+        found.append(tuple(some))
+    return tuple(some for some in found if len(some) > 1)
 
 
 def _patient(plan: Plan) -> Plan:
@@ -248,10 +264,7 @@ def _step(draft: Draft) -> None:
             mine.remove(other)
             draft.add(f"{name}_{other.gate}", [other], work="train", relation="sink", region="step")
         use = ModelUse(param="model", model=model, access="write")
-        worker = (draw.choice(draft.pool),)
-        draft.add(
-            name, mine, work="train", scope="batch", relation="sink", region="step", models=(use,), workers=worker
-        )
+        draft.add(name, mine, work="train", scope="batch", relation="sink", region="step", models=(use,))
 
 
 def _second_source(draft: Draft) -> PlannedSource:

@@ -17,7 +17,6 @@ from engine.coordinator.messages import (
     Evaluate,
     Evaluated,
     Event,
-    Finish,
     Go,
     Instruction,
     Loaded,
@@ -221,14 +220,6 @@ def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state
     assert it.heard(WorkerLost(worker="a", epoch=0, error="killed")) == [Wake(worker="b")]
     assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
     assert it.waiting() == []
-
-
-def test_after_the_end_of_the_run_nobody_is_woken() -> None:
-    it = leases(("a", "b"))
-    it.told([chunk(0, "a"), chunk(1, "b")])
-    it.heard(Woken(worker="a"))
-    assert it.told([Finish(reason="stopped")]) == [Finish(reason="stopped")]
-    assert it.heard(ChunkDone(chunk=0, node="on_a")) == []
 
 
 def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:

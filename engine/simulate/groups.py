@@ -1,0 +1,110 @@
+"""Simulated Workers that act together: ranks of one node, and Workers on the same devices.
+
+Owns: checking that a rank begins only what it is prepared for, with every row at one of them, and that of the
+Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not own: when any of this
+happens (workers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from dataflow.errors import RunError
+from engine.coordinator.messages import Go, TrainStep
+from engine.plan.plan import Plan
+
+Versions = dict[str, np.ndarray]
+"""For each producer, the version of each row."""
+
+
+class RankGroups:
+    """Who is prepared for what, and who has ended it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._ranks = {n.name: n.workers for n in plan.nodes}
+        self._wanted: dict[tuple[str, str], int] = {}
+        self._waiting: dict[tuple[str, str], tuple[TrainStep, Callable[[], None]]] = {}
+        self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
+
+    def told(self, message: TrainStep) -> None:
+        """A rank is told of an assignment: what it waited with before is let go."""
+        self._wanted[message.node, message.worker] = message.sequence
+        self._let_go(message.node, message.worker)
+
+    def prepared(self, message: TrainStep, done: Callable[[], None]) -> None:
+        """It has fetched its rows; `done` frees its Worker."""
+        at = message.node, message.worker
+        if self._wanted.get(at) != message.sequence:
+            done()
+        else:
+            self._waiting[at] = message, done
+
+    def begin(self, go: Go) -> tuple[TrainStep, Callable[[], None]]:
+        """What a rank begins with now. Raises RunError where it is not prepared for this assignment."""
+        found = self._waiting.pop((go.node, go.worker), None)
+        if found is None or found[0].sequence != go.sequence:
+            raise RunError(f"{go.node}: {go.worker} was told to begin {go.sequence} without being prepared for it")
+        return found
+
+    def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
+        """A rank has done its updates; after the last one, the assignment as if one had had all rows.
+
+        Raises RunError where a row was with no rank or with two.
+        """
+        parts = self._ended.setdefault((message.node, message.sequence), [])
+        parts.append((message, versions))
+        if len(parts) < len(self._ranks[message.node]):
+            return None
+        del self._ended[message.node, message.sequence]
+        mine = [m.mine for m, _ in parts if m.mine is not None]
+        rows = np.concatenate(mine)
+        if not np.array_equal(np.sort(rows), np.arange(len(message.keys))):
+            raise RunError(f"{message.node}: of {len(message.keys)} rows, the ranks had {sorted(rows.tolist())}")
+        order = np.argsort(rows)
+        whole = {name: np.concatenate([v[name] for _, v in parts])[order] for name in versions}
+        return replace(message, worker=self._ranks[message.node][0], mine=None, inputs={}), whole
+
+    def give_up(self, worker: str) -> None:
+        """A Worker goes to sleep: what its ranks are prepared for is let go."""
+        for node, rank in [*self._wanted]:
+            if rank == worker:
+                self._wanted[node, rank] = -1
+                self._let_go(node, rank)
+
+    def forget(self, worker: str) -> None:
+        """A Worker is gone."""
+        for waiting in (self._wanted, self._waiting):
+            for at in [at for at in waiting if at[1] == worker]:
+                del waiting[at]
+
+    def _let_go(self, node: str, worker: str) -> None:
+        found = self._waiting.pop((node, worker), None)
+        if found is not None:
+            found[1]()
+
+
+class Devices:
+    """Who of the Workers on the same devices is awake; those of no lease always are."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._mates = {name: lease for lease in plan.leases for name in lease}
+        self._awake: set[str] = set()
+
+    def check(self, worker: str) -> None:
+        """Raises RunError where a Worker is told something in its sleep."""
+        if worker in self._mates and worker not in self._awake:
+            raise RunError(f"worker {worker} was told something in its sleep")
+
+    def wake(self, worker: str) -> None:
+        """Raises RunError where another one of its lease is awake."""
+        others = self._awake.intersection(self._mates[worker])
+        if others:
+            raise RunError(f"worker {worker} was woken while {', '.join(sorted(others))} had its devices")
+        self._awake.add(worker)
+
+    def sleep(self, worker: str) -> None:
+        """It has given its devices back, or is gone."""
+        self._awake.discard(worker)
