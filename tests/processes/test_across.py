@@ -1,0 +1,153 @@
+"""Runs in several processes: the same numbers as in one, errors with their names, nothing left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from left_by_runs import Rows, children, metrics, timeless, weights
+from run_graphs import breaks, evaluated, followed, hangs, not_a_number, raises, small, with_score
+
+from dataflow.errors import DataError, KernelError, RunError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from engine.api import Result, resume, run
+from engine.observe.samples import read_samples
+from engine.observe.trace import read_trace
+from operators.data import prompts
+from operators.generate import generate
+
+Options = Callable[..., Any]
+pytestmark = pytest.mark.timeout(120)
+APART = {"rollout": "gen", "train_policy": "train"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Every process of a run has ended and was waited for when the call returns."""
+    before = set(children())
+    yield
+    assert set(children()) <= before
+
+
+def same(one: Result, other: Result) -> None:
+    """Metrics, weights and samples of two runs, to the bit."""
+    assert numbers(other) == numbers(one)
+    assert weights(other) == weights(one)
+    assert read_samples(other.folder / "samples").equals(read_samples(one.folder / "samples"))
+
+
+def numbers(result: Result) -> Rows:
+    """What does not depend on the clock."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith("worker/")}
+        for row in timeless(metrics(result.folder))
+    ]
+
+
+# the same bits wherever it runs
+
+
+PLACES = {
+    "three processes": (
+        lambda folder: evaluated(folder, every=2, keep_best=1),
+        {"pin": APART | {"greedy_rollout": "gen", "sampled_rollout": "train"}},
+        {},
+    ),
+    "followers elsewhere": (
+        followed,
+        {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow", "values": "slow"}},
+        {},
+    ),
+    "replicas": (small, {"replicas": {"rollout": 2}, "chunks": {"rollout": 3}}, {"chunks": {"rollout": 3}}),
+    "every node apart": (small, {"workers": "apart"}, {}),
+    "three replicas": (small, {"replicas": {"rollout": 3}}, {"chunks": {"rollout": 3}}),
+}
+SLOW = ("every node apart", "three replicas")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PLACES])
+def test_the_bits_of_one_process(tiny: Path, options: Options, name: str) -> None:
+    make, spread, alone = PLACES[name]
+    one = run(make(tiny), options(4, name="one", checkpoint_every=2, **alone))
+    several = run(make(tiny), options(4, name="several", checkpoint_every=2, **spread))
+    same(one, several)
+    assert best(several) == best(one)
+
+
+def best(result: Result) -> dict[str, list[str]]:
+    return {node: [path.name for path in paths] for node, paths in result.best.items()}
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one_does(tiny: Path, options: Options) -> None:
+    one = run(small(tiny), options(3, name="one"))
+    two = run(small(tiny), options(3, name="two", ranks={"train_policy": 2}))
+    for here, there in zip(metrics(one.folder), metrics(two.folder), strict=True):
+        for name in ("reward/mean", "train/tokens", "data/rows", "optim/grad_norm", "optim/updates"):
+            assert there[name] == pytest.approx(here[name], rel=1e-5), name
+
+
+def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: Path, options: Options) -> None:
+    result = run(small(tiny, max_lag=1), options(6, workers="auto", checkpoint_every=3))
+    rows = metrics(result.folder)
+    assert max(row["policy/lag/max"] for row in rows) <= 1
+    samples = read_samples(result.folder / "samples")
+    keys = zip(samples["position"].to_pylist(), samples["sample"].to_pylist(), strict=True)
+    assert sorted(keys) == [(position, sample) for position in range(24) for sample in range(4)]
+    busy = [name for name in rows[0] if name.startswith("worker/")]
+    assert len(busy) >= 2
+    assert all(0.0 <= row[name] <= 1.0 and math.isfinite(row[name]) for row in rows for name in busy)
+    assert "time/engine" not in rows[0]
+    assert (result.folder / "logs" / "coordinator.log").read_text().count("ended at step 6") == 1
+    (trace,) = (result.folder / "trace").iterdir()
+    named = [e for e in read_trace(trace) if e["ph"] == "M" and e["name"] == "process_name"]
+    assert {name.split("/")[1] for name in busy} <= {e["args"]["name"] for e in named}
+
+
+def test_a_run_goes_on_in_other_places(tiny: Path, options: Options) -> None:
+    whole = run(followed(tiny), options(6, name="whole"))
+    part = run(followed(tiny), options(2, name="part"))
+    resume(part.folder, steps=4, pin={"train_policy": "train", "train_critic": "train", "values": "values"})
+    same(whole, resume(part.folder, steps=6, pin={}))
+
+
+# what goes wrong
+
+
+def too_long(folder: Path) -> Graph:
+    """Prompts that its generate refuses."""
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    asked = prompts(str(folder / "train.parquet"), batch=4)
+    rollout = generate(policy, asked, n=4, max_tokens=6, max_prompt_tokens=1, name="rollout")
+    return small(folder).replace(rollout=rollout)
+
+
+@pytest.mark.parametrize("make,worker,kind,told", [
+    (lambda f: with_score(f, breaks), "breaks", KernelError, ["breaks: ", "(0, 0, 0)", "out of luck", "run_graphs.py"]),
+    (lambda f: with_score(f, None, not_a_number), "score", KernelError, ["train_policy: step 1", "found nan"]),
+    pytest.param(
+        lambda f: small(f, raises), "score", KernelError, ["'score'", "row 0/0", "ZeroDivisionError"],
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        too_long, "rollout", DataError, ["rollout: row (0, 0, 0)", "at most 1 prompt tokens"], marks=pytest.mark.slow
+    ),
+], ids=["operator", "train", "reward", "generate"])  # fmt: skip
+def test_an_error_arrives_with_its_names(
+    tiny: Path, options: Options, make: Callable[[Path], Graph], worker: str, kind: type[Exception], told: list[str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        run(make(tiny), options(2, pin={worker: "elsewhere"}))
+    for part in told:
+        assert part in str(caught.value), part
+
+
+def test_a_node_that_hangs_is_named(tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]) -> None:
+    named = r"nothing has moved for 10 s; ops is in hangs \(chunk \d+, 8 rows\)"
+    with pytest.raises(RunError, match=named):
+        run(with_score(tiny, hangs), options(2, watchdog=10.0, pin={"hangs": "ops"}))
+    assert "advantage: " in capfd.readouterr().err, "who waits for it"
