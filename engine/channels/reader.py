@@ -51,6 +51,8 @@ class Reader:
         self._slabs: dict[int, pa.Buffer] = {}
         self._shapes: dict[int, pa.Schema] = {}
         self._last = 0
+        self.broken = False
+        """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
 
     def ask(self, requests: Sequence[Request]) -> int:
         """Ask for blocks; returns the number of the request. Raises PeerLost."""
@@ -78,6 +80,9 @@ class Reader:
             taken = [self._take(decode_from_owner(message)) for message in self._packets.receive()]
         except Closed as closed:
             raise self._lost(closed) from closed
+        except RunError:
+            self.broken = True
+            raise
         return [reply for reply in taken if reply is not None]
 
     def close(self) -> None:
@@ -98,6 +103,7 @@ class Reader:
             except Closed as closed:
                 raise self._lost(closed) from closed
             if not there:
+                self.broken = True
                 raise PeerLost(self.peer, "did not answer in time where its rows are. Fix: see what it is doing")
             for reply in self.hear():
                 if reply.id == number:
@@ -179,9 +185,11 @@ class Reader:
         return slab.slice(offset, length)
 
     def _wrong(self, found: str) -> RunError:
+        self.broken = True
         return RunError(f"{self.peer}: refused: {found}. Fix: both ends have to be of one build of the engine.")
 
     def _lost(self, closed: Closed) -> PeerLost:
+        self.broken = True
         return PeerLost(self.peer, f"its process is gone ({closed})")
 
 

@@ -81,15 +81,17 @@ class Server:
     # --- its thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._over:
-            for key, what in self._selector.select():
-                if key.data is None:
-                    self._woken()
-                else:
-                    self._serve(key.data, what)
-        for reader in list(self._readers):
-            self._drop(reader)
-        self._selector.close()
+        try:
+            while not self._over:
+                for key, what in self._selector.select():
+                    if key.data is None:
+                        self._woken()
+                    else:
+                        self._serve(key.data, what)
+        finally:
+            for reader in list(self._readers):
+                self._drop(reader)
+            self._selector.close()
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)

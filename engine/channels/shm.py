@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from dataflow.errors import DataError, RunError
+from dataflow.errors import RunError
 from engine.channels.contract import PeerLost, Request
 from engine.channels.outbox import SlabOutbox
 from engine.channels.picking import of_rows
@@ -162,17 +162,15 @@ class ShmChannel:
 
     def _from(self, peer: str, what: Callable[[Reader], T]) -> T:
         """Do something with a peer's connection, which is made anew next time where it fails for good."""
+        reader = self._reader(peer)
         try:
-            return what(self._reader(peer))
-        except (KeyError, DataError):
-            raise
+            return what(reader)
         except RunError as error:
             if not isinstance(error, PeerLost):
                 self._refused[peer] += 1
                 _log.warning("%s", error)
-            reader = self._readers.pop(peer, None)
-            if reader is not None:
-                reader.close()
+            if reader.broken:
+                self._readers.pop(peer).close()
             raise
 
     def _reader(self, peer: str) -> Reader:

@@ -1,0 +1,167 @@
+"""The thread of a Worker that sends rows to peers on other hosts.
+
+    waits for                              unblocked by
+    a question, or a peer that knocks      the peer; the end: the Worker's own threads
+
+Owns: the ROUTER socket, and who is let in (ZAP, within the process). Does not own: the form of
+messages (multipart.py), which blocks there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import zmq
+from zmq.utils import z85
+
+from dataflow.errors import DataError, RunError
+from engine.channels.descriptors import Lacks, Unknown
+from engine.channels.keys import Keys, require_safe
+from engine.channels.multipart import LARGEST_REQUEST, Question, Sent, Wanted, header_bytes, question_of, sent
+
+_log = logging.getLogger(__name__)
+
+_ZAP = "inproc://zeromq.zap.01"
+_UNSENT = 64
+"""Replies that a peer may leave unread; what is beyond them is dropped, and the peer's time-out finds it."""
+
+Find = Callable[[Wanted], pa.RecordBatch]
+"""Rows of a block; raises KeyError and DataError."""
+
+
+class ZmqServer:
+    """Answers questions from a thread of its own, until `close`. `endpoint`: where it is bound."""
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        context: zmq.Context,
+        *,
+        bind: str,
+        find: Find,
+        keys: Keys | None,
+        allowed: Mapping[bytes, str],
+    ) -> None:
+        require_safe(bind, keys)
+        self.refused: Counter[str] = Counter()
+        self._find = find
+        self._epoch = epoch
+        self._over = False
+        self._allowed = allowed
+        self._knocking = context.socket(zmq.REP) if keys else None
+        if self._knocking is not None:
+            self._knocking.bind(_ZAP)
+        self._router = _router(context, keys)
+        try:
+            self._router.bind(bind)
+        except zmq.ZMQError as error:
+            self._router.close(0)
+            raise RunError(f"{name}: cannot bind {bind}: {error}. Fix: name an address of this host.") from error
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and close the sockets."""
+        if not self._over:
+            self._over = True
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            os.close(self._wake)
+
+    def _run(self) -> None:
+        try:
+            self._answer_all()
+        finally:
+            for socket in (self._router, self._knocking):
+                if socket is not None:
+                    socket.close(0)
+
+    def _answer_all(self) -> None:
+        poller = zmq.Poller()
+        for there in (self._wake, self._router, self._knocking):
+            if there is not None:
+                poller.register(there, zmq.POLLIN)
+        while self._wake not in (ready := dict(poller.poll())):
+            if self._knocking is not None and self._knocking in ready:
+                self._let_in(self._knocking)
+            if self._router in ready:
+                self._serve()
+
+    def _let_in(self, knocking: zmq.Socket) -> None:
+        """Answer the question whether this key may connect (ZeroMQ's RFC 27)."""
+        version, request, _, address, _, mechanism, *credentials = knocking.recv_multipart()
+        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
+        peer = self._allowed.get(key)
+        if peer is None:
+            self.refused[address.decode(errors="replace")] += 1
+            _log.warning("%s: refused: its key is none of this run's", address.decode(errors="replace"))
+        status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
+        knocking.send_multipart([version, request, status, text, (peer or "").encode(), b""])
+
+    def _serve(self) -> None:
+        """Answer one question."""
+        identity, *frames = self._router.recv_multipart(copy=False)
+        try:
+            if len(frames) != 1:
+                raise RunError(f"expected one frame, found {len(frames)}")
+            question = question_of(frames[0].buffer)
+            reply = self._reply(question)
+        except RunError as error:
+            peer = _user(identity)
+            self.refused[peer] += 1
+            _log.warning("%s: request refused: %s", peer, error)
+            return
+        try:
+            self._router.send_multipart([identity.bytes, *reply], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:  # it is gone, or takes nothing
+            _log.warning("%s: an answer of %d frames could not be sent: %s", _user(identity), len(reply), error)
+
+    def _reply(self, question: Question) -> list[bytes | pa.Buffer]:
+        answers: list[Sent | Unknown | Lacks] = []
+        frames: list[bytes | pa.Buffer] = []
+        for wanted in question.wanted:
+            answer, buffers = self._answer(wanted)
+            answers.append(answer)
+            frames += buffers
+        return [header_bytes(question.id, answers), *frames]
+
+    def _answer(self, wanted: Wanted) -> tuple[Sent | Unknown | Lacks, list[pa.Buffer]]:
+        try:
+            return sent(wanted.block, self._find(wanted))
+        except KeyError:
+            return Unknown(wanted.block, self._epoch), []
+        except DataError as error:
+            return Lacks(wanted.block, str(error)), []
+        except pa.ArrowException as error:
+            raise RunError(f"rows that block {wanted.block} does not have: {error}") from error
+
+
+def _router(context: zmq.Context, keys: Keys | None) -> zmq.Socket:
+    router: zmq.Socket = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.SNDHWM, _UNSENT)
+    router.setsockopt(zmq.MAXMSGSIZE, LARGEST_REQUEST)
+    router.setsockopt(zmq.LINGER, 0)
+    if keys is not None:
+        router.setsockopt(zmq.CURVE_SERVER, 1)
+        router.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        router.setsockopt(zmq.ZAP_DOMAIN, b"rows")
+    return router
+
+
+def _user(frame: zmq.Frame) -> str:
+    """The peer's name where it has a key, else its address."""
+    for what in ("User-Id", "Peer-Address"):
+        with contextlib.suppress(zmq.ZMQError):
+            if found := frame.get(what):
+                return str(found)
+    return "a peer"

@@ -1,0 +1,96 @@
+"""Several Workers' channels in one process, of each kind that the pull contract has."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from engine.channels.contract import Channel, PeerLost
+from engine.channels.inproc import InprocChannel
+from engine.channels.keys import Address, Keys
+from engine.channels.shm import ShmChannel
+from engine.channels.zmq import ZmqChannel
+
+
+class World:
+    """Channels a, b, c, ... that know each other; `kill` ends one as its process' death would."""
+
+    def __init__(self, make: Callable[[World, str, int], Channel]) -> None:
+        self._make = make
+        self.channels: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.channels:
+            self.channels[name] = self._make(self, name, 0)
+        return self.channels[name]
+
+    def respawn(self, name: str, epoch: int) -> Any:
+        self.channels[name] = self._make(self, name, epoch)
+        return self.channels[name]
+
+    def kill(self, name: str) -> None:
+        self.channels.pop(name).close()
+
+    def close(self) -> None:
+        for name in list(self.channels):
+            self.kill(name)
+
+
+def _dial(world: World, me: str) -> Callable[[str], socket.socket]:
+    def dial(peer: str) -> socket.socket:
+        if peer not in world.channels:
+            raise PeerLost(peer, "is gone")
+        mine, its = socket.socketpair()
+        world.channels[peer].serve(me, its)
+        return mine
+
+    return dial
+
+
+def inproc() -> World:
+    """One process has one Worker: every name is the same channel."""
+    one: list[InprocChannel] = []
+
+    def make(_world: World, _name: str, epoch: int) -> Channel:
+        if epoch or not one:
+            one.append(InprocChannel(epoch))
+        return one[-1]
+
+    return World(make)
+
+
+def shm(**options: Any) -> World:
+    """Shared memory, with recycled slabs poisoned."""
+    return World(lambda w, name, epoch: ShmChannel(name, epoch, _dial(w, name), **{"poison": True} | options))
+
+
+def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
+    """ZeroMQ over TCP."""
+    keys: dict[str, Keys] = {}
+    allowed: dict[bytes, str] = {}
+
+    def find(world: World) -> Callable[[str], Address]:
+        def address(peer: str) -> Address:
+            if peer not in world.channels:
+                raise PeerLost(peer, "is gone")
+            return world.channels[peer].address
+
+        return address
+
+    def make(world: World, name: str, epoch: int) -> Channel:
+        own = keys.setdefault(name, Keys.make()) if curve else None
+        if own is not None:
+            allowed[own.public] = name
+        return ZmqChannel(name, epoch, find(world), bind=bind, keys=own, allowed=allowed, patience=20.0)
+
+    return World(make)
+
+
+KINDS: dict[str, Callable[[], World]] = {
+    "inproc": inproc,
+    "shm": shm,
+    "shm-content": lambda: shm(verify="content"),
+    "zmq": zmq,
+    "zmq-curve": lambda: zmq(curve=True),
+}
