@@ -55,6 +55,7 @@ def run(
 ) -> Result:
     """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run when it holds.
 
+    Where the process of a train node dies, the run goes back to its last checkpoint, and later Steps are told again.
     Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails.
     """
     options = options or RunOptions()

@@ -152,6 +152,8 @@ class Loop:
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
+            if self._end is not None:  # one that was just carried out led to it
+                return
             match instruction:
                 case StepClosed():
                     self._close_step(instruction)
@@ -161,7 +163,7 @@ class Loop:
                     self._workers.respawn(instruction.workers)
                 case Finish() | GoBack():
                     self._workers.forget()  # what was still to be made is not wanted
-                    self._end = self._end or instruction
+                    self._end = instruction
                 case _:
                     self._workers.tell(instruction)
 
