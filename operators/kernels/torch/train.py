@@ -34,6 +34,7 @@ from operators.kernels.torch.models import load_model, load_pieces, pieces, save
 from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
+from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, count_weights, reduced
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
@@ -126,7 +127,7 @@ class TorchTrain:
         mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
         trained = self._ranks.whole(mine, rows.trained, len(whole))
         groups = np.unique(whole.position, return_inverse=True)[1]
-        split = minibatches(
+        drawn = minibatches(
             whole.position,
             epochs=self._settings.epochs,
             count=self._settings.minibatches,
@@ -135,10 +136,9 @@ class TorchTrain:
             step=assignment.step,
         )
         aggregate, longest = self._settings.aggregate, self._settings.max_tokens
-        for number, chosen_ in enumerate(split):
-            weights = count_weights(trained, groups, chosen_, aggregate=aggregate, max_tokens=longest)
-            picked = np.flatnonzero(np.isin(mine, chosen_))
-            keys = whole.take(chosen_)
+        for number, minibatch in enumerate(drawn):
+            weights = count_weights(trained, groups, minibatch, aggregate=aggregate, max_tokens=longest)
+            picked, keys = np.flatnonzero(np.isin(mine, minibatch)), whole.take(minibatch)
             yield _Update(rows, picked, keys, assignment.step, lr, number == 0, weights.of(mine), sums)
 
     def _update(self, update: _Update) -> None:
@@ -259,6 +259,15 @@ class TorchTrain:
         """
         own = pieces(self._module)
         return collected(self._ranks, own) if self._split else own
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the module knows."""
+        return vocabulary_of(self._module)
+
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """What the module says of these rows (probe.py)."""
+        return probed(self._module, ids, head=self._model.head, within=self._split)
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
