@@ -46,7 +46,8 @@ class Child:
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with theirs, open(log, "ab") as output:
+        with contextlib.ExitStack() as undo, theirs, open(log, "ab") as output:
+            undo.callback(mine.close)
             arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP, "engine.runtime.process", *arguments],
@@ -56,9 +57,10 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=environment(threads),
             )
+            self.ends = os.pidfd_open(self.process.pid)
+            undo.pop_all()
         mine.setblocking(False)
         self.link = Link(mine)
-        self.ends = os.pidfd_open(self.process.pid)
         self.doing = Doing(worker=name, node="its start", what="its interpreter", since=time.monotonic())
         self.heard = time.monotonic()
         self.spoke = False

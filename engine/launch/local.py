@@ -30,6 +30,7 @@ from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
+from engine.plan.cluster import detect
 from engine.plan.plan import Plan
 from engine.runtime.control import Answer, Asked, Beat, Connect, Failed, Forget, Open, Quit, Tell, Told
 from engine.runtime.process import KINDS
@@ -133,7 +134,7 @@ class Supervisor:
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
             for name, epoch in epochs.items():
-                child = Child(name, epoch, threads=_threads(self._plan, name), log=self._folder.log(name))
+                child = self._child(name, epoch)
                 self._send_open(child, plan, meeting.get(name))
                 with self._changed:
                     self._children[name] = child
@@ -143,11 +144,21 @@ class Supervisor:
                 place.close()
         self._wake()
 
+    def _child(self, name: str, epoch: int) -> Child:
+        try:
+            return Child(name, epoch, threads=_threads(self._plan, name), log=self._folder.log(name))
+        except OSError as error:
+            raise RunError(
+                f"worker {name}: expected its process to start, found: {error}. Fix: allow more processes and open "
+                "files (ulimit -u, ulimit -n), or plan fewer workers."
+            ) from error
+
     def _send_open(self, child: Child, plan: bytes, meeting: Meeting | None) -> None:
         opened = Open(
             worker=child.name,
             epoch=child.epoch,
             plan=plan,
+            outbox=(self._plan.cluster or detect()).memory // 2 // len(self._plan.workers),
             inproc=self._options.inproc,
             samples=self._folder.samples if child.name == self._plan.recorder else None,
             samples_every=self._options.samples_every,

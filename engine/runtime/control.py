@@ -33,12 +33,14 @@ class Seat:
 class Open:
     """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only pickle that there is.
 
-    samples: the folder of sample files, None where this Worker writes none. seat: where its nodes have several ranks.
+    outbox: bytes of memory that its rows may take before they go to files. samples: the folder of sample files, None
+    where this Worker writes none. seat: where its nodes have several ranks.
     """
 
     worker: str
     epoch: int
     plan: bytes
+    outbox: int
     inproc: bool = False
     samples: Path | None = None
     samples_every: int = 1
@@ -74,7 +76,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Drop every instruction that has not begun, but for Release."""
+    """Drop every instruction that has not begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,18 +3,16 @@
 Owns: that order. Does not own: carrying it out (process.py), the order in which things were
 told (the coordinator).
 
-First come, first served, but two things do not wait behind chunks: a Release passes everything
-and may be carried out inside a running chunk; weights, Go and requests pass queued chunks (and
-nothing else), so that a load comes before the next chunk and a checkpoint is not held up by
-generation.
+First come, first served, but weights, Go and requests pass queued chunks (and nothing else), so
+that a load comes before the next chunk and a checkpoint is not held up by generation. A Release
+never comes here: it waits for nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 
-from engine.coordinator.messages import Follow, Go, Offer, Publish, Release, RunChunk, ToWorker
+from engine.coordinator.messages import Follow, Go, Offer, Publish, RunChunk, ToWorker
 from engine.runtime.control import Asked
 
 Item = ToWorker | Asked
@@ -26,7 +24,6 @@ class Inbox:
     """Filled by one thread, emptied by another."""
 
     def __init__(self) -> None:
-        self._releases: deque[Release] = deque()
         self._items: list[Item] = []
         self._closed = False
         self._changed = threading.Condition()
@@ -34,26 +31,22 @@ class Inbox:
     def put(self, item: Item) -> None:
         """Add it where it belongs."""
         with self._changed:
-            if isinstance(item, Release):
-                self._releases.append(item)
-            else:
-                self._items.insert(self._place(item), item)
+            self._items.insert(self._place(item), item)
             self._changed.notify()
 
     def take(self) -> Item | None:
         """The next one, waiting for it; None once the inbox is closed, whatever is left in it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._releases or self._items)
-            if self._closed:
-                return None
-            return self._releases.popleft() if self._releases else self._items.pop(0)
+            self._changed.wait_for(lambda: self._closed or self._items)
+            return None if self._closed else self._items.pop(0)
 
-    def within(self) -> Item | None:
-        """What may be carried out while a chunk is suspended: a Release, or a request that waits for chunks alone."""
+    def within(self) -> Asked | None:
+        """What may be carried out while a chunk is suspended: a request that waits for chunks alone."""
         with self._changed:
-            if self._releases:
-                return self._releases.popleft()
-            return self._items.pop(0) if self._items and isinstance(self._items[0], Asked) else None
+            if self._items and isinstance(first := self._items[0], Asked):
+                del self._items[0]
+                return first
+            return None
 
     def has_weights(self) -> bool:
         """Whether weights wait here: later ones must not come before them."""
@@ -61,7 +54,7 @@ class Inbox:
             return any(isinstance(item, (Publish, Follow)) for item in self._items)
 
     def forget(self) -> int:
-        """Drop every instruction but Release (and requests, which somebody waits for); how many these were."""
+        """Drop every instruction, but no request, for which somebody waits; how many these were."""
         with self._changed:
             kept: list[Item] = [item for item in self._items if isinstance(item, Asked)]
             dropped = len(self._items) - len(kept)

@@ -26,7 +26,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
@@ -44,6 +43,7 @@ from engine.coordinator.messages import (
     From,
     Publish,
     Recorded,
+    Release,
     Stepped,
     Tombstoned,
     ToWorker,
@@ -78,6 +78,7 @@ class Outgoing:
         self._lock = threading.Lock()
         self._number = 0
         self._ended = 0
+        self._ended_told = 0
         self._events: list[From] = []
         self._reports: list[Any] = []
         self._spans: list[SpanOf] = []
@@ -103,6 +104,13 @@ class Outgoing:
         with self._lock:
             self._ended += count
 
+    def flush_ended(self) -> None:
+        """Tell how many have ended, unless that is told."""
+        with self._lock:
+            told = self._ended == self._ended_told
+        if not told:
+            self.flush()
+
     def flush(self) -> None:
         """Tell what there is, in one frame."""
         with self._lock:
@@ -113,6 +121,7 @@ class Outgoing:
                 ended=self._ended,
             )
             self._events, self._reports, self._spans = [], [], []
+            self._ended_told = self._ended
             self._link.send(encode(told))  # within the lock: what is numbered first is sent first
 
 
@@ -186,7 +195,7 @@ class Incarnation:
         self._fence: Fence[ToWorker] = Fence(opened.epoch)
         self._out = Outgoing(link, opened.worker, opened.epoch)
         self._peers = Peers()
-        self._channel = ShmChannel(opened.worker, opened.epoch, self._peers.dial)
+        self._channel = ShmChannel(opened.worker, opened.epoch, self._peers.dial, limit=opened.outbox)
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -208,6 +217,7 @@ class Incarnation:
                 raise ConnectionResetError
             for frame in frames:
                 self._hear(frame)
+            self._out.flush_ended()
 
     def _hear(self, frame: Frame) -> None:
         match decode(frame.payload, _TO_WORKER):
@@ -220,7 +230,6 @@ class Incarnation:
                 self._connect(connect, frame.descriptors)
             case Forget():
                 self._out.ended(self._inbox.forget())
-                self._out.flush()
             case Quit():
                 if self._busy:  # what it makes is not wanted, and nothing of it is durable
                     end(0)
@@ -228,7 +237,11 @@ class Incarnation:
                 self._inbox.close()
 
     def _told(self, instruction: ToWorker) -> None:
-        """Weights interrupt a running chunk that takes them, unless others are waiting, which come first."""
+        """Released at once. Weights interrupt a running chunk that takes them, unless others wait, which come first."""
+        if isinstance(instruction, Release):
+            self._worker.release(instruction.blocks)
+            self._out.ended()
+            return
         weights = isinstance(instruction, (Publish, Follow))
         if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
             self._out.ended()
@@ -302,12 +315,8 @@ class Incarnation:
 
     def _within(self) -> None:
         """What need not wait for the end of a chunk that is suspended."""
-        while (item := self._inbox.within()) is not None:
-            if isinstance(item, Asked):
-                self._answer(item)
-            else:
-                deque(self._worker.execute(item), maxlen=0)  # a Release, of which nothing comes
-                self._out.ended()
+        while (asked := self._inbox.within()) is not None:
+            self._answer(asked)
 
     def _answer(self, asked: Asked) -> None:
         self._flush()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,6 +41,8 @@ from engine.launch.ranks import groups, meetings
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.plan import Plan
+from engine.runtime.control import Open
+from engine.runtime.wire import encode
 from engine.runtime.workers import KeepRows, Save, WorkerGone
 
 pytestmark = pytest.mark.timeout(60)
@@ -253,6 +256,21 @@ def test_what_hangs_is_named_and_closed(start: Start) -> None:
         assert supervisor._children["host"].ended == 2
 
 
+def test_who_stood_still_does_not_count_the_silence_of_others(start: Start) -> None:
+    with start(plan()) as supervisor:
+        with supervisor._changed:
+            for child in supervisor._children.values():
+                child.heard -= 100.0
+            supervisor._look_for_silence(time.monotonic() - 50.0)
+        assert len(made(supervisor).keys) == 4
+
+
+def test_a_process_that_cannot_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(RunError, match=r"worker source: expected its process to start.*Fix: "), start(plan()):
+        pytest.fail("it opened")
+
+
 def test_a_kernel_that_ends_its_process(start: Start) -> None:
     with start(plan(exits)) as supervisor:
         supervisor.tell(chunk_of(1, made(supervisor), node="exits"))
@@ -268,9 +286,14 @@ def test_a_pickle_from_a_worker_is_refused(start: Start) -> None:
         assert "no message" in until(supervisor, WorkerLost)[-1].error
 
 
-def test_a_pickle_to_a_worker_is_refused(start: Start) -> None:
+@pytest.mark.parametrize(
+    "frame",
+    [pickle.dumps(Bomb("x")), encode(Open(worker="host", epoch=0, plan=pickle.dumps(Bomb("x")), outbox=1 << 20))],
+    ids=["bare", "as a plan, a second time"],
+)
+def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
     with start(plan()) as supervisor:
-        supervisor._children["host"].link.send(pickle.dumps(Bomb("x")))
+        supervisor._children["host"].link.send(frame)
         error = lost(supervisor, "host").error
         assert "exit code 1" in error
         assert "expected one of the table" in error

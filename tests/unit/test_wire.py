@@ -27,7 +27,6 @@ from engine.coordinator.messages import (
     Go,
     Publish,
     Record,
-    Release,
     RunChunk,
     Stepped,
     StopRequested,
@@ -297,30 +296,23 @@ def test_weights_go_and_requests_pass_chunks_and_nothing_else() -> None:
     assert order(a, TRAIN, b, one, c, SAVE, two, go) == [a, TRAIN, one, SAVE, two, go, b, c]
 
 
-def test_a_release_passes_everything() -> None:
-    release = Release(worker="w", blocks=(1,))
-    assert order(TRAIN, publish(1), release)[0] is release
-
-
-def test_within_a_chunk_only_releases_and_requests_that_wait_for_chunks() -> None:
+def test_within_a_chunk_only_requests_that_wait_for_chunks() -> None:
     inbox = Inbox()
-    release = Release(worker="w", blocks=(1,))
-    for item in (run(1), SAVE, release):
+    for item in (run(1), SAVE):
         inbox.put(item)
-    assert [inbox.within(), inbox.within(), inbox.within()] == [release, SAVE, None]
+    assert [inbox.within(), inbox.within()] == [SAVE, None]
     inbox.put(publish(1))
     inbox.put(SAVE)
     assert inbox.within() is None, "it passed weights that it was told before"
     assert inbox.has_weights()
 
 
-def test_forget_leaves_releases_and_requests() -> None:
+def test_forget_leaves_requests() -> None:
     inbox = Inbox()
     follow = Follow(model="m", leader="l", writer="t", reader="n", rate=0.5, version=1, worker="w")
-    for item in (run(1), TRAIN, follow, SAVE, Release(worker="w", blocks=(1,))):
+    for item in (run(1), TRAIN, follow, SAVE):
         inbox.put(item)
     assert inbox.forget() == 3
-    assert isinstance(inbox.take(), Release)
     assert inbox.take() is SAVE
 
 
