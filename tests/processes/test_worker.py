@@ -1,0 +1,237 @@
+"""One Worker with kernels that only write down what was asked of them: weights, ranks, losses, turns on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from run_graphs import evaluated, small
+
+from dataflow.batch import Batch, Keys
+from dataflow.graph import Graph
+from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
+from dataflow.model import Model
+from dataflow.schema import Rollout
+from engine.api import plan
+from engine.channels.contract import PeerLost, Request
+from engine.channels.inproc import InprocChannel
+from engine.coordinator.messages import (
+    ChunkDone,
+    Event,
+    Gather,
+    Go,
+    Loaded,
+    Offer,
+    Offered,
+    Prepared,
+    Produced,
+    Publish,
+    RunChunk,
+    Sleep,
+    Slept,
+    Stepped,
+    TrainStep,
+    Unfetched,
+    Wake,
+    Woken,
+)
+from engine.options import RunOptions
+from engine.runtime.worker import Worker
+from operators.data import prompts
+from operators.generate import generate
+
+WEIGHTS = [Piece("a", np.arange(3)), Piece("b", np.ones((2, 2)))]
+
+
+class Scripted:
+    """Answers everything, and remembers it in `asked`."""
+
+    rows = 10
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        self.session = session
+        self.asked: list[Any] = []
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """Each row alone, in a batch of its own; between them one without rows."""
+        for row in range(len(chunk.keys)):
+            keys = chunk.keys.take(np.array([row]))
+            yield Batch.make(keys, {"completion_ids": pa.array([[row]], pa.large_list(pa.int32()))}, Rollout)
+            yield Batch.make(Keys.of([]), {}, Rollout)
+
+    def interrupt(self) -> None:
+        self.asked.append("interrupt")
+
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        self.asked.append((version, [piece.name for piece in pieces]))
+
+    def step(self, assignment: Assignment) -> Mapping[str, float]:
+        self.asked.append(assignment)
+        self.session.metric("train/of_the_session", 1.0)
+        return {"train/of_the_step": 1.0}
+
+    def pieces(self) -> Iterator[Piece]:
+        import torch
+
+        for piece in WEIGHTS:
+            yield Piece(piece.name, torch.from_numpy(piece.data))
+        self.asked.append("pieces")
+
+    def sleep(self) -> None:
+        self.asked.append("sleep")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+    def close(self) -> None:
+        pass
+
+
+class Gone(InprocChannel):
+    """Of a Worker whose peers have died."""
+
+    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+        raise PeerLost("data", "its process is gone")
+
+
+def opened(graph: Graph, name: str, channel: InprocChannel | None = None, **options: Any) -> tuple[Worker, Any]:
+    """The Worker of this name, and its kernels by node."""
+    made = plan(graph, RunOptions(threads=1, **options))
+    nodes = tuple(replace(n, kernel=f"{__name__}:Scripted") for n in made.nodes)
+    worker = Worker(name, replace(made, nodes=nodes), channel=InprocChannel() if channel is None else channel)
+    list(worker.open())
+    return worker, worker._kernels
+
+
+def chunk(node: str, worker: str, count: int = 3) -> RunChunk:
+    return RunChunk(id=7, node=node, worker=worker, step=0, keys=Keys.of(range(count)), inputs={})
+
+
+def offered(worker: Worker, kernel: str, version: int) -> Offered:
+    (told,) = worker.execute(Offer(model="policy", writer=kernel, worker=worker.name, version=version))
+    assert isinstance(told, Offered)
+    return told
+
+
+def publish(offer: Offered, reader: str, worker: str, source: str) -> Publish:
+    return Publish(
+        model="policy", writer="train_policy", reader=reader, version=offer.version, alias=False,
+        worker=worker, source=source, block=offer.block, digest=offer.digest,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def lagging(tiny: Path) -> tuple[Worker, Any, Offered]:
+    """A Worker that generates and one that trains, in one channel; the latter's version 3."""
+    channel, pins = InprocChannel(), {"rollout": "gen", "train_policy": "train"}
+    worker, kernels = opened(small(tiny, max_lag=1), "gen", channel, pin=pins)
+    writer, _ = opened(small(tiny, max_lag=1), "train", channel, pin=pins)
+    return worker, kernels, offered(writer, "train_policy", 3)
+
+
+def kinds(events: Iterable[Event]) -> list[type]:
+    return [type(event) for event in events]
+
+
+def test_new_weights_come_between_two_rows_of_a_running_chunk(lagging: tuple[Worker, Any, Offered]) -> None:
+    worker, kernels, offer = lagging
+    message = publish(offer, "rollout", "gen", "train")
+    assert not worker.interrupt_with(message), "nothing runs"
+    events = worker.execute(chunk("rollout", "gen"))
+    assert isinstance(next(events), Produced)
+    assert not worker.interrupt_with(replace(message, reader="reference")), "another node does not run"
+    assert worker.interrupt_with(message)
+    assert isinstance(next(events), Loaded)
+    assert kernels["rollout"].asked == ["interrupt", (3, ["a", "b"])]
+    assert kinds(events) == [Produced, Produced, ChunkDone]
+    assert not worker.interrupt_with(message)
+
+
+def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(lagging: tuple[Worker, Any, Offered]) -> None:
+    worker, kernels, offer = lagging
+    events = worker.execute(chunk("rollout", "gen", 1))
+    assert kinds([next(events), next(events)]) == [Produced, ChunkDone]
+    assert worker.interrupt_with(publish(offer, "rollout", "gen", "train"))
+    assert kinds(events) == [Loaded]
+    assert kernels["rollout"].asked[-1] == (3, ["a", "b"])
+
+
+def rolled_out(folder: Path, **how: Any) -> Graph:
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    asked = prompts(str(folder / "train.parquet"), batch=4)
+    return small(folder).replace(rollout=generate(policy, asked, n=4, max_tokens=6, name="rollout", **how))
+
+
+@pytest.mark.parametrize("how", [{"max_lag": 0}, {"max_lag": 1, "on_update": "drain"}])
+def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(tiny: Path, how: dict[str, Any]) -> None:
+    worker, _ = opened(rolled_out(tiny, **how), "gen", pin={"rollout": "gen"})
+    events = worker.execute(chunk("rollout", "gen"))
+    next(events)
+    offer = Offered(model="policy", version=3, worker="train", block=0, digest="")
+    assert not worker.interrupt_with(publish(offer, "rollout", "gen", "train"))
+
+
+def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny: Path) -> None:
+    pins = {"rollout": "gen", "greedy_rollout": "gen", "sampled_rollout": "gen", "train_policy": "train"}
+    channel = InprocChannel()
+    worker, kernels = opened(evaluated(tiny), "gen", channel, pin=pins)
+    writer, _ = opened(evaluated(tiny), "train", channel, pin=pins)
+    for version in (1, 2):
+        offer = offered(writer, "train_policy", version)
+        for reader in ("greedy_rollout", "rollout", "sampled_rollout"):
+            (told,) = worker.execute(publish(offer, reader, "gen", "train"))
+            assert told == Loaded(node=reader, model="policy", version=version, worker="gen")
+    assert kernels["greedy_rollout"].asked == [(1, ["a", "b"]), (2, ["a", "b"])]
+    assert kernels["rollout"].asked == kernels["sampled_rollout"].asked == [(1, []), (2, [])]
+
+
+def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:
+    pins = {"rollout": "gen", "train_policy": "train"}
+    worker, kernels = opened(small(tiny, max_lag=1), "gen", Gone(), pin=pins)
+    gather = Gather(
+        producer="prompts", columns=("prompt",), refs=(("data", 0),), block=np.zeros(3, int), row=np.arange(3)
+    )
+    told = list(worker.execute(replace(chunk("rollout", "gen"), inputs={"prompt": (gather,)})))
+    assert told == [Unfetched(node="rollout", worker="gen", peer="data", chunk=7)]
+    offer = Offered(model="policy", version=3, worker="train", block=0, digest="")
+    assert list(worker.execute(publish(offer, "rollout", "gen", "train"))) == [
+        Unfetched(node="rollout", worker="gen", peer="data")
+    ]
+    assert kernels["rollout"].asked == []
+
+
+@pytest.mark.parametrize("name,rank", [("main", 0), ("main-1", 1)])
+def test_a_rank_waits_for_go_and_forgets_what_was_told_before(tiny: Path, name: str, rank: int) -> None:
+    worker, kernels = opened(small(tiny), name, ranks={"train_policy": 2})
+    assert (kernels["train_policy"].session.rank, kernels["train_policy"].session.world) == (rank, 2)
+    for sequence in (4, 5):
+        message = TrainStep(
+            sequence=sequence, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), inputs={},
+            mine=np.array([1, 4]),
+        )  # fmt: skip
+        assert list(worker.execute(message)) == [Prepared(node="train_policy", worker=name, sequence=sequence)]
+    assert kernels["train_policy"].asked == []
+    told = list(worker.execute(Go(node="train_policy", worker=name, sequence=5)))
+    assert told == [Stepped(node="train_policy", step=2, worker=name)]
+    (assignment,) = kernels["train_policy"].asked
+    assert assignment.sequence == 5
+    assert assignment.keys.position.tolist() == [1, 4]
+    assert assignment.whole.position.tolist() == list(range(6))
+    reported = {name for name, _, _ in worker.reports()}
+    wanted = {"train/of_the_step", "train/of_the_session", "time/train_policy"}
+    assert wanted <= reported if rank == 0 else not wanted & reported, "the first speaks for all"
+    offer = offered(worker, "train_policy", 2)
+    assert (offer.block >= 0, bool(offer.digest)) == (rank == 0, rank == 0)
+    assert kernels["train_policy"].asked[-1] == "pieces", "every rank takes part to the end"
+
+
+def test_a_worker_gives_its_devices_back_and_takes_them_up(tiny: Path) -> None:
+    worker, kernels = opened(small(tiny), "gen", pin={"rollout": "gen"})
+    assert list(worker.execute(Sleep(worker="gen"))) == [Slept(worker="gen")]
+    assert list(worker.execute(Wake(worker="gen"))) == [Woken(worker="gen")]
+    assert kernels["rollout"].asked == ["sleep", "wake"]
