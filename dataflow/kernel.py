@@ -10,7 +10,8 @@ A kernel implements what its work kind needs:
                                       them are called in lock-step on every rank, and the files are rank 0's to write
     readers of a Model                load, and save and restore for a follower
     sources                           rows, position, seek: the data cursor
-    where it can                      interrupt (a running chunk takes new weights), sleep and wake (devices by turns)
+    where it can                      interrupt (a running chunk takes new weights), sleep and wake (devices by turns),
+                                      probe (what it says with its weights)
 
 A kernel never blocks on another kernel and never reads a clock to decide anything.
 """
@@ -24,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from dataflow.batch import Batch, Keys
+from dataflow.batch import Batch, Keys, Ragged
 
 T = TypeVar("T")
 
@@ -228,6 +229,23 @@ class ModelReader(Protocol):
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""
+        ...
+
+
+class Probed(Protocol):
+    """A writer or reader of a Model that says what it computes with its weights, for the engine's probe of a weight
+    edge; an edge is probed where both ends can.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that its Model knows."""
+        ...
+
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """float32: of each token of these rows but a row's first, its log-prob given those before it at temperature 1;
+        with a scalar head the value before it. Changes nothing; of several ranks all call it.
+        """
         ...
 
 

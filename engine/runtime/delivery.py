@@ -6,7 +6,7 @@
     Follow     the same                               the same
 
 Owns: offering a version as a block, bringing one into a reader's module (once, however many of
-its nodes read that), and new weights for a chunk that is running. Does not own: when a version
+its nodes read that) and probing it there, and new weights for a chunk that is running. Does not own: when a version
 is published (coordinator), the block's form (engine/weights), its transport (engine/channels).
 """
 
@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dataflow.kernel import Piece
+import numpy as np
+import pyarrow as pa
+
 from engine.channels.contract import Channel, PeerLost, Request
 from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, Publish, Unfetched
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.timing import Timing
-from engine.weights.pieces import from_records, to_batch
+from engine.weights.pieces import dtypes_of, from_records, probe_of, to_batch
+from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
 
 
 class Delivery:
@@ -47,12 +50,13 @@ class Delivery:
     def offer(self, message: Offer, *, first: bool) -> Offered:
         """Keep the writer's weights as a block; of several ranks the first does, the others only take part."""
         with self._timing.during(message.writer, f"offer version {message.version}", counted=first):
+            said = self._probe(message.writer)
             pieces = self._kernels[message.writer].pieces()
             if not first:
                 deque(pieces, maxlen=0)
                 block, digest = -1, ""
             else:
-                batch, digest = to_batch(pieces)
+                batch, digest = to_batch(pieces, self._channel.allocate, probe=said)
                 block = self._channel.keep(batch)
         worker = self._timing.worker
         return Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
@@ -64,9 +68,7 @@ class Delivery:
         module = self._use(message).module
         try:
             with self._timing.during(message.reader, what):
-                pieces = () if self._has(message, module) else self._pieces(message)
-                rate = message.rate if isinstance(message, Follow) else 1.0
-                self._kernels[message.reader].load(pieces, message.version, rate=rate)
+                self._load(message, module)
         except PeerLost as lost:
             return Unfetched(node=message.reader, worker=worker, peer=lost.peer)
         self._given[module] = message.version
@@ -81,12 +83,33 @@ class Delivery:
         alias = isinstance(message, Publish) and message.alias
         return alias or self._given.get(module) == message.version
 
-    def _pieces(self, message: Publish | Follow) -> Iterable[Piece]:
-        """From the writer's kernel here, or from the block that its Worker keeps, each piece verified."""
-        if not message.source:
-            return self._kernels[message.writer].pieces()
-        records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
-        return from_records(records, message.digest)
+    def _load(self, message: Publish | Follow, module: str) -> None:
+        """From the writer's kernel here, or from the block that its Worker keeps: each piece verified, then probed."""
+        kernel = self._kernels[message.reader]
+        rate = message.rate if isinstance(message, Follow) else 1.0
+        if self._has(message, module):
+            kernel.load((), message.version, rate=rate)
+        elif not message.source:
+            kernel.load(self._kernels[message.writer].pieces(), message.version, rate=rate)
+        else:
+            records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
+            kernel.load(from_records(records, message.digest), message.version, rate=rate)
+            if isinstance(message, Publish):
+                self._compare(message, records)
+
+    def _probe(self, node: str) -> np.ndarray | None:
+        """What a node's kernel says of the probe's rows with its weights; None where it has no such door."""
+        kernel = self._kernels[node]
+        return kernel.probe(probe_rows(self._plan.seed, kernel.vocabulary)) if hasattr(kernel, "probe") else None
+
+    def _compare(self, message: Publish, records: pa.RecordBatch) -> None:
+        """Whether the reader says with the weights what their writer said. Raises RunError where it does not."""
+        writer, reader = probe_of(records), self._probe(message.reader)
+        if writer is None or reader is None:
+            return
+        rows = probe_rows(self._plan.seed, self._kernels[message.reader].vocabulary)
+        ends = Ends(model=message.model, writer=message.writer, reader=message.reader, version=message.version)
+        compare(writer, reader, rows, tolerance_of(dtypes_of(records)), ends)
 
     # --- while a chunk runs -------------------------------------------------------------------------------------
 

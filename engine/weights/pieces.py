@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,36 +45,46 @@ DTYPES = (
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 
+PROBE = -1
+"""The number of the row after the pieces, in which the writer's probe travels (probe.py); no part of the digest."""
+
 Allocate = Callable[[int], Any]
 """Bytes -> a writable buffer of exactly so many bytes, with the buffer protocol."""
 
 
-def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
+def to_batch(
+    pieces: Iterable[Piece], allocate: Allocate | None = None, *, probe: np.ndarray | None = None
+) -> tuple[Batch, str]:
     """A snapshot of the pieces as a batch of `SCHEMA`, and its digest; the tensors may be changed afterwards.
 
     Every tensor is copied once, from whatever device, into one buffer: that of `allocate` (a channel's own memory, so
-    that nothing is copied again), else one of this process. Raises RunError for a name that comes twice and for a
-    dtype that cannot travel.
+    that nothing is copied again), else one of this process. probe: float32, what the writer says of the probe's rows.
+    Raises RunError for a name that comes twice and for a dtype that cannot travel.
     """
     given = list(pieces)
     _require_once([piece.name for piece in given])
-    sizes = [piece.data.numel() * piece.data.element_size() for piece in given]
-    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-    data = np.frombuffer((allocate or _own)(int(offsets[-1])), dtype=np.uint8)
-    hashes: list[bytes] = []
-    for number, piece in enumerate(given):
-        part = data[offsets[number] : offsets[number + 1]]
-        _copy(piece, part)
-        hashes.append(_hash(number, piece.name, dtype_of(piece), tuple(piece.data.shape), part))
-    arrays = [
-        pa.array(np.arange(len(given)), pa.int64()),
-        pa.array([piece.name for piece in given], pa.utf8()),
-        pa.array([dtype_of(piece) for piece in given], pa.utf8()),
-        pa.array([list(piece.data.shape) for piece in given], SCHEMA.field("shape").type),
-        pa.array(hashes, pa.binary(16)),
-        pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(given), [None, pa.py_buffer(offsets), _buffer(data)]),
+    rows = [
+        _Row(number, piece.name, dtype_of(piece), tuple(piece.data.shape), bytes_of(piece.data))
+        for number, piece in enumerate(given)
     ]
-    return Batch(Keys.of(range(len(given))), pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)), digest_of(hashes)
+    if probe is not None:
+        said = np.ascontiguousarray(probe, dtype=np.float32)
+        rows.append(_Row(PROBE, "probe", "float32", said.shape, said.view(np.uint8)))
+    offsets = np.concatenate([[0], np.cumsum([len(row.data) for row in rows], dtype=np.int64)]).astype(np.int64)
+    size = int(offsets[-1])
+    data = np.frombuffer((allocate or _own)(size) if size else b"", dtype=np.uint8)
+    parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
+    hashes = [_copied(row, part) for row, part in zip(rows, parts, strict=True)]
+    arrays = [
+        pa.array([row.number for row in rows], pa.int64()),
+        pa.array([row.name for row in rows], pa.utf8()),
+        pa.array([row.dtype for row in rows], pa.utf8()),
+        pa.array([list(row.shape) for row in rows], SCHEMA.field("shape").type),
+        pa.array(hashes, pa.binary(16)),
+        pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), _buffer(data)]),
+    ]
+    batch = Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+    return batch, digest_of(hashes[: len(given)])
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
@@ -80,29 +93,32 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
     Everything is verified before the first piece is given out. Raises RunError naming the piece that is changed,
     missing, doubled or out of its order, and for records that are no weights.
     """
-    if not records.schema.equals(SCHEMA):
+    _require_schema(records)
+    rows, hashes = _verified(records)
+    rows = [row for row in rows if row.number != PROBE]
+    _require_once([row.name for row in rows])
+    _require_order([row.name for row in rows], [row.number for row in rows])
+    if digest_of(hashes[: len(rows)]) != digest:
         raise RunError(
-            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types "
-            f"{[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names, all columns of it."
+            f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r}, have digest "
+            f"{digest_of(hashes[: len(rows)])}, expected {digest}: pieces after it are missing, or it is another "
+            "version. Fix: fetch the block that Offered names, whole."
         )
-    names, numbers = records.column("name").to_pylist(), records.column("number").to_pylist()
-    _require_once(names)
-    _require_order(names, numbers)
-    dtypes, shapes = records.column("dtype").to_pylist(), records.column("shape").to_pylist()
-    hashes, parts = records.column("hash").to_pylist(), _parts(records.column("data"))
-    for number, name in enumerate(names):
-        if _hash(number, name, dtypes[number], tuple(shapes[number]), parts[number]) != hashes[number]:
-            raise RunError(
-                f"weights: piece {name!r} ({dtypes[number]} {shapes[number]}) does not have the content that its "
-                "writer hashed. Fix: look for what changed it on its way; memory or a transport is at fault."
-            )
-    if digest_of(hashes) != digest:
-        raise RunError(
-            f"weights: {len(names)} pieces, the last of them {names[-1] if names else 'none'!r}, have digest "
-            f"{digest_of(hashes)}, expected {digest}: pieces after it are missing, or it is another version. "
-            "Fix: fetch the block that Offered names, whole."
-        )
-    return iter([Piece(n, _tensor(n, d, tuple(s), p)) for n, d, s, p in zip(names, dtypes, shapes, parts, strict=True)])
+    return iter([Piece(row.name, _tensor(row)) for row in rows])
+
+
+def probe_of(records: pa.RecordBatch) -> np.ndarray | None:
+    """float32: what the writer says of the probe's rows; None where the block has no probe. A view of the block."""
+    _require_schema(records)
+    if not records.num_rows or records.column("number")[-1].as_py() != PROBE:
+        return None
+    (row,), _ = _verified(records.slice(records.num_rows - 1))
+    return row.data.view(np.float32)
+
+
+def dtypes_of(records: pa.RecordBatch) -> list[str]:
+    """The dtypes that occur among the pieces."""
+    return records.column("dtype").unique().to_pylist()
 
 
 def digest_of(hashes: Iterable[bytes]) -> str:
@@ -133,8 +149,19 @@ def hash_bytes(number: int, name: str, dtype: str, shape: tuple[int, ...]) -> xx
     return xxhash.xxh3_128(f"{number}\0{name}\0{dtype}\0{shape}\0".encode())
 
 
-def _hash(number: int, name: str, dtype: str, shape: tuple[int, ...], data: np.ndarray) -> bytes:
-    running = hash_bytes(number, name, dtype, shape)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """One row of a block; data: its bytes, a tensor at the writer and an array where it is read."""
+
+    number: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+def _hash(row: _Row, data: np.ndarray) -> bytes:
+    running = hash_bytes(row.number, row.name, row.dtype, row.shape)
     running.update(data.data)
     return running.digest()
 
@@ -148,12 +175,27 @@ def _buffer(data: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(data) if len(data) else pa.py_buffer(b"")
 
 
-def _copy(piece: Piece, part: np.ndarray) -> None:
-    """The one copy: from the tensor's device into its place in the block."""
+def _copied(row: _Row, part: np.ndarray) -> bytes:
+    """The one copy, from the tensor's device into its place in the block; returns the hash of what is there then."""
     import torch
 
     if len(part):
-        torch.from_numpy(part).copy_(bytes_of(piece.data))
+        torch.from_numpy(part).copy_(torch.as_tensor(row.data))
+    return _hash(row, part)
+
+
+def _verified(records: pa.RecordBatch) -> tuple[list[_Row], list[bytes]]:
+    """The rows and their hashes. Raises RunError for one that does not have the content that was hashed."""
+    columns = [records.column(name).to_pylist() for name in ("number", "name", "dtype", "shape")]
+    parts, hashes = _parts(records.column("data")), records.column("hash").to_pylist()
+    rows = [_Row(n, name, dtype, tuple(s), p) for n, name, dtype, s, p in zip(*columns, parts, strict=True)]
+    for row, hashed in zip(rows, hashes, strict=True):
+        if _hash(row, row.data) != hashed:
+            raise RunError(
+                f"weights: piece {row.name!r} ({row.dtype} {list(row.shape)}) does not have the content that its "
+                "writer hashed. Fix: look for what changed it on its way; memory or a transport is at fault."
+            )
+    return rows, hashes
 
 
 def _parts(data: pa.Array) -> list[np.ndarray]:
@@ -166,14 +208,15 @@ def _parts(data: pa.Array) -> list[np.ndarray]:
     return [flat[low:high] for low, high in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
 
 
-def _tensor(name: str, dtype: str, shape: tuple[int, ...], part: np.ndarray) -> Tensor:
-    """The tensor over a part of the block."""
+def _tensor(row: _Row) -> Tensor:
+    """The tensor over a row's bytes."""
     import torch
 
-    kind = getattr(torch, dtype) if dtype in DTYPES else None
-    if kind is None or min(shape, default=0) < 0 or len(part) != int(np.prod(shape, dtype=np.int64)) * kind.itemsize:
+    part, shape = row.data, row.shape
+    kind = getattr(torch, row.dtype) if row.dtype in DTYPES else None
+    if kind is None or min(shape, default=0) < 0 or len(part) != prod(shape) * kind.itemsize:
         raise RunError(
-            f"weights: piece {name!r}: {len(part)} bytes are no {dtype} of shape {list(shape)}. "
+            f"weights: piece {row.name!r}: {len(part)} bytes are no {row.dtype} of shape {list(shape)}. "
             "Fix: writer and reader need the same version of this package."
         )
     if not len(part):
@@ -185,6 +228,14 @@ def _tensor(name: str, dtype: str, shape: tuple[int, ...], part: np.ndarray) -> 
     raw = (ctypes.c_uint8 * len(part)).from_address(part.ctypes.data)
     raw.owner = part  # type: ignore[attr-defined]
     return torch.frombuffer(raw, dtype=kind).reshape(shape)
+
+
+def _require_schema(records: pa.RecordBatch) -> None:
+    if not records.schema.equals(SCHEMA):
+        raise RunError(
+            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types "
+            f"{[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names, all columns of it."
+        )
 
 
 def _require_once(names: list[str]) -> None:

@@ -25,6 +25,7 @@ from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
 from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
+from operators.kernels.torch.probe import probed, vocabulary_of
 
 
 class _Forward:
@@ -63,6 +64,15 @@ class _Forward:
     def wake(self) -> None:
         """Take the device up again."""
         rise(self._module, self._device)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the module knows."""
+        return vocabulary_of(self._module)
+
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """What the module says of these rows (probe.py)."""
+        return probed(self._module, ids, head=self._model.head)
 
     def close(self) -> None:
         """Let the module go, if it was loaded."""

@@ -25,6 +25,7 @@ from operators.kernels.text import load_tokenizer, prompts_of, to_ragged
 from operators.kernels.torch.decode import Decoder, Task
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
+from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.sampling import Sampling
 
 
@@ -80,6 +81,15 @@ class TorchGenerate:
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""
         restore_model(self._module, self._model, directory)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the module knows."""
+        return vocabulary_of(self._module)
+
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """What the module says of these rows (probe.py)."""
+        return probed(self._module, ids, head=self._model.head)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.

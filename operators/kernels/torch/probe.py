@@ -1,0 +1,56 @@
+"""What a module says of given rows of tokens, for the engine's probe of a weight edge.
+
+Owns: the numbers. Does not own: the rows and the comparison (engine/weights/probe.py). No gradient, no random draw, no
+change of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from dataflow.batch import Ragged
+from operators.kernels.tensors import gather, numbers
+from operators.kernels.torch.heads import predictions, values
+from operators.kernels.torch.packing import pack
+
+
+def vocabulary_of(module: nn.Module) -> int:
+    """Token ids that the module knows."""
+    config: Any = module.config
+    return int(config.vocab_size)
+
+
+@torch.no_grad()
+def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
+    """float32 [tokens - rows]: of each token but the first of its row, its log-prob given those before it at
+    temperature 1, or for a scalar head the value before it.
+
+    within: the module's FSDP root where its weights are split; every rank has to call then, and they are split again
+    afterwards.
+    """
+    device = next(module.parameters()).device
+    starts = ids.offsets[:-1]
+    first = Ragged(ids.values[starts], np.arange(len(ids) + 1))
+    others = np.ones(len(ids.values), dtype=bool)
+    others[starts] = False
+    rest = Ragged(ids.values[others], ids.offsets - np.arange(len(ids) + 1))
+    packed = pack(first, rest, np.arange(len(ids)))
+
+    def say() -> Tensor:
+        if head == "scalar":
+            return values(module, packed, device)
+        return predictions(module, packed, gather(rest.values, packed.tokens, device, torch.int64)).logprobs
+
+    call: Callable[[Callable[[], Tensor]], Tensor] = within or (lambda do: do())
+    said = np.empty(len(rest.values), dtype=np.float32)
+    said[packed.tokens] = numbers(call(say))
+    for part in within.modules() if within is not None else ():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+    return said
