@@ -47,25 +47,29 @@ class Packets:
     def send(self, message: bytes, descriptor: int | None = None) -> None:
         """Send what the socket takes now; `flush` sends the rest. The descriptor is duplicated where it has to wait.
 
-        Raises Closed where the other end is gone.
+        Raises Closed where the other end is gone, RunError where there is no descriptor left for the duplicate.
         """
-        waits = bool(self._out)
-        kept = None if descriptor is None else os.dup(descriptor)
-        self._out.append((memoryview(_HEAD.pack(len(message)) + message), kept))
-        self.waiting += len(message) + _HEAD.size
-        if not waits:
-            self.flush()
+        data = memoryview(_HEAD.pack(len(message)) + message)
+        if not self._out:
+            sent = self._send_some(data, descriptor)
+            if sent == len(data):
+                return
+            data, descriptor = data[sent:], None if sent else descriptor
+        try:
+            self._out.append((data, None if descriptor is None else os.dup(descriptor)))
+        except OSError as error:
+            raise RunError(
+                f"expected a free file descriptor, found {error}. Fix: ulimit -n, a higher number"
+            ) from error
+        self.waiting += len(data)
 
     def flush(self) -> bool:
         """Send on; whether everything is sent. Raises Closed."""
         while self._out:
             data, descriptor = self._out[0]
-            try:
-                sent = self._send_some(data, descriptor)
-            except (BlockingIOError, InterruptedError):
+            sent = self._send_some(data, descriptor)
+            if not sent:
                 return False
-            except OSError as error:
-                raise Closed(str(error)) from error
             self.waiting -= sent
             if descriptor is not None:
                 os.close(descriptor)
@@ -76,9 +80,15 @@ class Packets:
         return True
 
     def _send_some(self, data: memoryview, descriptor: int | None) -> int:
-        if descriptor is None:
-            return self.socket.send(data, socket.MSG_NOSIGNAL)
-        return socket.send_fds(self.socket, [data], [descriptor], socket.MSG_NOSIGNAL)
+        """Bytes that the socket took, 0 for none at present. Raises Closed."""
+        try:
+            if descriptor is None:
+                return self.socket.send(data, socket.MSG_NOSIGNAL)
+            return socket.send_fds(self.socket, [data], [descriptor], socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise Closed(str(error)) from error
 
     def receive(self) -> list[bytes]:
         """Every whole message that is there; none where none is. Raises Closed, and RunError for an absurd length."""

@@ -1,0 +1,477 @@
+"""What no peer can do to a Worker: wrong messages, no messages, wrong keys, death in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import zmq as pyzmq
+from pull_mutants import bytes_mutated, value_mutated
+from pull_rows import batch, rollouts
+from pull_worlds import World, shm, zmq
+
+from dataflow.batch import Batch, Keys
+from dataflow.errors import DataError, RunError
+from dataflow.schema import Rollout
+from engine.channels.contract import PeerLost, Request
+from engine.channels.descriptors import Ask, Fetch, Reply, ShapeHere, SlabHere, encode
+from engine.channels.keys import Address
+from engine.channels.keys import Keys as KeyPair
+from engine.channels.multipart import _sealed, header_bytes, header_of, question_bytes, question_of, received, sent
+from engine.channels.outbox import SlabOutbox
+from engine.channels.packets import LARGEST, Packets
+from engine.channels.reader import Reader, deadline_in
+from engine.channels.shm import ShmChannel
+from engine.channels.slabs import POISON, SlabPool
+from engine.channels.zmq import ZmqChannel
+
+pytestmark = pytest.mark.timeout(60)
+
+Asked = pa.RecordBatch | type[Exception]
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def outcome(what: Callable[[], pa.RecordBatch]) -> Asked:
+    """The rows, or what kind of clear error there was."""
+    try:
+        return what()
+    except (RunError, DataError, KeyError) as error:
+        return type(error)
+
+
+# --- shared memory: what the owner says ----------------------------------------------------------------------------
+
+
+class Owner:
+    """Plays the owner of one block, honestly or not, over a socket pair."""
+
+    def __init__(self, rows: Batch) -> None:
+        self.outbox = SlabOutbox(SlabPool(limit=1 << 30), 0)
+        self.block = self.outbox.keep(rows)
+
+    def says(self, number: int, *, content: bool) -> list[tuple[bytes, int | None]]:
+        """The messages of an honest answer, with their descriptors."""
+        answer, slabs, shape = self.outbox.describe(Ask(self.block, (), content))
+        assert shape is not None
+        here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
+        return [*here, (encode(shape), None), (encode(Reply(number, [answer])), None)]
+
+
+def answered(
+    owner: Owner, content: bool, change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]]
+) -> Asked:
+    """What a reader makes of an answer that was changed, with an honest one to the same request behind it."""
+    mine, its = socket.socketpair()
+    reader, sender = Reader("a", mine, content=content), Packets(its)
+    request = Request(worker="a", block=owner.block)
+    try:
+        number = reader.ask([request])
+        honest = owner.says(number, content=content)
+        for message, descriptor in [*change(honest), *honest]:
+            sender.send(message, descriptor)
+        return outcome(lambda: reader.answer(number, [request], deadline_in(5.0))[0])
+    finally:
+        reader.close()
+        sender.close()
+
+
+@pytest.mark.parametrize("content", [True, False])
+def test_a_thousand_mutated_descriptors(content) -> None:
+    rows = batch(Rollout, 7, 1, skipped=1)
+    owner, rng = Owner(rows), np.random.default_rng(7)
+    before, started = len(os.listdir("/proc/self/fd")), resident()
+    outcomes = {"right": 0, "refused": 0}
+
+    def change(messages: list[tuple[bytes, int | None]]) -> list[tuple[bytes, int | None]]:
+        which = int(rng.choice(len(messages), p=[0.15, 0.15, 0.7]))
+        mutate = bytes_mutated if rng.random() < 0.3 else value_mutated
+        message, descriptor = messages[which]
+        return [*messages[:which], (mutate(message, rng), descriptor), *messages[which + 1 :]]
+
+    for _ in range(1000):
+        found = answered(owner, content, change)
+        if isinstance(found, pa.RecordBatch):
+            found.validate(full=True)
+            outcomes["right"] += 1
+            if content:
+                assert found.equals(rows.records)
+        else:
+            outcomes["refused"] += 1
+    assert outcomes["refused"] > 500
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert resident() - started < 64 << 20
+    owner.outbox.close()
+
+
+def test_slabs_that_could_be_taken_away_are_not_mapped() -> None:
+    owner = Owner(rollouts(3, 4))
+    unsealed = os.memfd_create("unsealed")
+    os.ftruncate(unsealed, 8 << 20)
+    with contextlib.closing(socket.socketpair()[0]) as other:
+        for descriptor in (unsealed, other.fileno(), None):
+
+            def change(messages, descriptor=descriptor):
+                return [(messages[0][0], descriptor), *messages[1:]]
+
+            assert answered(owner, False, change) is RunError
+    os.close(unsealed)
+    owner.outbox.close()
+
+
+def test_a_length_without_end_is_refused_before_anything_is_read() -> None:
+    mine, its = socket.socketpair()
+    reader = Reader("a", mine, content=False)
+    reader.ask([Request(worker="a", block=0)])
+    its.sendall((LARGEST + 1).to_bytes(4, "little") + b"x" * 100)
+    with pytest.raises(RunError, match="at most"):
+        reader.answer(1, [Request(worker="a", block=0)], deadline_in(5.0))
+    reader.close()
+    its.close()
+
+
+def test_an_answer_that_comes_late_or_twice_is_not_taken_for_another() -> None:
+    owner = Owner(rollouts(3, 4))
+    other = owner.outbox.keep(rollouts(3, 4, seed=1))
+    mine, its = socket.socketpair()
+    reader, sender = Reader("a", mine, content=False), Packets(its)
+    first = reader.ask([Request(worker="a", block=owner.block)])
+    with pytest.raises(PeerLost, match="in time"):
+        reader.answer(first, [Request(worker="a", block=owner.block)], deadline_in(0.01))
+    owner.block, late = other, owner.says(first, content=False)
+    second = reader.ask([Request(worker="a", block=other)])
+    for message, descriptor in [*late, *late, *owner.says(second, content=False)]:
+        sender.send(message, descriptor)
+    (found,) = reader.answer(second, [Request(worker="a", block=other)], deadline_in(5.0))
+    assert found.equals(rollouts(3, 4, seed=1).records)
+    reader.close()
+    sender.close()
+    owner.outbox.close()
+
+
+def test_a_refused_answer_is_counted_with_its_peer() -> None:
+    mine, its = socket.socketpair()
+    channel = ShmChannel("b", 0, lambda _: mine)
+    its.sendall(b"\x03\x00\x00\x00abc")
+    with pytest.raises(RunError, match="data plane"):
+        channel.fetch([Request(worker="a", block=0)])
+    assert channel.refused == {"a": 1}
+    channel.close()
+    its.close()
+
+
+# --- shared memory: what a reader says -----------------------------------------------------------------------------
+
+
+def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
+    world, rng = shm(), np.random.default_rng(3)
+    block = world["a"].keep(rollouts(3, 4))
+    honest = encode(Fetch(1, (Ask(block, ("reward", "mask")),)))
+    for number in range(500):
+        mine, its = socket.socketpair()
+        world["a"].serve("wicked", its)
+        packets = Packets(mine)
+        message = bytes_mutated(honest, rng) if number % 2 else value_mutated(honest, rng)
+        packets.send(message)
+        packets.wait(deadline_in(5.0))  # an answer, or the end
+        packets.close()
+    assert world["a"].refused["wicked"] > 100
+    assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+    world.close()
+
+
+def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
+    world = shm()
+    block = world["a"].keep(rollouts(3, 4))
+    mine, its = socket.socketpair()
+    world["a"].serve("slow", its)
+    slow = Packets(mine)
+    many = encode(Fetch(1, tuple(Ask(block) for _ in range(500))))
+    for _ in range(200):
+        slow.send(many)
+    for _ in range(20):
+        assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+    waiting = [r.packets.waiting for r in world["a"]._server._readers if r.peer == "slow"]
+    assert waiting
+    assert waiting[0] < 8 << 20  # not all of the 200 answers
+    slow.close()
+    world.close()
+
+
+# --- shared memory: time -------------------------------------------------------------------------------------------
+
+
+def test_a_view_that_is_kept_too_long_sees_poison() -> None:
+    world = shm()
+    rows = rollouts(4, 50)
+    block = world["a"].keep(rows)
+    (found,) = world["b"].fetch([Request(worker="a", block=block)])
+    (copied,) = world["b"].fetch([Request(worker="a", block=block, rows=np.array([3, 1]))])
+    assert found.equals(rows.records)
+    world["a"].release(block)
+    view = np.frombuffer(found.column("completion_ids").values.buffers()[1], np.uint8)
+    assert (view == POISON).all()
+    assert copied.equals(rows.records.take(pa.array([3, 1])))
+    world.close()
+
+
+def test_death_in_the_middle_of_an_answer() -> None:
+    mine, its = socket.socketpair()
+    channel = ShmChannel("b", 0, lambda _: mine)
+
+    def die() -> None:
+        its.recv(1)
+        its.sendall(b"\x40\x00\x00\x00half")
+        its.close()
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    with pytest.raises(PeerLost) as lost:
+        channel.fetch([Request(worker="a", block=0)])
+    assert lost.value.peer == "a"
+    thread.join()
+    channel.close()
+
+
+_PRODUCER = """
+import socket, sys
+sys.path[:0] = sys.argv[2:]
+from pull_rows import rollouts
+from engine.channels.shm import ShmChannel
+link = socket.socket(fileno=int(sys.argv[1]))
+_, (rows,), *_ = socket.recv_fds(link, 1, 1)
+channel = ShmChannel("a", 0, None)
+channel.serve("b", socket.socket(fileno=rows))
+blocks = [channel.keep(rollouts(100, 50, seed)) for seed in range(3)]
+link.sendall(b"ready")
+link.recv(1)
+"""
+
+
+@pytest.fixture
+def producer() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """A process that keeps blocks 0 to 2, and a socket to its channel."""
+    control, its_control = socket.socketpair()
+    rows, its_rows = socket.socketpair()
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    arguments = [sys.executable, "-c", _PRODUCER, str(its_control.fileno()), *paths]
+    process = subprocess.Popen(arguments, pass_fds=[its_control.fileno()])
+    its_control.close()
+    socket.send_fds(control, [b"x"], [its_rows.fileno()])
+    its_rows.close()
+    assert control.recv(5) == b"ready"
+    yield process, rows
+    process.kill()
+    process.wait()
+    control.close()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, and wait until it has."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
+def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> None:
+    process, rows = producer
+    channel = ShmChannel("b", 0, lambda _: rows, patience=0.3)
+    (found,) = channel.fetch([Request(worker="a", block=0)])
+    stop(process)
+    with pytest.raises(PeerLost, match="in time"):
+        channel.fetch([Request(worker="a", block=1)])
+    process.kill()
+    process.wait()
+    assert found.equals(rollouts(100, 50, 0).records)
+    channel.close()
+
+
+def test_death_while_others_wait_for_it(producer) -> None:
+    process, rows = producer
+    channel = ShmChannel("b", 0, lambda _: rows)
+    stop(process)
+    threading.Timer(0.1, process.kill).start()
+    with pytest.raises(PeerLost):
+        channel.fetch([Request(worker="a", block=0)])
+    channel.close()
+
+
+# --- between hosts -------------------------------------------------------------------------------------------------
+
+
+def test_mutated_frames_between_hosts() -> None:
+    rows = batch(Rollout, 6, 2)
+    answer, buffers = sent(0, rows.records)
+    rng, context = np.random.default_rng(5), pyzmq.Context()
+    router = context.socket(pyzmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    over = threading.Event()
+
+    def changed(frames: list[bytes]) -> list[bytes]:
+        which = int(rng.integers(0, len(frames)))
+        match int(rng.integers(0, 6)):
+            case 0 | 1:  # a liar who knows how to make checksums
+                return [_sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
+            case 2:
+                return [bytes_mutated(frames[0], rng), *frames[1:]]
+            case 3:
+                return [*frames[:which], bytes_mutated(frames[which], rng), *frames[which + 1 :]]
+            case 4:
+                return [*frames[:which], *frames[which + 1 :]] or [b""]
+            case _:
+                return [*frames[:which], frames[which], *frames[which:]]
+
+    def play() -> None:
+        while not over.is_set():
+            if router.poll(50):
+                identity, question = router.recv_multipart()
+                honest = [header_bytes(question_of(question).id, [answer]), *(b.to_pybytes() for b in buffers)]
+                for frames in (changed(honest), honest):
+                    router.send_multipart([identity, *frames])
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    channel = ZmqChannel("b", 0, lambda _: Address(endpoint=f"tcp://127.0.0.1:{port}"), patience=5.0)
+    started, refused = resident(), 0
+    for _ in range(500):
+        found = outcome(lambda: channel.fetch([Request(worker="a", block=0)])[0])
+        if isinstance(found, pa.RecordBatch):
+            assert found.num_rows == 6
+            found.validate(full=True)
+        refused += not isinstance(found, pa.RecordBatch)
+    assert refused > 300
+    assert resident() - started < 64 << 20
+    over.set()
+    thread.join()
+    channel.close()
+    router.close(0)
+    context.destroy(linger=0)
+
+
+def test_a_flipped_bit_in_a_frame_is_found() -> None:
+    rows = rollouts(5, 9)
+    answer, buffers = sent(0, rows.records)
+    spoilt = [bytearray(b.to_pybytes()) for b in buffers]
+    spoilt[3][-1] ^= 4
+    header = header_of(header_bytes(1, [answer]))
+    with pytest.raises(RunError, match="content was changed"):
+        received(header, spoilt, [Request(worker="a", block=0)])
+    assert received(header, buffers, [Request(worker="a", block=0)])[0].equals(rows.records)
+
+
+def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
+    world, rng = zmq(), np.random.default_rng(11)
+    block = world["a"].keep(rollouts(3, 4))
+    honest = question_bytes(1, [Request(worker="a", block=block, rows=np.array([1]))])
+    context = pyzmq.Context()
+    dealer = context.socket(pyzmq.DEALER)
+    dealer.connect(world["a"].address.endpoint)
+    dealer.send(b"\x80\x04\x95")  # a pickle
+    dealer.send_multipart([honest, honest])
+    dealer.send(_sealed(msgspec.msgpack.encode(["question", 1, [[block, [], (99).to_bytes(8, "little")]]])))
+    for _ in range(300):
+        dealer.send(_sealed(value_mutated(honest[8:], rng)))
+    dealer.send(honest)
+    assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+    deadline = time.monotonic() + 10.0
+    while sum(world["a"].refused.values()) < 100 and time.monotonic() < deadline:
+        dealer.poll(10)
+        with contextlib.suppress(pyzmq.Again):
+            dealer.recv_multipart(pyzmq.NOBLOCK)
+    assert sum(world["a"].refused.values()) >= 100
+    dealer.close(0)
+    context.destroy(linger=0)
+    world.close()
+
+
+@pytest.mark.parametrize("keys", ["none", "unknown"])
+def test_without_a_key_of_the_run_nothing_is_told(keys) -> None:
+    world = zmq(curve=True)
+    block = world["a"].keep(rollouts(3, 4))
+    own = None if keys == "none" else KeyPair.make()
+    stranger = ZmqChannel("b", 0, lambda _: world["a"].address, keys=own, patience=5.0, heartbeat=1.0)
+    with pytest.raises(PeerLost):
+        stranger.fetch([Request(worker="a", block=block)])
+    assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+    stranger.close()
+    world.close()
+
+
+def test_a_server_of_another_key_is_not_believed() -> None:
+    world = zmq(curve=True)
+    block = world["a"].keep(rollouts(3, 4))
+    world["b"]
+    wrong = Address(endpoint=world["a"].address.endpoint, key=KeyPair.make().public)
+    own = KeyPair.make()
+    misled = ZmqChannel("b", 0, lambda _: wrong, keys=own, patience=5.0, heartbeat=1.0)
+    with pytest.raises(PeerLost):
+        misled.fetch([Request(worker="a", block=block)])
+    misled.close()
+    world.close()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::]:*", "tcp://192.0.2.1:*", "tcp://host:1"]
+)
+def test_other_hosts_are_only_spoken_with_under_keys(endpoint) -> None:
+    with pytest.raises(RunError, match=r"expected keys for .*Fix: "):
+        ZmqChannel("a", 0, lambda _: Address(endpoint=""), bind=endpoint)
+
+
+def test_an_open_address_with_keys(tmp_path) -> None:
+    world = zmq(curve=True, bind="tcp://0.0.0.0:*")
+    world["a"].close()
+    world.channels.clear()
+    local: World = zmq(bind=f"ipc://{tmp_path}/rows")
+    local["a"].close()
+    local.channels.clear()
+
+
+def test_a_peer_that_dies_while_it_is_asked() -> None:
+    context = pyzmq.Context()
+    router = context.socket(pyzmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    channel = ZmqChannel("b", 0, lambda _: Address(endpoint=f"tcp://127.0.0.1:{port}"), patience=20.0)
+
+    def die() -> None:
+        router.recv_multipart()
+        router.close(0)
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    with pytest.raises(PeerLost, match="connection is lost"):
+        channel.fetch([Request(worker="a", block=0)])
+    thread.join()
+    context.destroy(linger=0)
+    channel.close()
+
+
+def test_a_schema_is_told_once_and_cannot_be_changed() -> None:
+    owner = Owner(Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": pa.array([1.5])})))
+    other = Owner(Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"y": pa.array([1.5])})))
+    _, _, shape = owner.outbox.describe(Ask(owner.block))
+    _, _, another = other.outbox.describe(Ask(other.block))
+    assert shape is not None
+    assert another is not None
+
+    def change(messages):
+        return [messages[0], (encode(ShapeHere(shape.hash, another.data)), None), *messages[2:]]
+
+    assert answered(owner, False, change) is RunError
+    owner.outbox.close()
+    other.outbox.close()
