@@ -63,6 +63,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Show progress."""
     watchdog: float = 300.0
     """Seconds without any progress after which the run stops and names who waits for whom."""
+    heartbeat: float = 30.0
+    """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
 
 def placing(options: RunOptions) -> Placing:

@@ -38,9 +38,8 @@ from engine.runtime.session import Report
 from engine.runtime.wire import decode
 from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
 
-PATIENCE = 30.0
 _FIRST = 120.0
-"""Seconds within which the first has to come: an interpreter starts, and many may at once."""
+"""Seconds within which the first heartbeat has to come: an interpreter starts, and many may at once."""
 _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
@@ -54,19 +53,11 @@ _FROM_WORKER = (Told, Answer, Beat, Failed)
 class Supervisor:
     """One process for each Worker of a plan. See `engine.runtime.workers.Workers`."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        folder: RunFolder,
-        options: RunOptions,
-        *,
-        patience: float = PATIENCE,
-    ) -> None:
-        """folder: the run's, for logs and samples. patience: seconds without a heartbeat that make a Worker lost."""
+    def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions) -> None:
+        """folder: the run's, for logs and samples."""
         self._plan = plan
         self._folder = folder
         self._options = options
-        self._patience = patience
         self._groups = groups(plan)
         self._children: dict[str, Child] = {}
         self._changed = threading.Condition()
@@ -415,7 +406,7 @@ class Supervisor:
             for child in children:
                 if now - before > _STOOD_STILL:
                     child.heard = now
-            silent = [c for c in children if now - c.heard > (self._patience if c.spoke else _FIRST)]
+            silent = [c for c in children if now - c.heard > (self._options.heartbeat if c.spoke else _FIRST)]
             for child in silent:
                 child.lost = True
                 child.error = f"was killed as nothing was heard of it for {now - child.heard:.1f} s"

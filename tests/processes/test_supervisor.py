@@ -58,9 +58,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     names = set(os.listdir("/dev/shm"))
 
     @contextlib.contextmanager
-    def started(planned: Plan, *, opened: list[Any] | None = None, **how: Any) -> Iterator[Supervisor]:
+    def started(planned: Plan, *, opened: list[Any] | None = None, **options: Any) -> Iterator[Supervisor]:
         with RunFolder.create("run", tmp_path) as folder:
-            supervisor = Supervisor(planned, folder, RunOptions(), **how)
+            supervisor = Supervisor(planned, folder, RunOptions(**options))
             try:
                 events = list(supervisor.open())
                 if opened is not None:
@@ -231,7 +231,7 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
 
 
 def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
-    with start(plan(hangs), patience=3.0) as supervisor:
+    with start(plan(hangs), heartbeat=3.0) as supervisor:
         ref = made(supervisor)
         os.kill(supervisor.pids()["source"], signal.SIGSTOP)
         supervisor.tell(chunk_of(1, ref, node="hangs"))
@@ -243,7 +243,7 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
 
 
 def test_what_hangs_is_named_and_closed(start: Start) -> None:
-    with start(plan(hangs), patience=2.5) as supervisor:  # a heartbeat comes each second, whatever a kernel does
+    with start(plan(hangs), heartbeat=2.5) as supervisor:  # a heartbeat comes each second, whatever a kernel does
         ref = made(supervisor)
         for number in (2, 3, 4):
             supervisor.tell(chunk_of(number, ref, node="hangs"))
