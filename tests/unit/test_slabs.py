@@ -1,0 +1,336 @@
+"""Slabs and the outbox over them: memory is used again, bounded, sealed, and spills."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import fcntl
+import gc
+import mmap
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys
+from dataflow.errors import DataError, RunError
+from engine.channels.contract import PeerLost, Request
+from engine.channels.frames import checked_together, places, put_together, taken_apart
+from engine.channels.outbox import SlabOutbox
+from engine.channels.shm import ShmChannel
+from engine.channels.slabs import F_SEAL_FUTURE_WRITE, POISON, SHARED, SMALL, SlabPool, is_sealed
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool() -> Iterator[SlabPool]:
+    """A pool with room for 64 MiB."""
+    made = SlabPool(limit=64 * MIB, poison=True)
+    yield made
+    made.close()
+
+
+def numbers(count: int, start: int = 0) -> Batch:
+    """One column of int64."""
+    return Batch(Keys.of(range(count)), pa.RecordBatch.from_pydict({"x": pa.array(np.arange(start, start + count))}))
+
+
+# --- slabs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_slab_is_used_again_and_not_made_again(pool) -> None:
+    first = pool.allocate(3 * MIB)
+    number, descriptor = first.slab.number, first.slab.descriptor
+    pool.let_go(first)
+    again = pool.allocate(3 * MIB - 5000)
+    assert (again.slab.number, again.slab.descriptor) == (number, descriptor)
+    assert pool.allocate(3 * MIB).slab.number != number
+
+
+def test_a_much_larger_slab_is_not_wasted_on_a_region(pool) -> None:
+    large = pool.allocate(20 * MIB)
+    pool.let_go(large)
+    assert pool.allocate(4 * MIB).slab is not large.slab
+
+
+def test_small_regions_share_a_slab_and_free_it_together(pool) -> None:
+    some = [pool.allocate(1000) for _ in range(10)]
+    assert {r.slab.number for r in some} == {some[0].slab.number}
+    assert [r.offset % 64 for r in some] == [0] * 10
+    assert pool.nbytes == SHARED
+    for region in some:
+        pool.let_go(region)
+    assert pool.allocate(1000).offset == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3 * MIB), st.integers(0, 5)), max_size=30))
+def test_live_regions_never_overlap_and_memory_stays_bounded(steps) -> None:
+    pool = SlabPool(limit=16 * MIB)
+    live = []
+    for number, (length, drops) in enumerate(steps):
+        region = pool.allocate(length)
+        region.bytes()[:] = number % 251
+        live.append((region, number % 251))
+        for _ in range(min(drops, len(live))):
+            pool.let_go(live.pop(0)[0])
+        for held, value in live:
+            assert (held.bytes()[[0, held.length // 2, -1]] == value).all()
+        assert pool.nbytes <= 16 * MIB
+        assert pool.live == len(live)
+    for held, _ in live:
+        pool.let_go(held)
+    assert (pool.live, pool.spilled) == (0, 0)
+    pool.close()
+
+
+def test_freed_memory_is_poisoned(pool) -> None:
+    region = pool.allocate(5000)
+    view = region.bytes()
+    view[:] = 1
+    pool.let_go(region)
+    assert (view == POISON).all()
+
+
+def test_the_size_is_sealed_and_others_cannot_write(pool) -> None:
+    descriptor = pool.allocate(100).slab.descriptor
+    assert is_sealed(descriptor)
+    for size in (0, 2 * SHARED):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & F_SEAL_FUTURE_WRITE:
+        with pytest.raises(PermissionError):
+            mmap.mmap(descriptor, SHARED)
+        with pytest.raises(PermissionError):
+            os.pwrite(descriptor, b"x", 0)
+    mmap.mmap(descriptor, SHARED, prot=mmap.PROT_READ).close()
+
+
+def test_beyond_the_limit_it_spills_to_a_file_without_a_name(tmp_path) -> None:
+    pool = SlabPool(limit=10 * MIB, directory=tmp_path)
+    kept = pool.allocate(8 * MIB)
+    spilled = pool.allocate(6 * MIB)
+    assert spilled.slab.on_disk
+    assert not kept.slab.on_disk
+    assert pool.spilled == spilled.slab.size >= 6 * MIB
+    assert list(tmp_path.iterdir()) == []
+    spilled.bytes()[:] = 7
+    assert os.pread(spilled.slab.descriptor, 3, 0) == b"\7\7\7"
+    pool.let_go(spilled)
+    assert (pool.spilled, pool.gone()) == (0, [spilled.slab.number])
+    pool.let_go(kept)
+    assert not pool.allocate(9 * MIB).slab.on_disk  # free slabs make room
+    pool.close()
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch) -> None:
+    pool = SlabPool(limit=0, directory=tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunError, match=rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"):
+        pool.allocate(2 * MIB)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_descriptors_left_is_one_clear_error(pool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 3, hard))
+    try:
+        with pytest.raises(RunError, match=r"Too many open files.*Fix: ulimit -n"):
+            collections.deque((pool.allocate(2 * MIB) for _ in range(9)), maxlen=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert pool.allocate(2 * MIB).length == 2 * MIB
+
+
+# --- the outbox ----------------------------------------------------------------------------------------------------
+
+
+def test_arrays_built_in_a_slab_are_not_copied(pool) -> None:
+    outbox = SlabOutbox(pool, 0)
+    memory = outbox.allocate(8000)
+    column = pa.Array.from_buffers(pa.int64(), 1000, [None, pa.py_buffer(memory)])
+    block = outbox.keep(
+        Batch(Keys.of(range(1000)), pa.RecordBatch.from_pydict({"x": column, "y": column.cast("int32")}))
+    )
+    found = outbox.records(block, ())
+    assert found.column("x").buffers()[1].address == memory.ctypes.data
+    assert found.column("y").buffers()[1].address != memory.ctypes.data
+    assert pool.live == 2  # what was built, and the rest
+    del memory, column, found
+    gc.collect()
+    more = outbox.allocate(8)  # takes note of what has been dropped
+    assert outbox.records(block, ("x",)).num_rows == 1000
+    assert pool.live == 3  # the array is gone, the block's hold of its memory is not
+    del more
+    outbox.release(block)
+    assert pool.live == 0
+
+
+def test_what_was_built_and_never_kept_is_free_again(pool) -> None:
+    outbox = SlabOutbox(pool, 0)
+    memory = outbox.allocate(2 * MIB)
+    part = memory[100:200]
+    slab = next(iter(pool._slabs.values()))
+    del memory
+    gc.collect()
+    other = outbox.allocate(2 * MIB)
+    assert other.ctypes.data != slab.buffer.address  # a part of it is still looked at
+    del part
+    gc.collect()
+    assert outbox.allocate(2 * MIB).ctypes.data == slab.buffer.address
+
+
+def test_one_array_in_two_blocks_stays_until_both_are_released(pool) -> None:
+    outbox = SlabOutbox(pool, 0)
+    memory = outbox.allocate(80)
+    memory.view(np.int64)[:] = range(10)
+    column = pa.Array.from_buffers(pa.int64(), 10, [None, pa.py_buffer(memory)])
+    records = pa.RecordBatch.from_pydict({"x": column})
+    blocks = [outbox.keep(Batch(Keys.of(range(5)), records.slice(5 * i, 5))) for i in range(2)]
+    del memory, column, records
+    gc.collect()
+    outbox.release(blocks[0])
+    assert outbox.records(blocks[1], ()).column("x").to_pylist() == [5, 6, 7, 8, 9]
+    outbox.release(blocks[1])
+    assert pool.live == 0
+
+
+def test_weights_of_one_column_are_copied_once_at_most(pool) -> None:
+    outbox = SlabOutbox(pool, 0)
+    data = outbox.allocate(10 * MIB)
+    offsets = pa.py_buffer(np.array([0, 4 * MIB, 10 * MIB]))
+    column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 2, [None, offsets, pa.py_buffer(data)])
+    before = pool.nbytes
+    outbox.keep(Batch(Keys.of(range(2)), pa.RecordBatch.from_pydict({"data": column})))
+    assert pool.nbytes - before <= SHARED  # the offsets alone
+
+
+def test_a_column_that_cannot_travel_takes_no_memory(pool) -> None:
+    outbox = SlabOutbox(pool, 0)
+    view = pa.array(["a"], pa.string_view())
+    with pytest.raises(DataError, match=r"column 'x'.*string_view"):
+        outbox.keep(Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": view})))
+    assert (pool.live, len(outbox)) == (0, 0)
+
+
+# --- between two channels ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path) -> Iterator[Callable[..., tuple[ShmChannel, ShmChannel]]]:
+    """Makes two channels, of which b can dial a."""
+    made: list[ShmChannel] = []
+
+    def make(**options: object) -> tuple[ShmChannel, ShmChannel]:
+        def dial(peer: str) -> socket.socket:
+            if peer != "a":
+                raise PeerLost(peer, "is not there")
+            mine, its = socket.socketpair()
+            made[0].serve("b", its)
+            return mine
+
+        made.extend(ShmChannel(n, 0, dial, directory=tmp_path, **options) for n in "ab")  # type: ignore[arg-type]
+        return made[0], made[1]
+
+    yield make
+    for channel in made:
+        channel.close()
+
+
+def read(channel: ShmChannel, block: int) -> pa.RecordBatch:
+    (found,) = channel.fetch([Request(worker="a", block=block)])
+    return found
+
+
+def test_views_share_the_producers_memory(pair) -> None:
+    a, b = pair()
+    block = a.keep(numbers(1000))
+    own, other = a.fetch([Request(worker="a", block=block)])[0], read(b, block)
+    assert own.equals(other)
+    a._pool._slabs[0].bytes(0, 8).view(np.int64)[0] = 77  # mapped twice: written in one, it shows in the other
+    assert (own.column("x")[0].as_py(), other.column("x")[0].as_py()) == (77, 77)
+    assert not other.column("x").buffers()[1].is_mutable
+
+
+def test_a_descriptor_comes_once_for_each_slab(pair) -> None:
+    a, b = pair()
+    before = len(os.listdir("/proc/self/fd"))
+    for start in range(50):
+        block = a.keep(numbers(10, start))
+        assert read(b, block).column("x")[0].as_py() == start
+        a.release(block)
+    assert len(b._readers["a"]) == 1
+    assert len(os.listdir("/proc/self/fd")) - before <= 8
+
+
+def test_a_reader_lets_go_of_slabs_that_are_gone(pair) -> None:
+    a, b = pair(limit=12 * MIB)
+    first = a.keep(numbers(MIB))  # 8 MiB
+    kept = read(b, first)
+    a.release(first)
+    second = a.keep(numbers(MIB + MIB // 4))  # 10 MiB: the first slab has to go for it
+    read(b, second)
+    read(b, second)
+    assert len(b._readers["a"]) == 1
+    assert kept.column("x")[-1].as_py() == MIB - 1  # a view keeps its mapping
+
+
+def test_spilled_blocks_are_read_like_others(pair) -> None:
+    a, b = pair(limit=9 * MIB, verify="content")
+    blocks = [a.keep(numbers(MIB // 2, start)) for start in range(4)]
+    assert a.spilled > 0
+    for start, block in enumerate(blocks):
+        assert read(b, block).equals(numbers(MIB // 2, start).records)
+        a.release(block)
+    assert a.spilled == 0
+
+
+def test_nothing_is_left_open(pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    a, b = pair(limit=9 * MIB)
+    for start in range(3):
+        read(b, a.keep(numbers(MIB // 2, start)))
+    read(a, a.keep(numbers(3)))
+    a.close()
+    b.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- frames --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    values=st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.booleans()), max_size=5)), max_size=40),
+    start=st.integers(0, 20),
+    length=st.integers(0, 20),
+)
+def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
+    whole = pa.RecordBatch.from_pydict({"x": pa.array(values, pa.list_(pa.bool_()))})
+    part = whole.slice(min(start, len(values)), length)
+    framed = taken_apart(part)
+    assert framed.nodes[1][0] == sum(len(v) for v in part.column("x").to_pylist() if v is not None)
+    assert len(framed.nodes) == places(part.schema).node[-1]
+    found = checked_together(part.schema, part.num_rows, framed.nodes, framed.buffers)
+    assert found.equals(part)
+    assert put_together(part.schema, part.num_rows, framed.nodes, framed.buffers).equals(part)
+
+
+def test_a_slice_of_a_large_column_is_not_sent_whole() -> None:
+    whole = pa.RecordBatch.from_pydict({"x": pa.array(["y" * 100] * 1000)})
+    assert taken_apart(whole.slice(500, 2)).nbytes < 300
+    assert SMALL < SHARED
