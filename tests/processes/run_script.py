@@ -17,7 +17,10 @@ MAKE = {
     "evaluated": lambda folder: run_graphs.evaluated(folder, every=3, keep_best=1),
     "followed": run_graphs.followed,
     "lagging": lambda folder: run_graphs.small(folder, max_lag=1),
+    "overlapping": lambda folder: run_graphs.small(folder, max_lag=1),
 }
+WORKERS = {"overlapping": "auto"}
+"""Where it is not one."""
 
 
 def main() -> None:
@@ -27,7 +30,13 @@ def main() -> None:
         result = resume(runs / "killed", on_step=told)
     else:
         options = RunOptions(
-            steps=steps, name="killed", runs=runs, threads=1, workers="one", progress=False, checkpoint_every=2
+            steps=steps,
+            name="killed",
+            runs=runs,
+            threads=1,
+            workers=WORKERS.get(graph, "one"),
+            progress=False,
+            checkpoint_every=2,
         )
         result = run(MAKE[graph](folder), options, on_step=told)
     print(result.reason, flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from left_by_runs import Rows, children, metrics, timeless, weights
 from run_graphs import breaks, evaluated, followed, hangs, not_a_number, raises, small, with_score
+from run_processes import end_of_children, process, wait_for
 
 from dataflow.errors import DataError, KernelError, RunError
 from dataflow.graph import Graph
@@ -113,6 +116,37 @@ def test_a_run_goes_on_in_other_places(tiny: Path, options: Options) -> None:
     part = run(followed(tiny), options(2, name="part"))
     resume(part.folder, steps=4, pin={"train_policy": "train", "train_critic": "train", "values": "values"})
     same(whole, resume(part.folder, steps=6, pin={}))
+
+
+# stopped
+
+
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
+    tiny: Path, tmp_path: Path, presses: int
+) -> None:
+    with process(tiny, tmp_path, "overlapping", 100_000) as made:
+        wait_for(made, "step 3")
+        workers = children(made.pid)
+        os.killpg(made.pid, signal.SIGINT)
+        assert made.stderr is not None
+        while "Ctrl-C again" not in made.stderr.readline():
+            assert made.poll() is None
+        if presses == 2:
+            os.killpg(made.pid, signal.SIGINT)
+        out, err = made.communicate()
+    assert len(workers) >= 2
+    end_of_children(workers)
+    if presses == 2:
+        assert made.returncode != 0
+        return
+    assert made.returncode == 130, err
+    assert "stopped by Ctrl-C" in out
+    assert "Traceback" not in err
+    last = metrics(tmp_path / "killed")[-1]["step"]
+    assert (tmp_path / "killed" / "checkpoints" / f"step_{last}").is_dir()
+    for log in (tmp_path / "killed" / "logs").iterdir():
+        assert "KeyboardInterrupt" not in log.read_text(), log.name
 
 
 # what goes wrong

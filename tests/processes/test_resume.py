@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import ROOT, children, metrics, timeless, weights
+from left_by_runs import children, metrics, timeless, weights
 from run_graphs import evaluated, followed, small, vowels
+from run_processes import ENVIRONMENT, end_of_children, process, wait_for
 
 from dataflow.errors import CheckpointError, GraphError
 from dataflow.graph import Graph
@@ -26,52 +26,6 @@ from graphs.grpo import grpo
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(110)
 STEPS = 8
-HERE = Path(__file__).parent
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, ROOT / "tests" / "unit"))),
-}
-
-
-@contextmanager
-def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """run_script.py in a session of its own; whatever happens, it has ended afterwards."""
-    command = [sys.executable, str(HERE / "run_script.py"), *map(str, arguments)]
-    made = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    late = threading.Timer(60, made.kill)
-    late.start()
-    try:
-        yield made
-    finally:
-        late.cancel()
-        if made.poll() is None:
-            made.kill()
-        made.communicate()
-
-
-def wait_for(made: subprocess.Popen[str], line: str) -> None:
-    assert made.stdout is not None
-    for found in made.stdout:
-        if found.strip() == line:
-            return
-    raise AssertionError(f"the run ended before {line!r}: {made.stderr.read() if made.stderr else ''}")
-
-
-def end_of_children(pids: list[int]) -> None:
-    """Wait until the kernel has ended these processes; the test's own time limit is the bound."""
-    for pid in pids:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        with os.fdopen(handle) as opened:
-            import select
-
-            ready, _, _ = select.select([opened], [], [], 20)
-            assert ready, f"process {pid} outlived its run"
 
 
 @pytest.fixture(scope="module")
