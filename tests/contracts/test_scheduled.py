@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from dataflow.errors import RunError
@@ -178,6 +179,33 @@ def test_a_store_that_is_not_there_is_said(ranks: Ranks) -> None:
         bound.bind(("127.0.0.1", 0))
         (said,) = ranks.do(1, nobody, bound.getsockname()[1])
     assert "expected rank 0's store" in said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_payloads_on_a_device_go_by_nccl() -> None:
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    ends = CollectiveChannel(0, 1, store, name="device", device="cuda:0", timeout=20)
+    given = [torch.arange(5.0, device="cuda:0").bfloat16(), torch.zeros(0, 3, device="cuda:0")]
+    ends.broadcast(0, 0, given)
+    assert given[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    ends.close()
+
+
+def exchanged(rank: int, port: int) -> float:
+    device = f"cuda:{rank}"
+    torch.cuda.set_device(rank)
+    ends = CollectiveChannel(rank, 2, client(port), name="devices", device=device, timeout=20)
+    value = torch.full((1000,), float(rank), device=device)
+    (ends.send if rank == 0 else ends.receive)(1 - rank, 0, [value])
+    ends.close()
+    return float(value.sum())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_devices_send_to_each_other(ranks: Ranks) -> None:
+    assert ranks.do(2, exchanged) == [0.0, 0.0]
 
 
 # --- weights ------------------------------------------------------------------------------------------------------

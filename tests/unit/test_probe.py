@@ -18,6 +18,7 @@ from dataflow.kernel import KernelNode, Layout, Piece
 from dataflow.loss import Loss
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
+from engine.channels.world import leave, world
 from engine.coordinator.messages import Loaded, Offer, Publish
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.delivery import Delivery
@@ -30,6 +31,7 @@ from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model, load_pieces, pieces
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.train import TorchTrain
+from tests.contracts.ranks import Ranks, client
 
 ENDS = Ends(model="policy", writer="train_policy", reader="rollout", version=3)
 
@@ -99,6 +101,33 @@ def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(base: 
         module.get_parameter("model.norm.weight").mul_(1.3)
     with pytest.raises(RunError, match="to the bit, and says other things"):
         compare(packed, probed(module, rows, head="lm"), rows, tolerance_of([dtype]), ENDS)
+
+
+def split_probe(rank: int, port: int, base: str) -> tuple[float, bool, int]:
+    """Of two ranks that split their weights: how far from one rank's, whether the same again, pieces given between."""
+    train = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
+    rows = probe_rows(0, train.vocabulary)
+    group = world(rank, 2, client(port), timeout=20)
+    try:
+        node = KernelNode(name="n", operator="o", models={"model": Model("m", base)}, params={"loss": PG, "lr": 0.1})
+        split = TorchTrain()
+        split.open(node, Layout(data=2, shard=True), FakeSession(rank=rank, world=2, group=group))
+        first, given = split.probe(rows), len(list(split.pieces()))
+        return float(np.abs(first - train.probe(rows)).max()), np.array_equal(first, split.probe(rows)), given
+    finally:
+        leave()
+
+
+def test_split_weights_are_probed_by_all_their_ranks(base: str) -> None:
+    ranks = Ranks(2)
+    try:
+        (off, again, given), other = ranks.do(2, split_probe, base)
+    finally:
+        ranks.close()
+    assert off < 1e-5
+    assert again
+    assert given > 0
+    assert other == (off, True, 0)
 
 
 # --- the comparison -----------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from dataflow.batch import Ragged
 from operators.kernels.tensors import gather, numbers
@@ -31,8 +30,8 @@ def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> 
     """float32 [tokens - rows]: of each token but the first of its row, its log-prob given those before it at
     temperature 1, or for a scalar head the value before it.
 
-    within: the module's FSDP root where its weights are split; every rank has to call then, and they are split again
-    afterwards.
+    within: what calls a function with the weights gathered, where they are split (parallel.Sharded); every rank has to
+    call then.
     """
     device = next(module.parameters()).device
     starts = ids.offsets[:-1]
@@ -50,7 +49,4 @@ def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> 
     call: Callable[[Callable[[], Tensor]], Tensor] = within or (lambda do: do())
     said = np.empty(len(rest.values), dtype=np.float32)
     said[packed.tokens] = numbers(call(say))
-    for part in within.modules() if within is not None else ():
-        if isinstance(part, FSDPModule):
-            part.reshard()
     return said
