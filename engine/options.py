@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from dataflow.errors import RunError, nearest
+from dataflow.errors import PlanError, RunError, nearest
 from engine.plan.placing import Placing
 
 
@@ -42,7 +42,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     workers: Literal["one", "auto", "apart"] = "auto"
     """Processes: one; apart, each node in its own; auto, one at max_lag 0, else apart where work overlaps."""
     pin: Mapping[str, str] = field(default_factory=dict)
-    """The Worker of a node (rollout=gen), or those of its replicas or ranks (rollout=g0,g1)."""
+    """The Worker of a node (rollout=gen), those of its replicas or ranks (rollout=g0,g1); gen@b names its host, too."""
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
     replicas: Mapping[str, int] = field(default_factory=dict)
@@ -55,6 +55,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     leases: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
+    cluster: Path | None = None
+    """File with the hosts that a run may use; this is the first of them, and the others run `dataflow host`."""
     threads: int | None = None
     """Threads of each kernel; by default all cores, shared among Workers that compute at the same time."""
     inproc: bool = False
@@ -69,9 +71,11 @@ class RunOptions:  # the fields' docstrings are the command line's help
 
 def placing(options: RunOptions) -> Placing:
     """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`."""
+    pin, hosts = _pins(options.pin)
     return Placing(
         workers=options.workers,
-        pin={node: tuple(w.strip() for w in names.split(",")) for node, names in options.pin.items()},
+        pin=pin,
+        hosts=hosts,
         together=options.together,
         replicas=options.replicas,
         chunks=options.chunks,
@@ -82,9 +86,23 @@ def placing(options: RunOptions) -> Placing:
     )
 
 
+def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The Workers of each node, and the host of each Worker that has one behind its @. Raises PlanError for two."""
+    pin: dict[str, tuple[str, ...]] = {}
+    hosts: dict[str, str] = {}
+    for node, names in asked.items():
+        pairs = [name.strip().partition("@") for name in names.split(",")]
+        pin[node] = tuple(worker for worker, _, _ in pairs)
+        for worker, at, host in pairs:
+            if at and hosts.setdefault(worker, host) != host:
+                raise PlanError(f"pin: {worker} is on {hosts[worker]} and on {host}. Fix: {worker}@{host} everywhere.")
+    return pin, hosts
+
+
 def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
     """The options as a run folder keeps them. path: folders beside the installation's that the run imports from."""
     data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
+    data["cluster"] = str(options.cluster.absolute()) if options.cluster else None
     return json.dumps(data | {"path": list(path)}, indent=1)
 
 
@@ -100,6 +118,7 @@ def from_json(text: str, changes: Mapping[str, Any]) -> tuple[RunOptions, tuple[
         if name not in known:
             raise RunError(f"options: {name!r} is no option. Fix: {nearest(name, known) or 'see dataflow run --help'}.")
     data["runs"] = Path(data.get("runs", "runs"))
+    data["cluster"] = Path(data["cluster"]) if data.get("cluster") else None
     if "sinks" in data:
         data["sinks"] = tuple(data["sinks"])
     for name in ("together", "leases"):

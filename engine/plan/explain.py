@@ -13,6 +13,7 @@ from dataflow.node import Node
 from dataflow.regions import regions
 from dataflow.rows import Domains
 from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
+from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
 
 WIDTH = 120
@@ -50,10 +51,16 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 
 def _header(plan: Plan) -> list[str]:
-    where = f" on {plan.cluster.describe()}" if plan.cluster else ""
+    where = f" on {_machines(plan)}" if plan.cluster else ""
     lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
     said = [*_steps(plan), *_staleness(plan), *_memory(plan), *_time(plan)]
     return lines + [f"  {line}" for text in said for line in _wrapped(text, after=2)]
+
+
+def _machines(plan: Plan) -> str:
+    assert plan.cluster is not None
+    names = dict.fromkeys(plan.hosts.values())
+    return "; ".join(f"{n}: {plan.cluster.on(n).describe()}" for n in names) or plan.cluster.describe()
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -111,22 +118,33 @@ def _memory(plan: Plan) -> Iterator[str]:
         return
     if unknown := _unknown(plan, plan.nodes):
         yield f"all workers: memory unknown, since the parameters of {', '.join(unknown)} are"
-    elif plan.cluster and not plan.cluster.gpus:
-        parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in plan.workers}
-        most = host_peak(parts, plan.leases)
-        yield f"all workers: at most {_size(most)} on this host, of {_size(plan.cluster.memory)}"
+    elif plan.cluster:
+        for host in dict.fromkeys(plan.hosts.get(w, "") for w in plan.workers):
+            yield from _host_memory(plan, plan.cluster.on(host), host)
+
+
+def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
+    """What the Workers of one host need together."""
+    if cluster.gpus:
+        return
+    workers = [w for w in plan.workers if plan.hosts.get(w, "") == host]
+    parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in workers}
+    most = f"at most {_size(host_peak(parts, [lease for lease in plan.leases if lease[0] in workers]))}"
+    told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
+    yield f"{told}, of {_size(cluster.memory)}"
 
 
 def _holds(plan: Plan, worker: str) -> Iterator[str]:
     """What a Worker needs at most."""
     nodes = [n for n in plan.nodes if worker in n.workers]
     parts = [n.estimate.bytes for n in nodes]
+    host = plan.hosts.get(worker, "")
     if unknown := _unknown(plan, nodes):
         yield f"memory unknown, since the parameters of {', '.join(unknown)} are; without them {_size(peak(parts))}"
-    elif plan.cluster and plan.cluster.gpus:
-        yield f"{_peak(nodes, HOST_PARTS)}, of {_size(plan.cluster.gpus[0])} on the GPU"
+    elif plan.cluster and (cluster := plan.cluster.on(host)).gpus:
+        yield f"{_peak(nodes, HOST_PARTS)}, of {_size(cluster.gpus[0])} on the GPU"
         held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
-        yield f"{_size(held)} of rows, of {_size(plan.cluster.memory)} on this host"
+        yield f"{_size(held)} of rows, of {_size(cluster.memory)} on {host or 'this host'}"
     else:
         room = f", of {_size(plan.cluster.memory)}" if plan.cluster and len(plan.workers) == 1 else ""
         yield f"{_peak(nodes, ())}{room}"
@@ -177,6 +195,7 @@ def _workers(plan: Plan) -> Iterator[str]:
     for worker in plan.workers:
         nodes = [n for n in plan.nodes if worker in n.workers]
         threads = _count(max(n.layout.threads for n in nodes), "thread")
+        threads += f" on {plan.hosts[worker]}" if plan.hosts else ""
         records = ["the samples"] if worker == plan.recorder else []
         yield from _named(worker, width, f"{threads}: {', '.join([*(_share(n, worker) for n in nodes), *records])}")
         for text in _holds(plan, worker):
@@ -296,11 +315,18 @@ def _weights(plan: Plan) -> Iterator[str]:
         size = "parameters unknown" if model.parameters is None else f"{_count(model.parameters, 'parameter')}"
         yield from _named(model.name, width, f"{size}, from {model.base}", tail="")
         followers = [m.name for m in plan.models if m.follows == model.name]
-        for line in _versions(model, nodes, followers):
+        for line in _versions(plan, model, nodes, followers):
             yield from _wrapped(line, indent=width + 2, after=2)
 
 
-def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: Sequence[str]) -> Iterator[str]:
+def _apart(plan: Plan, one: PlannedNode, other: PlannedNode) -> bool:
+    """Whether their Workers are on several hosts."""
+    return len({plan.hosts[w] for w in (*one.workers, *other.workers)}) > 1
+
+
+def _versions(
+    plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: Sequence[str]
+) -> Iterator[str]:
     """How its versions get from the writer to each reader."""
     if model.follows:
         way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
@@ -312,7 +338,9 @@ def _versions(model: PlannedModel, nodes: Mapping[str, PlannedNode], followers: 
     for reader in model.readers:
         node = nodes[reader]
         lag = node.max_lag if node.region == "stream" else 0
-        yield f"{model.writer} -> {reader}: {_carried(model, node, nodes[model.writer])}; lag {lag}"
+        carried = _carried(model, node, nodes[model.writer])
+        far = plan.hosts and model.route == "pull" and _apart(plan, node, nodes[model.writer])
+        yield f"{model.writer} -> {reader}: {carried}{' by zmq' if far else ''}; lag {lag}"
     if not model.readers:
         yield f"written by {model.writer}, {'followed by ' + ', '.join(followers) if followers else 'read by nobody'}"
 

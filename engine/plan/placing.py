@@ -21,8 +21,9 @@ class Placing:
     training have a Worker each, so that they overlap; `apart` gives each node one of its own. pin: the Workers of a
     node, several for its replicas or ranks. together: nodes that share their Workers. replicas, chunks: of a node that
     keeps nothing between chunks. ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part
-    of weights and optimizer, not all. leases: Workers on the same devices, which take turns. inproc: all of this, but
-    for chunks (those that replicas bring too), is put aside, and every node is on `main`.
+    of weights and optimizer, not all. leases: Workers on the same devices, which take turns. hosts: the host of a
+    Worker, where that is not the first one. inproc: all of this, but for chunks (those that replicas bring too), is put
+    aside, and every node is on `main`.
     """
 
     workers: Spread = "auto"
@@ -33,4 +34,5 @@ class Placing:
     ranks: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
     leases: tuple[tuple[str, ...], ...] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)
     inproc: bool = False

@@ -175,6 +175,8 @@ class Plan:
     """The worker that writes them."""
     leases: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns; each worker is in at most one of these."""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """The host of each worker; empty where all are on this one."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     cluster: Cluster | None = None

@@ -50,6 +50,7 @@ def make_plan(
         recorded=draft.recorded,
         recorder=draft.recorder,
         leases=draft.leases,
+        hosts=draft.hosts,
         notes=draft.notes,
         cluster=draft.cluster,
         program=draft.graph,

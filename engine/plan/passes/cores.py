@@ -3,8 +3,9 @@
 Owns: who computes beside whom, and the threads that follow. Does not own: the Workers
 (place.py).
 
-Nodes of one Worker take turns, and each has all cores of the Worker; Workers of one lease take turns, too. Only kernels
-that compute with a Model are counted: columns and rewards (whose functions have processes of their own) take little.
+Nodes of one Worker take turns, and each has all cores of the Worker; Workers of one lease take turns, too, and count
+once. Only kernels that compute with a Model are counted: columns and rewards (whose functions have processes of their
+own) take little.
 """
 
 from __future__ import annotations
@@ -21,22 +22,29 @@ def cores(draft: Draft) -> Draft:
     threads = draft.threads
     shares = {} if threads else _shares(draft)
     nodes = (replace(n, layout=replace(n.layout, threads=threads or shares[n.name])) for n in draft.nodes)
-    total = draft.cluster.cores
-    shared = [n.name for n in draft.nodes if n.work in MODEL_WORK and shares.get(n.name, total) < total]
-    note = f"{', '.join(shared)}: a part of the {total} cores, as others compute beside; equal threads give equal bits"
-    return replace(draft, nodes=tuple(nodes), notes=(*draft.notes, *([note] if shared else [])))
+    totals = _totals(draft)
+    parts = [n for n in draft.nodes if n.work in MODEL_WORK and shares and shares[n.name] < totals[n.workers[0]]]
+    said = f"a part of the {draft.cluster.cores} cores" if not draft.hosts else "a part of their host's cores"
+    note = f"{', '.join(n.name for n in parts)}: {said}, as others compute beside; equal threads give equal bits"
+    return replace(draft, nodes=tuple(nodes), notes=(*draft.notes, *([note] if parts else [])))
+
+
+def _totals(draft: Draft) -> dict[str, int]:
+    """The cores of each Worker's host."""
+    return {w: draft.cluster.on(draft.hosts.get(w, "")).cores for n in draft.nodes for w in n.workers}
 
 
 def _shares(draft: Draft) -> dict[str, int]:
     """Node -> threads; those of one Worker are equal, and those of all Workers of one node."""
     busy = [n for n in draft.nodes if n.work in MODEL_WORK]
-    workers = {w for n in draft.nodes for w in n.workers}
     computing = {w for n in busy for w in n.workers}
-    spare = 1 if computing else draft.cluster.cores
-    shares = {w: draft.cluster.cores if w in computing else spare for w in workers}
+    totals = _totals(draft)
+    shares = {w: cores if w in computing or not computing else 1 for w, cores in totals.items()}
+    lease = {w: number for number, group in enumerate(draft.leases) for w in group}
     for node, beside in _beside(draft, busy).items():
         for worker in node_workers(busy, node):
-            shares[worker] = min(shares[worker], max(1, draft.cluster.cores // (1 + beside)))
+            here = {lease.get(w, w) for w in beside if draft.hosts.get(w) == draft.hosts.get(worker)}
+            shares[worker] = min(shares[worker], max(1, totals[worker] // len(here)))
     for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
         for node in draft.nodes:
             shares |= dict.fromkeys(node.workers, min(shares[w] for w in node.workers))
@@ -48,20 +56,13 @@ def node_workers(nodes: list[PlannedNode], name: str) -> tuple[str, ...]:
     return next(n.workers for n in nodes if n.name == name)
 
 
-def _beside(draft: Draft, busy: list[PlannedNode]) -> dict[str, int]:
-    """For each node, how many Workers beside its own can compute while it does; those of a lease count once."""
-    lease = {w: number for number, group in enumerate(draft.leases) for w in group}
+def _beside(draft: Draft, busy: list[PlannedNode]) -> dict[str, set[str]]:
+    """For each node, the Workers that can compute while it does, its own among them."""
     lags = {s.name: s.max_lag for s in draft.sources}
     uppers = above(draft.nodes)
-    found: dict[str, int] = {}
-    for node in busy:
-        others: set[str | int] = set()
-        for other in busy:
-            if node is other or _overlap(node, other, uppers, lags):
-                others |= {lease.get(w, w) for w in other.workers}
-        own = {lease.get(w, w) for w in node.workers}
-        found[node.name] = len(others | own) - 1
-    return found
+    return {
+        node.name: {w for o in busy if node is o or _overlap(node, o, uppers, lags) for w in o.workers} for node in busy
+    }
 
 
 def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]], lags: dict[str, int]) -> bool:

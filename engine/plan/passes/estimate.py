@@ -23,10 +23,13 @@ from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode
 
 
-def route(producer: PlannedNode, consumer: PlannedNode) -> str:
-    """`inproc` where both are in one Worker and nowhere else, else `shm`: rows lie in memory that both map."""
-    alone = len(producer.workers) == 1 and producer.workers == consumer.workers
-    return "inproc" if alone else "shm"
+def route(producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str]) -> str:
+    """`inproc` where both are in one Worker and nowhere else; `shm` on one host: rows lie in memory that both map; else
+    `zmq`, by which at least a part of the rows travels.
+    """
+    if len(producer.workers) == 1 and producer.workers == consumer.workers:
+        return "inproc"
+    return "shm" if len({hosts.get(w) for w in (*producer.workers, *consumer.workers)}) == 1 else "zmq"
 
 
 def estimate(draft: Draft) -> Draft:
@@ -181,7 +184,7 @@ class _Cost:
                 consumer=planned.name,
                 columns=tuple(names),
                 bytes=rows * sent,
-                route=route(made, planned),
+                route=route(made, planned, self._draft.hosts),
                 saved=rows * (sum(sizes.values()) - sent),
             )
 

@@ -1,4 +1,4 @@
-"""Which Workers each node is on: replicas, ranks, leases, and who records.
+"""Which Workers each node is on: replicas, ranks, leases, hosts, and who records.
 
 Owns: the Workers, from what was asked for (engine/plan/placing.py) and from what overlaps. Does
 not own: searching over layouts, threads (cores.py), modules (modules.py), batching (batching.py).
@@ -31,14 +31,17 @@ MODEL_WORK = ("decode", "forward", "train")
 
 def place(draft: Draft) -> Draft:
     """Workers and layouts of all nodes. Raises PlanError with everything that was asked for and cannot be."""
-    problems = [*_unknown(draft), *_unfit(draft)]
+    problems = [*_unknown(draft), *_unfit(draft), *_unknown_hosts(draft)]
     if problems:
         raise PlanError("\n".join(f"place: {problem}" for problem in problems))
     nodes = tuple(_split(draft))
     if draft.placing.inproc:
         nodes = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes)
     leases = () if draft.placing.inproc else draft.placing.leases
-    return replace(draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), notes=(*draft.notes, *_notes(draft)))
+    notes = (*draft.notes, *_notes(draft))
+    return replace(
+        draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), hosts=_hosts(draft, nodes), notes=notes
+    )
 
 
 def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
@@ -162,6 +165,15 @@ def _recorder(nodes: Sequence[PlannedNode]) -> str:
     return next(iter([*free, *trains]), nodes[0].workers[0])
 
 
+def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
+    """The host of each Worker: the first one's, unless another was asked for; none where all are on that."""
+    if draft.placing.inproc or not draft.placing.hosts:
+        return {}
+    first = draft.cluster.hosts[0].name
+    found = {w: draft.placing.hosts.get(w, first) for n in nodes for w in n.workers}
+    return found if set(found.values()) != {first} else {}
+
+
 # --- what was asked for -------------------------------------------------------------------------------------------
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -189,6 +201,17 @@ def _unknown(draft: Draft) -> Iterator[str]:
                 yield f"pin: {node!r} on {worker!r}, which is no name of a Worker. Fix: letters, digits, '-', '_', '.'."
         if len(set(workers)) < len(workers):
             yield f"pin: {node!r} on {','.join(workers)}, one of them twice. Fix: a Worker for each replica."
+
+
+def _unknown_hosts(draft: Draft) -> Iterator[str]:
+    """Hosts that the cluster file does not have."""
+    known = [h.name for h in draft.cluster.hosts]
+    for worker, host in draft.placing.hosts.items():
+        if not known:
+            yield f"pin: {worker!r} on host {host!r}, and no hosts are known. Fix: --cluster with a file of hosts."
+        elif host not in known:
+            fix = nearest(host, known) or f"one of {', '.join(known)}"
+            yield f"pin: {worker!r} expected a host of the cluster, found {host!r}. Fix: {fix}."
 
 
 def _unfit(draft: Draft) -> Iterator[str]:

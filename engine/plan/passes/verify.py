@@ -137,6 +137,17 @@ def _leases(draft: Draft) -> Iterator[str]:
                 yield f"{problem}. Fix: pin {node.name} to workers of different leases."
 
 
+def _hosts(draft: Draft) -> Iterator[str]:
+    """Ranks that act together, and Workers that take turns, are on one host."""
+    groups = [(n.name, n.workers[i : i + n.ranks]) for n in draft.nodes for i in range(0, len(n.workers), n.ranks)]
+    groups += [("leases", lease) for lease in draft.leases]
+    for name, group in groups:
+        hosts = dict.fromkeys(draft.hosts.get(w, "") for w in group)
+        if len(hosts) > 1:
+            together = f"{','.join(group)} are on {', '.join(hosts)}, and have to be on one host"
+            yield f"{name}: {together}. Fix: {' '.join(f'{w}@{next(iter(hosts))}' for w in group)}."
+
+
 def _chunks(draft: Draft) -> Iterator[str]:
     """A chunk has at least one prompt of its cohort; below the cut, of its Step."""
     batches = {s.name: s.cohort or s.batch for s in draft.sources}
@@ -164,23 +175,28 @@ def _aliases(draft: Draft) -> Iterator[str]:
 
 
 def _memory(draft: Draft) -> Iterator[str]:
-    """The peak of each Worker fits, and that of all: on the GPU what is on it, in host memory everything else."""
-    cluster = draft.cluster
-    workers = {
-        w: [n for n in draft.nodes if w in n.workers] for w in dict.fromkeys(w for n in draft.nodes for w in n.workers)
-    }
+    """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host memory the rest."""
+    workers = list(dict.fromkeys(w for n in draft.nodes for w in n.workers))
+    for host in dict.fromkeys(draft.hosts.get(w, "") for w in workers):
+        yield from _memory_of(draft, host, [w for w in workers if draft.hosts.get(w, "") == host])
+
+
+def _memory_of(draft: Draft, host: str, names: list[str]) -> Iterator[str]:
+    cluster = draft.cluster.on(host)
+    where = f"host {host}" if host else "this host"
+    workers = {w: [n for n in draft.nodes if w in n.workers] for w in names}
     parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
     leases = [[w for w in lease if w in workers] for lease in draft.leases]  # of others the check of leases tells
     if cluster.gpus:
         on_gpu = host_peak(parts, leases, without=HOST_PARTS, gives_back=True)
-        yield from _fits(workers, on_gpu, cluster.gpus[0], "the GPU", HOST_PARTS)
+        yield from _fits(workers, on_gpu, cluster.gpus[0], "the GPU" if not host else f"the GPU of {where}", HOST_PARTS)
         held = sum(p.get(name, 0) for nodes in parts.values() for p in nodes for name in HOST_PARTS)
         held += sum(lasting(p, without=HOST_PARTS) for lease in leases for w in lease for p in parts[w])
         if held > cluster.memory:
             name = ", ".join(workers)
             yield f"{name}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower batch or max_lag."
     else:
-        yield from _fits(workers, host_peak(parts, leases), cluster.memory, "this host", ())
+        yield from _fits(workers, host_peak(parts, leases), cluster.memory, where, ())
 
 
 def _fits(
@@ -224,6 +240,7 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "workers": _workers,
     "worlds": _worlds,
     "leases": _leases,
+    "hosts": _hosts,
     "chunks": _chunks,
     "aliases": _aliases,
     "memory": _memory,
