@@ -9,6 +9,8 @@ import torch
 
 from dataflow.errors import RunError
 from dataflow.kernel import Piece
+from engine.channels.contract import Request
+from engine.channels.shm import ShmChannel
 from engine.weights.pieces import DTYPES, SCHEMA, from_records, to_batch
 
 
@@ -67,6 +69,23 @@ def test_allocate_is_where_the_data_lies() -> None:
     assert len(memory) == 1
     assert bytes(memory[0]) == b"".join(data.to_pylist())
     assert data.buffers()[2].address == pa.py_buffer(memory[0]).address
+
+
+def test_an_outbox_of_shared_memory_keeps_the_block_without_a_copy() -> None:
+    channel = ShmChannel("w", 0, lambda peer: pytest.fail(f"dialled {peer}"))
+    memory: list[np.ndarray] = []
+
+    def allocate(size: int) -> np.ndarray:
+        memory.append(channel.allocate(size))
+        return memory[-1]
+
+    batch, digest = to_batch([Piece("w", torch.full((1 << 19,), 3.0))], allocate)
+    block = channel.keep(batch)
+    (records,) = channel.fetch([Request(worker="w", block=block)])
+    (piece,) = from_records(records, digest)
+    memory[0][:4] = np.frombuffer(np.float32(7.0).tobytes(), np.uint8)  # one memory: the writer's change is seen
+    assert piece.data[:2].tolist() == [7.0, 3.0]
+    channel.close()
 
 
 def test_equal_weights_have_one_digest_and_others_another() -> None:
