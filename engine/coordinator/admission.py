@@ -111,7 +111,7 @@ class Admission:
         """
         lane, source = self.lane, self.source
         if source.intake == "drop":
-            self._begin_again(version)
+            self._give_up_old(version)
         last = not self._coming()
         if lane.count[FINISHED] < source.batch and not last:
             return lane.slots()
@@ -129,14 +129,17 @@ class Admission:
             chosen = intake.oldest(begun, batch=source.batch, last=last)
         return finished[chosen]
 
-    def _begin_again(self, version: int) -> None:
+    def _give_up_old(self, version: int) -> None:
         finished = self.lane.slots(FINISHED)
         old = intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)
-        self._again += self.lane.again(finished[old])
+        self.begin_again(finished[old])
 
-    def taken(self, slots: np.ndarray) -> None:
-        """These prompts form the Step under way; the attempts to fill the next one are counted anew."""
-        self.lane.take(slots)
+    def begin_again(self, slots: np.ndarray) -> None:
+        """Give these prompts up in their present attempt; they are admitted once more, before any other."""
+        self._again += self.lane.again(slots)
+
+    def formed(self) -> None:
+        """A Step is formed: the attempts to fill the next one are counted anew."""
         self._rejected = 0
 
     @property

@@ -17,10 +17,15 @@ A run moves through these phases:
     settle       readers that need this very version           Loaded
     checkpoint   the checkpoint on disk                        Checkpointed
     finished     nothing
+    gone         nothing: the run goes back to a checkpoint
 
 The stream region runs through all of them: a prompt is admitted whenever the bound on outstanding prompts allows it
 and no reader above the cut is behind the published version. With max_lag 0 prompts are admitted in waves, while the
 run gathers and nothing is on its way, so that what shares a batch never depends on timing.
+
+Workers die in any phase (recovery.py). Without state, one is begun anew, and what was lost with it is made again: the
+same chunks where that gives the same rows (dispatch.py), other chunks or a further attempt where the weights have moved
+on meanwhile (lane.py). Where only a checkpoint has what was lost, the run goes back to it.
 """
 
 from __future__ import annotations
@@ -33,45 +38,47 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.admission import Admission
-from engine.coordinator.dispatch import Dispatch, UnderWay
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.evaluation import EvaluationRound
-from engine.coordinator.fence import Fence
 from engine.coordinator.lane import FINISHED, Lane, Ready
 from engine.coordinator.leases import Leases
 from engine.coordinator.messages import (
     Checkpoint,
     Checkpointed,
     ChunkDone,
-    Evaluate,
     Evaluated,
     Event,
     Finish,
     From,
     Gather,
+    GoBack,
     Instruction,
     Key,
     Loaded,
     Offered,
     Produced,
-    Record,
     Recorded,
     Ref,
     Release,
+    Respawn,
     SourceCut,
     SourceOpened,
     StepClosed,
     Stepped,
     StopRequested,
     Tombstoned,
-    TrainStep,
+    Unfetched,
+    WorkerLost,
+    WorkerOpened,
 )
 from engine.coordinator.ranks import Ranks
-from engine.coordinator.step import StepRun
-from engine.coordinator.tables import Blocks
+from engine.coordinator.recovery import Recovery
+from engine.coordinator.training import Training
 from engine.coordinator.versions import Versions
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
 
-Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished"]
+Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +113,6 @@ class Coordinator:
         self.phase: Phase = "opening"
         self._blocks = Blocks()
         self._nodes = {n.name: n for n in plan.nodes}
-        self._step_nodes = [n for n in plan.nodes if n.region == "step"]
         self._lanes = {s.name: self._lane(s) for s in plan.sources}
         self._admissions = {
             s.name: Admission(s, self._lanes[s.name], steps=settings.steps, last_batch=settings.last_batch)
@@ -114,19 +120,20 @@ class Coordinator:
         }
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
+        self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
+        """Nodes whose rows are others once the weights have moved on."""
+        self._late = [s.name for s in plan.sources if s.max_lag > 0]
         self._versions = Versions(plan)
-        self._fences: dict[str, Fence[Event]] = {}
+        self._recovery = Recovery(plan.workers)
         self._ranks, self._leases = Ranks(plan), Leases(plan)
-        self._dispatch = Dispatch(plan.workers, self._blocks)
-        self._sequence = 0
-        self._run: StepRun | None = None
-        self._training = False
-        self._told_record = False
-        self._recorded = False
+        self._dispatch = Dispatch(plan, self._blocks)
+        self._training = Training(plan, self._blocks, self._dispatch, self._lanes)
         self._round: EvaluationRound | None = None
         self._evaluated: dict[str, int] = {}
         self._closed = -1
         self._stored = 0
+        self._cut_due = False
+        """Whether a checkpoint is to be told, for the first time or as the one before came to nothing."""
         self._first_dropped = ""
         self._stop = ""
         self._at_once = False
@@ -153,7 +160,7 @@ class Coordinator:
     def handle(self, event: Event | From, now: float) -> list[Instruction]:
         """Take note of one event. `now` (seconds, any clock) is carried for policies that will need it."""
         del now
-        for each in self._in_order(event):
+        for each in self._recovery.in_order(event):
             self._told += self._leases.heard(each)
             heard, told = self._ranks.heard(each)
             self._told += told
@@ -161,24 +168,30 @@ class Coordinator:
                 self._hear(one)
         return self._flush()
 
-    def _in_order(self, event: Event | From) -> list[Event]:
-        """What counts, now that this has come: a Worker in another process may repeat itself, or overtake itself."""
-        if not isinstance(event, From):
-            return [event]
-        fence = self._fences.setdefault(event.worker, Fence())
-        return fence.take(event.epoch, event.number, event.event)
-
     def _hear(self, event: Event) -> None:
+        if self.phase == "gone":
+            return
         if self.phase != "finished":
             self._note(event)
             self._advance()
-        elif isinstance(event, Produced):  # of a chunk that was still under way
-            self._blocks.add(event.ref, 0)
-        elif isinstance(event, ChunkDone):
-            self._dispatch.done(event.chunk)
-        elif isinstance(event, (Loaded, Offered)):
-            self._load(event)
+        else:
+            self._note_the_end(event)
         self._release()
+
+    def _note_the_end(self, event: Event) -> None:
+        """The run is over; what was under way is let go as it ends."""
+        match event:
+            case Produced():
+                self._blocks.add(event.ref, 0)
+            case ChunkDone():
+                self._dispatch.done(event.chunk)
+            case Unfetched() if event.chunk >= 0:
+                self._dispatch.unfetched(event.chunk, event.peer)
+            case Loaded() | Offered():
+                self._load(event)
+            case WorkerLost() if self._recovery.lost(event):
+                self._dispatch.lost(event.worker, self._blocks.lose(event.worker))
+                self._versions.lost(event.worker)
 
     def waiting(self) -> list[str]:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
@@ -188,9 +201,7 @@ class Coordinator:
             lines += lane.waiting()
             done = lane.count[FINISHED]
             lines.append(f"intake of {name}: {done} of {self._admissions[name].source.batch} prompts are finished")
-        if self._run is not None:
-            lines += self._run.waiting()
-            lines += [] if self._recorded else [f"step {self._run.step}: its samples are not written yet"]
+        lines += self._training.waiting() + self._dispatch.waiting() + self._recovery.waiting()
         if self._round is not None:
             lines += self._round.waiting()
         lines += [*self._ranks.waiting(), *self._leases.waiting()]
@@ -208,16 +219,23 @@ class Coordinator:
                 self._chunk_done(event)
             case Tombstoned():
                 self._tombstoned(event)
+            case Unfetched():
+                self._unfetched(event)
+            case WorkerLost():
+                self._lost(event)
+            case WorkerOpened():
+                if self._recovery.opened(event):
+                    self._versions.opened(event.worker)
             case Stepped():
-                assert self._run is not None
-                self._run.trained()
-                self._training = False
+                self._training.stepped(event)
             case Loaded() | Offered():
                 self._load(event)
             case Recorded():
-                self._recorded = True
+                self._recovery.finished(self.plan.recorder)
+                self._training.recorded()
             case Evaluated():
                 assert self._round is not None
+                self._recovery.finished(self._nodes[event.node].workers[0])
                 self._round.evaluated(event.node)
                 self._evaluated[event.node] = event.version
             case Checkpointed():
@@ -240,32 +258,40 @@ class Coordinator:
             self._admissions[event.node].rows = event.rows
 
     def _produced(self, event: Produced) -> None:
-        node = self._nodes[event.node]
-        if event.chunk not in self._dispatch:  # of a chunk that was given up: let its rows go
+        chunk = self._dispatch.find(event.chunk)
+        if chunk is None:  # one that was given up: let its rows go
             self._blocks.add(event.ref, 0)
-        elif node.region == "evaluation":
+            return
+        node = chunk.node
+        if node.region == "evaluation":
             assert self._round is not None
-            self._round.produced(node, event.ref)
+            number = self._round.produced(node, event.ref)
         elif node.region == "step":
-            assert self._run is not None
-            self._run.produced(event.node, event.ref)
+            assert self._training.run is not None
+            number = self._training.run.produced(node.name, event.ref, self._dispatch.fresh(chunk, event.ref.keys))
         else:
-            self._lanes[node.source].produced(event.node, event.ref)
+            number = self._lanes[node.source].produced(node.name, event.ref)
+        self._dispatch.made(chunk, number, event.ref)
 
     def _chunk_done(self, event: ChunkDone) -> None:
-        chunk = self._dispatch.done(event.chunk)
-        missing = self._missing(chunk) if chunk is not None else None
-        if missing is not None:
-            self._fail(f"{event.node}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
+        self._recovery.finished(self._dispatch.worker_of(event.chunk))
+        chunk, wrong = self._dispatch.done(event.chunk)
+        if wrong:
+            self._fail(wrong)
+        elif chunk is not None and not chunk.closed:
+            chunk.closed = True
+            missing = self._missing(chunk)
+            if missing is not None:
+                self._fail(f"{event.node}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
 
-    def _missing(self, chunk: UnderWay) -> Key | None:
+    def _missing(self, chunk: Chunk) -> Key | None:
         """Close a chunk where its rows belong; returns a row that it should have made and did not."""
         if chunk.node.region == "evaluation":
             assert self._round is not None
-            return self._round.closed(chunk.node, chunk.keys)
+            return self._round.closed(chunk)
         if chunk.node.region == "step":
-            assert self._run is not None
-            return self._run.closed(chunk.node)
+            assert self._training.run is not None
+            return self._training.run.closed(chunk.node)
         return self._lanes[chunk.node.source].closed(chunk.node, chunk.keys)
 
     def _tombstoned(self, event: Tombstoned) -> None:
@@ -280,19 +306,81 @@ class Coordinator:
                 spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
                 self._fail(f"{spent} of {self.settings.error_budget:.0%}; the first: {self._first_dropped}")
 
+    # --- losses -------------------------------------------------------------------------------------------------
+
+    def _unfetched(self, event: Unfetched) -> None:
+        if event.chunk >= 0:
+            self._unissue(self._dispatch.unfetched(event.chunk, event.peer))
+        elif event.node in self._nodes and self._nodes[event.node].work == "evaluate":
+            assert self._round is not None
+            self._round.unfetched(event)
+        else:
+            self._training.unfetched(event)
+
+    def _lost(self, event: WorkerLost) -> None:
+        """A worker is gone, with every row that it kept and whatever it was doing."""
+        if not self._recovery.lost(event):
+            return
+        worker, hopeless = event.worker, self._recovery.hopeless(event.worker)
+        if worker in self.plan.stateful:
+            self._go_back(worker, event.error)
+            return
+        if hopeless:
+            self._fail(hopeless)
+            return
+        self._out.append(Respawn(workers=(worker,)))
+        gone = self._blocks.lose(worker)
+        self._versions.lost(worker)
+        self._training.lost(worker)
+        if self._round is not None:
+            self._round.lost(worker)
+        given_up = self._dispatch.lost(worker, gone)
+        if self.phase == "step" and self._training.lacks(self._late, gone) and self._training.undo():
+            self.phase = "gather"
+        for name in self._late:
+            slots, ready = self._lanes[name].lose(gone, trained=self._trained)
+            self._admissions[name].begin_again(slots)
+            self._assign(ready, 0)
+        self._unissue(given_up)
+        self._cut_due = self.phase == "checkpoint"
+
+    def _unissue(self, chunks: Iterable[Chunk]) -> None:
+        """Chunks above the cut came to nothing: their rows are to be made by others."""
+        for chunk in chunks:
+            self._assign(self._lanes[chunk.node.source].unissue(chunk.node, chunk.keys), 0)
+
+    def _go_back(self, worker: str, error: str) -> None:
+        if self.phase not in ("finished", "gone"):
+            self.phase = "gone"
+            self._out.append(GoBack(worker=worker, error=error))
+
     # --- what follows -------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Move on as far as is possible without a further event."""
         moved = True
-        while moved and self.phase != "finished":
+        while moved and self.phase not in ("finished", "gone"):
             moved = False
+            self._out += self._versions.bring(moved_on=self._dispatch.moved_on)
+            self._out += self._dispatch.tell(self._able)
             for name, lane in self._lanes.items():
                 self._assign(lane.pump(), 0)
                 moved |= self._admissions[name].give_back()
             moved |= getattr(self, f"_in_{self.phase}")()
             for admission in self._admissions.values():
                 moved |= self._admit(admission)
+            self._beyond()
+
+    def _able(self, worker: str) -> bool:
+        """Whether a worker can be given rows: it is there, and so are its weights."""
+        return self._recovery.there(worker) and not self._versions.fresh(worker)
+
+    def _beyond(self) -> None:
+        """Go back where rows are asked for that were lost, and that nothing but a checkpoint can bring back."""
+        number = self._dispatch.beyond
+        if number is not None:
+            worker = self._blocks.lost_with(number)
+            self._go_back(worker, self._recovery.last_words(worker))
 
     def _admit(self, admission: Admission) -> bool:
         """Admit what the credit of a source allows; in a synchronous run only while nothing of it is on its way."""
@@ -320,12 +408,11 @@ class Coordinator:
     def _in_evaluate(self) -> bool:
         assert self._round is not None
         self._assign(self._round.pump(), self.version)
-        for node, keys, inputs in self._round.complete():
-            message = Evaluate(node=node.name, worker=node.workers[0], version=self.version, keys=keys, inputs=inputs)
-            self._out.append(message)
+        self._out += self._round.tell(self._able)
         if not self._round.done:
             return False
         self._round.release()
+        self._dispatch.abandon(lambda node: node.region == "evaluation")
         self._round = None
         self._close_step(evaluated=True)
         return True
@@ -338,68 +425,35 @@ class Coordinator:
             return self._end()
         if any(not len(slots) for slots in taken.values()):
             return False
-        for name, slots in taken.items():
-            self._admissions[name].taken(slots)
-        self._run = StepRun(self.version + 1, self._step_nodes, self._lanes, taken, self._blocks)
-        self._told_record = self._recorded = not self.plan.recorded
+        for admission in self._admissions.values():
+            admission.formed()
+        self._training.form(self.version + 1, taken)
         self.phase = "step"
         return True
 
     def _in_step(self) -> bool:
-        run = self._run
-        assert run is not None
-        self._assign(run.ready(), run.step)
-        if run.settled and not self._told_record:
-            self._record(run)
-        node = None if self._training else run.next_train()
-        if node is not None:
-            return self._train(run, node)
-        if not run.complete or not self._recorded:
+        step = self._training
+        self._assign(step.ready(), self.version + 1)
+        self._out += step.tell(self._able)
+        if not step.complete:
             return False
-        self._measure(run)
-        self.version = run.step
+        self._measure()
+        self.version += 1
+        self._dispatch.moved_on = False
         self._out += self._versions.publish(self.version)
         self.phase = "settle"
         return True
 
-    def _train(self, run: StepRun, node: PlannedNode) -> bool:
-        """Let the node whose turn it is train; returns whether its turn is over, having no row."""
-        keys = run.keys(node.inputs)
-        if not len(keys):
-            run.trained()
-            return True
-        self._training = True
-        self._sequence += 1
-        message = TrainStep(
-            sequence=self._sequence,
-            node=node.name,
-            worker=node.workers[0],
-            step=run.step,
-            keys=keys,
-            inputs=run.inputs(node.inputs, keys),
-        )
-        self._out.append(message)
-        return False
-
-    def _record(self, run: StepRun) -> None:
-        """Let the samples be written while the Step is trained."""
-        self._told_record = True
-        keys = run.keys(self.plan.recorded)
-        inputs = run.inputs(self.plan.recorded, keys)
-        self._out.append(Record(step=run.step, keys=keys, inputs=inputs, worker=self.plan.recorder))
-
     def _in_settle(self) -> bool:
         if not self._versions.settled:
             return False
-        assert self._run is not None
-        for name, slots in self._run.taken.items():
-            self._lanes[name].retire(slots)
-        self._run.release()
-        self._run = None
+        self._training.retire()
         self._evaluate_or_close(self._due(last=self._done() or self._drained()))
         return True
 
     def _in_checkpoint(self) -> bool:
+        if self._cut_due:
+            self._tell_checkpoint()
         if self._stored != self.version:
             return False
         self.phase = "gather"
@@ -418,7 +472,7 @@ class Coordinator:
         if not due:
             self._close_step()
             return
-        self._round = EvaluationRound(self.plan, due, self._rows_of, self.version, self._blocks)
+        self._round = EvaluationRound(self.plan, due, self._rows_of, self.version, self._blocks, self._dispatch)
         self.phase = "evaluate"
         self._assign(self._round.begin(), self.version)
 
@@ -436,13 +490,20 @@ class Coordinator:
 
     def _checkpoint(self) -> None:
         self.phase = "checkpoint"
+        self._cut_due = True
+        self._tell_checkpoint()
+
+    def _tell_checkpoint(self) -> None:
+        """Tell it once every row that goes into it is there."""
         rows: dict[str, tuple[Keys, Gather]] = {}
         for lane in self._lanes.values():
-            if lane.count[FINISHED]:
-                for node in lane.nodes:
-                    stored = lane.stored(node.name)
-                    gather, _ = self._blocks.gather(node.name, (), stored.block, stored.row)
-                    rows[node.name] = (stored.keys, gather)
+            for node in lane.nodes if lane.count[FINISHED] else ():
+                stored = lane.stored(node.name)
+                reading = self._blocks.reading(node.name, (), stored.block, stored.row)
+                if not self._dispatch.there(reading.numbers):
+                    return
+                rows[node.name] = (stored.keys, self._blocks.gather(reading))
+        self._cut_due = False
         sources = {name: admission.cut() for name, admission in self._admissions.items()}
         self._out.append(Checkpoint(step=self.version, sources=sources, rows=rows))
 
@@ -465,12 +526,13 @@ class Coordinator:
     def _finish(self, message: Finish) -> None:
         """Nothing is wanted any longer; chunks under way come to nothing, and what they read goes when they end."""
         self.phase = "finished"
-        if self._run is not None:
-            self._run.release()
+        if self._training.run is not None:
+            self._training.retire()
         if self._round is not None:
             self._round.release()
         for admission in self._admissions.values():
             admission.abandon()
+        self._dispatch.abandon(lambda node: True)
         self._release()
         self._out.append(message)
 
@@ -491,9 +553,13 @@ class Coordinator:
     # --- assignments --------------------------------------------------------------------------------------------
 
     def _assign(self, ready: Iterable[Ready], step: int) -> None:
-        self._out += [self._dispatch.assign(each, step) for each in ready]
+        for each in ready:
+            self._dispatch.add(each, step)
+        self._out += self._dispatch.tell(self._able)
 
-    def _measure(self, run: StepRun) -> None:
+    def _measure(self) -> None:
+        run = self._training.run
+        assert run is not None
         lag = self.version - np.concatenate([self._lanes[name].versions(slots) for name, slots in run.taken.items()])
         self._metrics = {
             "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
@@ -512,7 +578,7 @@ class Coordinator:
     def _lane(self, source: PlannedSource) -> Lane:
         nodes = [n for n in self.plan.nodes if n.region == "stream" and n.source == source.name]
         above = {n.name for n in nodes}
-        cut = [gate for n in self._step_nodes for gate in n.gates if gate in above]
+        cut = [gate for n in self.plan.nodes if n.region == "step" for gate in n.gates if gate in above]
         return Lane(source.name, nodes, cut, self._blocks)
 
     def _release(self) -> None:

@@ -6,13 +6,15 @@ a round begins (core.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from dataflow.batch import Keys
+import numpy as np
+
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane, Ready
-from engine.coordinator.messages import Gather, Key, Ref
+from engine.coordinator.messages import Evaluate, Key, Ref, Unfetched
 from engine.coordinator.step import StepRun
-from engine.coordinator.tables import Blocks
 from engine.plan.plan import Plan, PlannedNode
 
 
@@ -20,14 +22,21 @@ class EvaluationRound:
     """The nodes that stand above some due evaluate nodes, each run once over its source."""
 
     def __init__(
-        self, plan: Plan, due: Sequence[PlannedNode], rows_of: Mapping[str, int], version: int, blocks: Blocks
+        self,
+        plan: Plan,
+        due: Sequence[PlannedNode],
+        rows_of: Mapping[str, int],
+        version: int,
+        blocks: Blocks,
+        dispatch: Dispatch,
     ) -> None:
-        self._due = list(due)
         self._rows_of = rows_of
         self._version = version
         self._blocks = blocks
+        self._dispatch = dispatch
         self._waiting = list(due)
-        self._running: set[str] = set()
+        self._running: dict[str, PlannedNode] = {}
+        self._reads: dict[str, frozenset[int]] = {}
         needed = _above(plan, due)
         nodes = [n for n in plan.nodes if n.name in needed and n.work != "evaluate"]
         cut: dict[str, list[str]] = {}
@@ -47,34 +56,51 @@ class EvaluationRound:
                 found.append(lane.admit(range(rows), [0] * rows, self._version))
         return found
 
-    def produced(self, node: PlannedNode, ref: Ref) -> None:
-        """Rows have come."""
-        self._lanes[node.source].produced(node.name, ref)
+    def produced(self, node: PlannedNode, ref: Ref) -> int:
+        """Rows have come; returns the block's number."""
+        return self._lanes[node.source].produced(node.name, ref)
 
-    def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
+    def closed(self, chunk: Chunk) -> Key | None:
         """A chunk is done; returns a row that never came, if any."""
-        return self._lanes[node.source].closed(node, keys)
+        return self._lanes[chunk.node.source].closed(chunk.node, chunk.keys)
 
     def pump(self) -> list[Ready]:
         """What can run now."""
         return [ready for lane in self._lanes.values() for ready in lane.pump()]
 
-    def complete(self) -> Iterator[tuple[PlannedNode, Keys, dict[str, tuple[Gather, ...]]]]:
-        """Evaluate nodes of which every row has come, each once."""
-        for node in list(self._waiting):
+    def tell(self, able: Callable[[str], bool]) -> list[Evaluate]:
+        """The evaluate nodes of which every row has come, and whose worker can be told."""
+        found = []
+        for node in [n for n in self._waiting if able(n.workers[0]) and not self._lanes[n.source].running]:
             lane = self._lanes[node.source]
-            if not lane.running:
+            slots: Mapping[str, np.ndarray] = {node.source: lane.slots(FINISHED)}
+            rows = StepRun(self._version, [], {node.source: lane}, slots, self._blocks)
+            keys = rows.keys(node.inputs)
+            inputs, holds = rows.inputs(node.inputs, keys)
+            if self._dispatch.there(holds):
                 self._waiting.remove(node)
-                self._running.add(node.name)
-                rows = StepRun(
-                    self._version, [], {node.source: lane}, {node.source: lane.slots(FINISHED)}, self._blocks
+                self._running[node.name] = node
+                self._reads[node.name] = self._blocks.places(holds)
+                gathers = self._blocks.gathers(inputs)
+                message = Evaluate(
+                    node=node.name, worker=node.workers[0], version=self._version, keys=keys, inputs=gathers
                 )
-                keys = rows.keys(node.inputs)
-                yield node, keys, rows.inputs(node.inputs, keys)
+                found.append(message)
+        return found
 
     def evaluated(self, node: str) -> None:
         """An evaluate node has its numbers."""
-        self._running.discard(node)
+        del self._running[node]
+
+    def lost(self, worker: str) -> None:
+        """A worker is gone: what it was to evaluate has to be told once more."""
+        for node in [n for n in self._running.values() if n.workers[0] == worker]:
+            self._waiting.append(self._running.pop(node.name))
+
+    def unfetched(self, event: Unfetched) -> None:
+        """An evaluate node did not begin, as `peer` was gone."""
+        self._dispatch.suspect(event.peer, self._reads[event.node])
+        self._waiting.append(self._running.pop(event.node))
 
     @property
     def done(self) -> bool:

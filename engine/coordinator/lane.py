@@ -12,20 +12,24 @@ A prompt is in one of these states:
     dropped    a row of it failed for good              -> retired at once, its credit returned
     taken      its rows form the Step under way         -> retired when the Step is trained
 
+Where rows are lost, a finished prompt runs again, or begins again with the next attempt (`lose`); a taken one whose
+Step comes to nothing is finished again.
+
 A prompt leaves `running` only when every node above the cut has decided every row of it: were it to leave as soon as
 its fate is known, then which other chunks it is in would depend on who was faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.messages import NO_VERSION, Gather, Key, Ref, SourceCut
-from engine.coordinator.tables import ABSENT, PENDING, PRESENT, Blocks, StepRows, Table, prompt_runs
+from engine.coordinator.blocks import Blocks, Reading, Readings
+from engine.coordinator.messages import NO_VERSION, Key, Ref, SourceCut
+from engine.coordinator.tables import ABSENT, NO_BLOCK, PENDING, PRESENT, StepRows, Table, prompt_runs
 from engine.plan.plan import PlannedNode
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
@@ -39,7 +43,7 @@ class Ready:
 
     node: PlannedNode
     keys: Keys
-    inputs: Mapping[str, tuple[Gather, ...]]
+    inputs: Readings
     holds: frozenset[int] = frozenset()
 
 
@@ -117,8 +121,11 @@ class Lane:
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
-    def produced(self, node: str, ref: Ref) -> None:
-        """Rows have come. Those that nobody waits for (of a retired prompt, an older attempt, twice) are let go."""
+    def produced(self, node: str, ref: Ref) -> int:
+        """Rows have come. Those that nobody waits for (of a retired prompt, an older attempt, twice) are let go.
+
+        Returns the block's number.
+        """
         table = self._tables[node]
         slots = self._running_slots(ref.keys)
         samples = ref.keys.sample
@@ -129,6 +136,7 @@ class Lane:
         slots = slots[rows]
         table.put(slots, samples[rows], number, rows.astype(np.int32), ref)
         self._mark(node, slots)
+        return number
 
     def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
         """A chunk is done: a select's missing rows are absent; returns the first other row that never came, if any."""
@@ -262,17 +270,17 @@ class Lane:
             yield self._chunk(node, at[run], samples[run])
 
     def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> Ready:
-        inputs: dict[str, tuple[Gather, ...]] = {}
+        inputs: dict[str, tuple[Reading, ...]] = {}
         holds: set[int] = set()
         for i in node.inputs:
-            gathers = []
+            readings = []
             for fetch in i.fetches:
                 table, from_ = self._tables[fetch.producer], samples // fetch.ratio
                 block, row = table.block[at, from_], table.row[at, from_]
-                gather, numbers = self.blocks.gather(fetch.producer, fetch.columns, block, row)
-                gathers.append(gather)
-                holds.update(numbers)
-            inputs[i.name] = tuple(gathers)
+                reading = self.blocks.reading(fetch.producer, fetch.columns, block, row)
+                readings.append(reading)
+                holds.update(reading.numbers)
+            inputs[i.name] = tuple(readings)
         return Ready(node, self._keys(at, samples), inputs, frozenset(holds))
 
     def _keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:
@@ -346,6 +354,73 @@ class Lane:
         pairs = list(zip(self.position[slots].tolist(), (self.attempt[slots] + 1).tolist(), strict=True))
         self._forget(slots)
         return pairs
+
+    # --- losses -------------------------------------------------------------------------------------------------
+
+    def reads(self, slots: np.ndarray, blocks: frozenset[int]) -> bool:
+        """Whether a row of these prompts lies in one of these blocks."""
+        numbers = list(blocks)
+        return any(
+            (np.isin(t.block[slots], numbers) & (t.state[slots] == PRESENT)).any() for t in self._tables.values()
+        )
+
+    def give_back(self, slots: np.ndarray) -> None:
+        """The Step that these prompts were taken for comes to nothing."""
+        self._move(slots, FINISHED)
+
+    def lose(self, blocks: frozenset[int], *, trained: Set[str]) -> tuple[np.ndarray, list[Ready]]:
+        """Rows in these blocks are gone for good. Those of a node that reads a trained Model (`trained`) cannot be made
+        again, as the weights have moved on: the slots of their prompts are returned, to begin once more. The rows of
+        the other nodes are: what is to be made by the source is returned, the rest comes with `pump`.
+        """
+        slots = self.slots(RUNNING, FINISHED)
+        gone = {
+            name: np.isin(t.block[slots], list(blocks)) & (t.state[slots] == PRESENT)
+            for name, t in self._tables.items()
+        }
+        harmed = np.zeros(len(slots), dtype=bool)
+        for name in trained & gone.keys():
+            harmed |= gone[name].any(axis=1)
+        found: list[Ready] = []
+        for node in self.nodes:
+            where, samples = np.nonzero(gone[node.name] & ~harmed[:, None])
+            if len(where):
+                found += self._unmake(node, slots[where], samples)
+        self._dirty[self.slots(RUNNING)] = True  # of who is gone the cohort no longer waits
+        self._touched.update(n.name for n in self.nodes)
+        return slots[harmed], found
+
+    def _unmake(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[Ready]:
+        table = self._tables[node.name]
+        self.blocks.drop(table.block[at, samples])
+        table.state[at, samples] = PENDING
+        table.block[at, samples] = NO_BLOCK
+        table.version[at, samples] = NO_VERSION
+        self._move(np.unique(at), RUNNING)
+        self._by_position = None
+        return self._unissue(node, at, samples // (node.rows // node.inner))
+
+    def unissue(self, node: PlannedNode, keys: Keys) -> list[Ready]:
+        """A chunk of these rows came to nothing: what has not come of it is to be made by another one. What is to be
+        made by the source is returned, the rest comes with `pump`.
+        """
+        slots = self._running_slots(keys)
+        at, samples = slots[slots >= 0], keys.sample[slots >= 0]
+        factor = node.rows // node.inner
+        state = self._tables[node.name].state[at].reshape(len(at), node.inner, factor)
+        left = (state[np.arange(len(at)), samples] == PENDING).any(axis=1)
+        return self._unissue(node, at[left], samples[left])
+
+    def _unissue(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[Ready]:
+        if node.relation == "source":
+            prompts = self._sorted(np.unique(at))
+            return (
+                [Ready(node, self._keys(prompts, np.zeros(len(prompts), dtype=np.int64)), {})] if len(prompts) else []
+            )
+        self._issued[node.name][at, samples] = False
+        self._dirty[at] = True
+        self._touched.update(node.gates)
+        return []
 
     def _forget(self, slots: np.ndarray) -> None:
         for name, table in self._tables.items():

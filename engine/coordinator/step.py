@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dataflow.batch import Keys
+from engine.coordinator.blocks import Blocks, Reading
 from engine.coordinator.lane import Lane, Ready
-from engine.coordinator.messages import Gather, Key, Ref
-from engine.coordinator.tables import Blocks, StepRows, by_prompt
+from engine.coordinator.messages import Key, Ref
+from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
 
 
@@ -72,8 +73,7 @@ class StepRun:
         self._parts[node.name] = []
         self._expected[node.name] = keys
         for part in parts:
-            inputs, holds = self._inputs(node.inputs, part)
-            found.append(Ready(node, part, inputs, frozenset(holds)))
+            found.append(Ready(node, part, *self.inputs(node.inputs, part)))
         return False
 
     def next_train(self) -> PlannedNode | None:
@@ -94,11 +94,16 @@ class StepRun:
         """Whether nothing of the Step is left to run."""
         return self.settled and not self._trains
 
-    def produced(self, node: str, ref: Ref) -> None:
-        """Rows of a step-region node have come."""
-        number = self._blocks.add(ref, len(ref.keys))
-        block = np.full(len(ref.keys), number, dtype=np.int64)
-        self._parts[node].append(StepRows(ref.keys, block, np.arange(len(ref.keys), dtype=np.int32)))
+    def produced(self, node: str, ref: Ref, fresh: np.ndarray | None) -> int:
+        """Rows of a step-region node have come; fresh: which of them for the first time (None: all). Returns the
+        block's number.
+        """
+        rows = np.arange(len(ref.keys)) if fresh is None else np.flatnonzero(fresh)
+        number = self._blocks.add(ref, len(rows))
+        if len(rows):
+            block = np.full(len(rows), number, dtype=np.int64)
+            self._parts[node].append(StepRows(ref.keys.take(rows), block, rows.astype(np.int32)))
+        return number
 
     def closed(self, node: PlannedNode) -> Key | None:
         """A chunk has produced all that it will; after the node's last, returns a row that never came, if any."""
@@ -120,22 +125,21 @@ class StepRun:
             keys = self.rows(i.gate).having(keys, i.ratio)
         return keys
 
-    def inputs(self, inputs: Sequence[PlannedInput], keys: Keys) -> dict[str, tuple[Gather, ...]]:
-        """Where the columns of each input lie for these rows."""
-        return self._inputs(inputs, keys)[0]
-
-    def _inputs(self, inputs: Sequence[PlannedInput], keys: Keys) -> tuple[dict[str, tuple[Gather, ...]], set[int]]:
-        found: dict[str, tuple[Gather, ...]] = {}
+    def inputs(
+        self, inputs: Sequence[PlannedInput], keys: Keys
+    ) -> tuple[dict[str, tuple[Reading, ...]], frozenset[int]]:
+        """What to gather for each input for these rows, and the numbers of the blocks that this reads."""
+        found: dict[str, tuple[Reading, ...]] = {}
         holds: set[int] = set()
         for i in inputs:
-            gathers = []
+            readings = []
             for fetch in i.fetches:
                 block, row = self.rows(fetch.producer).find(keys, fetch.ratio)
-                gather, numbers = self._blocks.gather(fetch.producer, fetch.columns, block, row)
-                gathers.append(gather)
-                holds.update(numbers)
-            found[i.name] = tuple(gathers)
-        return found, holds
+                reading = self._blocks.reading(fetch.producer, fetch.columns, block, row)
+                readings.append(reading)
+                holds.update(reading.numbers)
+            found[i.name] = tuple(readings)
+        return found, frozenset(holds)
 
     def rows(self, node: str) -> StepRows:
         """The rows of any node within this Step."""

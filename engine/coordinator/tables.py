@@ -1,8 +1,8 @@
 """Tables of arrived rows, as arrays.
 
-Owns: for each node, which rows of which prompts have come and in which block they lie, and
-what still needs each block. Does not own: which prompts there are (lane.py), nor any row:
-these are a few bytes each.
+Owns: for each node, which rows of which prompts have come and in which block they lie. Does not
+own: which prompts there are (lane.py), where the blocks are (blocks.py), nor any row: these are
+a few bytes each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.messages import NO_VERSION, Gather, Ref
+from engine.coordinator.messages import NO_VERSION, Ref
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
 """A row that may still come; one that has come; one that will never (selected away, or its group was dropped)."""
@@ -22,94 +22,6 @@ PENDING, PRESENT, ABSENT = 0, 1, 2
 NO_BLOCK = -1
 
 _SAMPLE_BITS = np.int64(20)
-
-
-class Blocks:
-    """Every block that the coordinator knows, by a number of its own, with a count of what still needs it.
-
-    A block is needed by each of its rows that is wanted, and by each chunk under way that reads it: a kernel looks at
-    the bytes where they lie, until its call returns.
-    """
-
-    def __init__(self) -> None:
-        self._refs: dict[int, tuple[str, int]] = {}
-        self._needed: dict[int, int] = {}
-        self._done: list[int] = []
-        self._next = 0
-
-    def add(self, ref: Ref, wanted: int) -> int:
-        """Register a block of which `wanted` rows are taken up; 0 wanted rows are released by the next `drain`."""
-        number = self._next
-        self._next += 1
-        self._refs[number] = (ref.worker, ref.block)
-        self._needed[number] = wanted
-        if not wanted:
-            self._done.append(number)
-        return number
-
-    def __len__(self) -> int:
-        return len(self._refs)
-
-    def drop(self, blocks: np.ndarray) -> None:
-        """One row of each listed block is wanted no longer (a block counts as often as it is listed)."""
-        for number, count in zip(*_counted(blocks), strict=True):
-            self._less(number, count)
-
-    def hold(self, numbers: Iterable[int]) -> None:
-        """A chunk that reads these blocks begins."""
-        for number in numbers:
-            self._needed[number] += 1
-
-    def let_go(self, numbers: Iterable[int]) -> None:
-        """It has ended."""
-        for number in numbers:
-            self._less(number, 1)
-
-    def _less(self, number: int, count: int) -> None:
-        self._needed[number] -= count
-        if self._needed[number] <= 0:
-            self._done.append(number)
-
-    def drain(self) -> dict[str, tuple[int, ...]]:
-        """The blocks that nothing needs, by worker; they are forgotten."""
-        done, self._done = self._done, []
-        found: dict[str, list[int]] = {}
-        for number in done:
-            del self._needed[number]
-            worker, block = self._refs.pop(number)
-            found.setdefault(worker, []).append(block)
-        return {worker: tuple(blocks) for worker, blocks in found.items()}
-
-    def gather(
-        self, producer: str, columns: tuple[str, ...], block: np.ndarray, row: np.ndarray
-    ) -> tuple[Gather, list[int]]:
-        """Where these rows lie, with the blocks numbered from 0; and the blocks' numbers here."""
-        numbers, index = _indexed(block)
-        refs = tuple(self._refs[n] for n in numbers)
-        return Gather(producer=producer, columns=columns, refs=refs, block=index, row=row), numbers
-
-
-def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
-    """Which numbers occur and how often; numbers of blocks that live together lie close together."""
-    if not len(blocks):
-        return [], []
-    first = int(blocks.min())
-    counts = np.bincount(blocks - first)
-    found = np.flatnonzero(counts)
-    return (found + first).tolist(), counts[found].tolist()
-
-
-def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """The numbers that occur, ascending, and for each entry the index of its number (int32)."""
-    if not len(blocks):
-        return [], np.zeros(0, dtype=np.int32)
-    first = int(blocks.min())
-    if first == int(blocks.max()):
-        return [first], np.zeros(len(blocks), dtype=np.int32)
-    there = np.zeros(int(blocks.max()) - first + 1, dtype=bool)
-    there[blocks - first] = True
-    index = np.cumsum(there, dtype=np.int32) - np.int32(1)
-    return (np.flatnonzero(there) + first).tolist(), index[blocks - first]
 
 
 class Table:

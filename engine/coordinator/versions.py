@@ -2,7 +2,11 @@
 
     an offer      waits for                        ends with
     offering      the writer's Worker              Offered; then each reader elsewhere is told
-    loading       each Worker of each reader       Loaded of each; then its block may go
+    loading       each Worker of each reader       Loaded of each, or its loss; then its block may go
+
+    a reader      waits for                        ends with
+    owed          its Worker to be there again,    Publish
+                  the writer not to be training
 
 Owns: what a publish tells each Worker of each reader, which of them have not loaded it yet,
 and the blocks that weights travel in. Does not own: when a version is published (core.py),
@@ -50,6 +54,11 @@ class Versions:
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
         self._gone: list[tuple[str, int]] = []
+        self._down: set[str] = set()
+        self._owed: set[Place] = set()
+        """Who is to be told of the published version as soon as that is possible."""
+        self._fresh: set[Place] = set()
+        """Who had no version at all since its Worker began anew."""
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
@@ -93,6 +102,10 @@ class Versions:
         for message in messages:
             place = (message.reader, message.model, message.worker)
             self._loading.add(place)
+            self._owed.discard(place)
+            if message.worker in self._down:
+                self._owed.add(place)
+                continue
             if self._on_the_spot(message):
                 yield message
                 continue
@@ -130,10 +143,57 @@ class Versions:
         place = (event.node, event.model, event.worker or self._nodes[event.node].workers[0])
         if event.version == self._published:
             self._loading.discard(place)
+            self._fresh.discard(place)
         for (_, version), weights in self._weights.items():
             if version <= event.version:
                 weights.left.discard(place)
         self._let_go()
+
+    # --- losses -------------------------------------------------------------------------------------------------
+
+    def lost(self, worker: str) -> None:
+        """A Worker is gone, with the weights that it had. It has no train node and no follower, else the run would go
+        back; so what it read can be brought to it anew.
+        """
+        self._down.add(worker)
+        for model in self._models:
+            for reader in model.readers if model.writer else ():
+                if worker in self._nodes[reader].workers:
+                    place = (reader, model.name, worker)
+                    self._loading.add(place)
+                    self._owed.add(place)
+                    self._fresh.add(place)
+        for weights in self._weights.values():
+            weights.left = {place for place in weights.left if place[2] != worker}
+            weights.held = [message for message in weights.held if message.worker != worker]
+        self._let_go()
+
+    def opened(self, worker: str) -> None:
+        """It is there again."""
+        self._down.discard(worker)
+
+    def fresh(self, worker: str) -> bool:
+        """Whether a Worker that began anew still lacks a Model."""
+        return bool(self._fresh) and any(at == worker for _, _, at in self._fresh)
+
+    def bring(self, *, moved_on: bool) -> list[Offer | Bring]:
+        """Tell who is owed the published version. moved_on: the writers have begun to train the next one, so that this
+        one can be had from a block that was offered before, and else not at all: who is owed it gets the next one. That
+        suffices: while a Step is trained, nobody reads at lag 0, and a later reader need not have this very version.
+        """
+        found: list[Offer | Bring] = []
+        for reader, model, worker in sorted(place for place in self._owed if place[2] not in self._down):
+            if not moved_on or (model, self._published) in self._weights:
+                publish = Publish(
+                    model=model,
+                    writer=self._writers[model],
+                    reader=reader,
+                    version=self._published,
+                    alias=False,
+                    worker=worker,
+                )
+                found += self._bring(model, [publish])
+        return found
 
     def _let_go(self) -> None:
         done = [key for key, w in self._weights.items() if w.offered is not None and not w.left]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from engine.coordinator import intake
+from engine.coordinator.blocks import Blocks, _counted, _indexed
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane
 from engine.coordinator.messages import (
@@ -25,7 +26,7 @@ from engine.coordinator.messages import (
     SourceCut,
     SourceOpened,
 )
-from engine.coordinator.tables import Blocks, StepRows, _counted, _indexed, by_prompt
+from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.workers import Simulation

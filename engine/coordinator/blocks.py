@@ -1,0 +1,212 @@
+"""Every block that the coordinator knows, by a number of its own, with a count of what still needs it.
+
+    a block is    when
+    there         its Worker keeps it
+    lost          its Worker died with it; who reads it waits until its rows were made again
+    moved         its rows were made again, and lie in other blocks now
+
+Owns: where blocks lie, and when each may be recycled. Does not own: who reads them and how
+lost ones are made again (dispatch.py).
+
+A block is needed by each of its rows that is wanted, by each chunk under way that reads it (a kernel looks at the
+bytes where they lie, until its call returns), by each chunk that may have to be run again, and by each lost block
+whose rows it has now. Whoever reads rows names the block that they came in; that they have moved shows only when they
+are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.coordinator.messages import Gather, Ref
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What to gather from one producer: for each row, the block (an index into `numbers`) and its row there."""
+
+    producer: str
+    columns: tuple[str, ...]
+    numbers: list[int]
+    block: np.ndarray
+    row: np.ndarray
+
+
+Readings = Mapping[str, tuple[Reading, ...]]
+"""What to gather for each input."""
+
+
+class Blocks:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, tuple[str, int]] = {}
+        self._needed: dict[int, int] = {}
+        self._lost: dict[int, str] = {}
+        """Number -> the worker that died with it."""
+        self._moved: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """Number -> for each of its rows, number and row of where it is now."""
+        self._done: list[int] = []
+        self._next = 0
+        self.on_gone: Callable[[int], None] = _nobody_asks
+        """Told of each block that nothing needs any more."""
+
+    def add(self, ref: Ref, wanted: int) -> int:
+        """Register a block of which `wanted` rows are taken up; 0 wanted rows are released by the next `drain`."""
+        number = self._next
+        self._next += 1
+        self._refs[number] = (ref.worker, ref.block)
+        self._needed[number] = wanted
+        if not wanted:
+            self._done.append(number)
+        return number
+
+    def __len__(self) -> int:
+        return len(self._needed)
+
+    # --- counting -----------------------------------------------------------------------------------------------
+
+    def drop(self, blocks: np.ndarray) -> None:
+        """One row of each listed block is wanted no longer (a block counts as often as it is listed)."""
+        for number, count in zip(*_counted(blocks), strict=True):
+            self._less(number, count)
+
+    def hold(self, numbers: Iterable[int]) -> None:
+        """Something that reads these blocks begins."""
+        for number in numbers:
+            self._needed[number] += 1
+
+    def let_go(self, numbers: Iterable[int]) -> None:
+        """It has ended."""
+        for number in numbers:
+            self._less(number, 1)
+
+    def _less(self, number: int, count: int) -> None:
+        self._needed[number] -= count
+        if self._needed[number] <= 0:
+            self._done.append(number)
+
+    def drain(self) -> dict[str, tuple[int, ...]]:
+        """The blocks that nothing needs, by worker; they are forgotten."""
+        found: dict[str, list[int]] = {}
+        while self._done:
+            done, self._done = self._done, []
+            for number in done:
+                if self._needed.get(number, 1) <= 0:
+                    self._forget(number, found)
+        return {worker: tuple(blocks) for worker, blocks in found.items()}
+
+    def _forget(self, number: int, found: dict[str, list[int]]) -> None:
+        del self._needed[number]
+        ref = self._refs.pop(number, None)
+        if ref is not None:
+            found.setdefault(ref[0], []).append(ref[1])
+        self._lost.pop(number, None)
+        if number in self._moved:
+            self.let_go(np.unique(self._moved.pop(number)[0]).tolist())
+        self.on_gone(number)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def reading(self, producer: str, columns: tuple[str, ...], block: np.ndarray, row: np.ndarray) -> Reading:
+        """These rows, by their blocks' numbers."""
+        numbers, index = _indexed(block)
+        return Reading(producer, columns, numbers, index, row)
+
+    def gather(self, reading: Reading) -> Gather:
+        """Where these rows lie now, with the blocks numbered from 0. All of them have to be there."""
+        if self._moved and not self._moved.keys().isdisjoint(reading.numbers):
+            reading = self._followed(reading)
+        refs = tuple(self._refs[n] for n in reading.numbers)
+        return Gather(
+            producer=reading.producer, columns=reading.columns, refs=refs, block=reading.block, row=reading.row
+        )
+
+    def gathers(self, inputs: Readings) -> dict[str, tuple[Gather, ...]]:
+        """The same for every input."""
+        return {name: tuple(self.gather(each) for each in many) for name, many in inputs.items()}
+
+    def _followed(self, reading: Reading) -> Reading:
+        """The same rows in the blocks that have them now."""
+        block, row = np.array(reading.numbers, dtype=np.int64)[reading.block], reading.row.copy()
+        moved = True
+        while moved:
+            moved = False
+            for number in [n for n in np.unique(block).tolist() if n in self._moved]:
+                mine, (numbers, rows) = block == number, self._moved[number]
+                block[mine], row[mine] = numbers[row[mine]], rows[row[mine]]
+                moved = True
+        return self.reading(reading.producer, reading.columns, block, row)
+
+    # --- losses -------------------------------------------------------------------------------------------------
+
+    def lose(self, worker: str) -> frozenset[int]:
+        """A worker is gone and its blocks with it; returns their numbers."""
+        gone = frozenset(number for number, (at, _) in self._refs.items() if at == worker)
+        for number in gone:
+            del self._refs[number]
+            self._lost[number] = worker
+        return gone
+
+    def move(self, number: int, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """The rows of a lost block have been made again, and lie there now."""
+        del self._lost[number]
+        self._moved[number] = (numbers, rows)
+        self.hold(np.unique(numbers).tolist())
+
+    def lost_with(self, number: int) -> str:
+        """The worker that a block was lost with; empty where it was not lost, or its rows have been made again."""
+        return self._lost.get(number, "")
+
+    def missing(self, numbers: Iterable[int]) -> set[int]:
+        """What has to be made again before these can be read."""
+        if not self._lost:
+            return set()
+        return {number for number in self.places(numbers) if number in self._lost}
+
+    def places(self, numbers: Iterable[int]) -> frozenset[int]:
+        """The blocks that have the rows of these now."""
+        if not self._moved:
+            return frozenset(numbers)
+        found, left = set(), list(numbers)
+        while left:
+            number = left.pop()
+            if number in self._moved:
+                left += np.unique(self._moved[number][0]).tolist()
+            else:
+                found.add(number)
+        return frozenset(found)
+
+    def some_at(self, numbers: Iterable[int], workers: Iterable[str]) -> bool:
+        """Whether one of these blocks is there, and with one of these workers."""
+        return any(self._refs[number][0] in workers for number in numbers if number in self._refs)
+
+
+def _nobody_asks(number: int) -> None:
+    del number
+
+
+def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
+    """Which numbers occur and how often; numbers of blocks that live together lie close together."""
+    if not len(blocks):
+        return [], []
+    first = int(blocks.min())
+    counts = np.bincount(blocks - first)
+    found = np.flatnonzero(counts)
+    return (found + first).tolist(), counts[found].tolist()
+
+
+def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """The numbers that occur, ascending, and for each entry the index of its number (int32)."""
+    if not len(blocks):
+        return [], np.zeros(0, dtype=np.int32)
+    first = int(blocks.min())
+    if first == int(blocks.max()):
+        return [first], np.zeros(len(blocks), dtype=np.int32)
+    there = np.zeros(int(blocks.max()) - first + 1, dtype=bool)
+    there[blocks - first] = True
+    index = np.cumsum(there, dtype=np.int32) - np.int32(1)
+    return (np.flatnonzero(there) + first).tolist(), index[blocks - first]

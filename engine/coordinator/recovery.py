@@ -1,0 +1,86 @@
+"""Which Workers there are, and when it is of no use to begin one anew.
+
+    a worker is   waits for                    left by
+    there         -                            WorkerLost -> down
+    down          its process, its kernels     WorkerOpened of the next epoch -> there
+                                               WorkerLost -> down, with the epoch after that
+
+Owns: incarnations, the order of what each one says, and the limit on deaths. Does not own: what a
+loss means for rows (lane.py, dispatch.py), weights (versions.py) or the Step (training.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.coordinator.fence import Fence
+from engine.coordinator.messages import Event, From, WorkerLost, WorkerOpened
+
+DEATHS = 3
+"""So many deaths of a Worker without an assignment that it finished in between fail the run."""
+
+
+class Recovery:
+    """The Workers of a run. Whoever is known to nobody yet is there, in its first incarnation."""
+
+    def __init__(self, workers: Iterable[str]) -> None:
+        self._fences: dict[str, Fence[Event]] = {worker: Fence() for worker in workers}
+        self._down: set[str] = set()
+        self._deaths: dict[str, list[str]] = {}
+        """What each Worker died of since it last finished something."""
+
+    def in_order(self, event: Event | From) -> list[Event]:
+        """What counts, now that this has come: a Worker in another process may repeat or overtake itself, and be heard
+        after its death.
+        """
+        if not isinstance(event, From):
+            return [event]
+        return self._fences[event.worker].take(event.epoch, event.number, event.event)
+
+    def lost(self, event: WorkerLost) -> bool:
+        """A Worker is gone; False where that is known, or a later incarnation is there."""
+        fence = self._fences[event.worker]
+        if event.epoch != fence.epoch:
+            return False
+        fence.close()
+        self._down.add(event.worker)
+        self._deaths.setdefault(event.worker, []).append(event.error)
+        return True
+
+    def opened(self, event: WorkerOpened) -> bool:
+        """A Worker is there; False where it was, or another incarnation is meant."""
+        if event.epoch != self._fences[event.worker].epoch or event.worker not in self._down:
+            return False
+        self._down.discard(event.worker)
+        return True
+
+    def there(self, worker: str) -> bool:
+        """Whether a Worker can be told something."""
+        return worker not in self._down
+
+    def finished(self, worker: str) -> None:
+        """A Worker has finished an assignment."""
+        self._deaths.pop(worker, None)
+
+    def hopeless(self, worker: str) -> str:
+        """Why a Worker is not begun anew, in words; empty while it is."""
+        errors = self._deaths.get(worker, [])
+        if len(errors) < DEATHS:
+            return ""
+        return (
+            f"worker {worker} died {len(errors)} times without finishing anything in between. The first time: "
+            f"{errors[0]}"
+        )
+
+    def last_words(self, worker: str) -> str:
+        """What a Worker died of the last time."""
+        errors = self._deaths.get(worker, [])
+        return errors[-1] if errors else "rows that it had are gone"
+
+    def waiting(self) -> list[str]:
+        """For the watchdog, in words."""
+        lines = [f"worker {worker}: has died and is not open again" for worker in sorted(self._down)]
+        for worker, fence in self._fences.items():
+            if fence.missing is not None:
+                lines.append(f"worker {worker}: its message {fence.missing} has not come, later ones have")
+        return lines
