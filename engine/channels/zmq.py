@@ -26,7 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import PeerLost, Request
+from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.frames import places
 from engine.channels.inproc import InprocChannel
 from engine.channels.keys import Address, Keys
@@ -62,7 +62,8 @@ class ZmqChannel:
     """Outbox and pull channel of one Worker of several on several hosts.
 
     bind: where to answer; `endpoint` then says where exactly. keys: this Worker's own, with which it answers and asks;
-    allowed: the public keys of the run's Workers, with their names; it may change while the channel lives.
+    allowed: the public keys of the run's Workers, with their names; it may change while the channel lives. outbox:
+    where the blocks are, None for one of its own; it is closed with the channel.
     """
 
     def __init__(
@@ -76,13 +77,14 @@ class ZmqChannel:
         allowed: Mapping[bytes, str] | None = None,
         patience: float = PATIENCE,
         heartbeat: float = HEARTBEAT,
+        outbox: Channel | None = None,
     ) -> None:
         self.name = name
         self._peers = peers
         self._keys = keys
         self._patience = patience
         self._heartbeat = heartbeat
-        self._outbox = InprocChannel(epoch)
+        self._outbox: Channel = InprocChannel(epoch) if outbox is None else outbox
         self._context = zmq.Context()
         self._asked: dict[str, _Peer] = {}
         self._refused: Counter[str] = Counter()
@@ -125,7 +127,7 @@ class ZmqChannel:
             self._outbox.release(block)
 
     def __len__(self) -> int:
-        return len(self._outbox)
+        return len(self._outbox)  # type: ignore[arg-type]
 
     def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""

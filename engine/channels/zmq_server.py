@@ -3,8 +3,8 @@
     waits for                              unblocked by
     a question, or a peer that knocks      the peer; the end: the Worker's own threads
 
-Owns: the ROUTER socket, and who is let in (ZAP, within the process). Does not own: the form of
-messages (multipart.py), which blocks there are.
+Owns: the ROUTER socket. Does not own: who is let in (door.py), the form of messages (multipart.py),
+which blocks there are.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import zmq
-from zmq.utils import z85
 
 from dataflow.errors import DataError, RunError
 from engine.channels.descriptors import Lacks, Unknown
+from engine.channels.door import Door
 from engine.channels.keys import Keys, require_safe
 from engine.channels.multipart import LARGEST_REQUEST, Question, Sent, Wanted, header_bytes, question_of, sent
 
 _log = logging.getLogger(__name__)
 
-_ZAP = "inproc://zeromq.zap.01"
 _UNSENT = 64
 """Replies that a peer may leave unread; what is beyond them is dropped, and the peer's time-out finds it."""
 
@@ -50,24 +49,26 @@ class ZmqServer:
         allowed: Mapping[bytes, str],
     ) -> None:
         require_safe(bind, keys)
-        self.refused: Counter[str] = Counter()
+        self._wrong: Counter[str] = Counter()
         self._find = find
         self._epoch = epoch
         self._over = False
-        self._allowed = allowed
-        self._knocking = context.socket(zmq.REP) if keys else None
-        if self._knocking is not None:
-            self._knocking.bind(_ZAP)
         self._router = _router(context, keys)
+        self._door = Door(context, self._router, allowed) if keys else None
         try:
             self._router.bind(bind)
         except zmq.ZMQError as error:
-            self._router.close(0)
+            self._close()
             raise RunError(f"{name}: cannot bind {bind}: {error}. Fix: name an address of this host.") from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
         self._thread.start()
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many handshakes and messages of each peer were refused."""
+        return self._wrong + (self._door.refused if self._door is not None else Counter())
 
     def close(self) -> None:
         """End the thread and close the sockets."""
@@ -81,31 +82,24 @@ class ZmqServer:
         try:
             self._answer_all()
         finally:
-            for socket in (self._router, self._knocking):
-                if socket is not None:
-                    socket.close(0)
+            self._close()
+
+    def _close(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._router.close(0)
 
     def _answer_all(self) -> None:
         poller = zmq.Poller()
-        for there in (self._wake, self._router, self._knocking):
-            if there is not None:
-                poller.register(there, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._router, zmq.POLLIN)
+        if self._door is not None:
+            self._door.register(poller)
         while self._wake not in (ready := dict(poller.poll())):
-            if self._knocking is not None and self._knocking in ready:
-                self._let_in(self._knocking)
+            if self._door is not None:
+                self._door.answer(ready)
             if self._router in ready:
                 self._serve()
-
-    def _let_in(self, knocking: zmq.Socket) -> None:
-        """Answer the question whether this key may connect (ZeroMQ's RFC 27)."""
-        version, request, _, address, _, mechanism, *credentials = knocking.recv_multipart()
-        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
-        peer = self._allowed.get(key)
-        if peer is None:
-            self.refused[address.decode(errors="replace")] += 1
-            _log.warning("%s: refused: its key is none of this run's", address.decode(errors="replace"))
-        status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
-        knocking.send_multipart([version, request, status, text, (peer or "").encode(), b""])
 
     def _serve(self) -> None:
         """Answer one question."""
@@ -117,7 +111,7 @@ class ZmqServer:
             reply = self._reply(question)
         except RunError as error:
             peer = _user(identity)
-            self.refused[peer] += 1
+            self._wrong[peer] += 1
             _log.warning("%s: request refused: %s", peer, error)
             return
         try:

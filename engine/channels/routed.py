@@ -1,0 +1,173 @@
+"""The channel of a Worker with peers on its own host and on others: one outbox, read by shm or by zmq.
+
+Owns: which route leads to which peer, where peers on other hosts answer now, what a lost connection
+is taken for, the bytes that came by each route. Does not own: either transport (shm.py, zmq.py).
+
+    fetch waits for                      unblocked by
+    a peer on this host                  as in shm.py
+    a peer on another host               its reply; word that its process is gone (Book); the end of the lease
+
+A connection to another host that is lost says nothing about the Worker there: the network may heal. It is made anew
+until somebody says that the Worker is gone, or the lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Batch
+from engine.channels.contract import PeerLost, Request
+from engine.channels.keys import Address
+from engine.channels.shm import ShmChannel
+from engine.channels.zmq import ZmqChannel
+
+_log = logging.getLogger(__name__)
+
+_AGAIN = 0.25
+"""Seconds until a lost connection is tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Where a peer's incarnation answers; nowhere where the endpoint is empty: it is gone."""
+
+    endpoint: str
+    epoch: int
+
+
+class Book:
+    """Addresses of peers on other hosts; written by one thread, read by others. keys: their public keys."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._keys = keys
+        self._entries: dict[str, Entry] = {}
+        self._changed = threading.Condition()
+
+    def write(self, peer: str, entry: Entry) -> None:
+        """What is known of a peer from now on."""
+        with self._changed:
+            self._entries[peer] = entry
+            self._changed.notify_all()
+
+    def address(self, peer: str) -> Address:
+        """Where a peer answers. Raises PeerLost where it is gone."""
+        with self._changed:
+            entry = self._entries.get(peer)
+        if entry is None or not entry.endpoint:
+            raise PeerLost(peer, "expected its process on another host, found none. Fix: see its log for why it ended.")
+        return Address(endpoint=entry.endpoint, key=self._keys[peer])
+
+    def require(self, request: Request) -> None:
+        """Raises PeerLost where the incarnation that kept a block is not there any more."""
+        self.address(request.worker)
+        with self._changed:
+            epoch = self._entries[request.worker].epoch
+        if request.block >> 32 != epoch:
+            raise PeerLost(request.worker, f"its process that kept block {request.block} is gone")
+
+    def wait(self, seconds: float) -> None:
+        """Until something changes, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+
+class RoutedChannel:
+    """One Worker's channel. near: peers on its own host; far: the way to all others, None where there are none.
+
+    lease: seconds within which a lost connection may come back.
+    """
+
+    def __init__(
+        self,
+        shm: ShmChannel,
+        *,
+        near: frozenset[str] | None = None,
+        far: ZmqChannel | None = None,
+        book: Book | None = None,
+        lease: float = 30.0,
+    ) -> None:
+        self.name = shm.name
+        self._shm = shm
+        self._near = near
+        self._zmq = far
+        self._book = book
+        self._lease = lease
+        self._moved: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """Where other hosts reach it; empty where they do not."""
+        return "" if self._zmq is None else self._zmq.address.endpoint
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many messages and handshakes of each peer were refused."""
+        return self._shm.refused | ({} if self._zmq is None else self._zmq.refused)
+
+    def keep(self, batch: Batch) -> int:
+        """Into the slabs; other hosts are sent from there."""
+        return self._shm.keep(batch)
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """In a slab."""
+        return self._shm.allocate(nbytes)
+
+    def release(self, block: int) -> None:
+        """Forget a block."""
+        self._shm.release(block)
+
+    def __len__(self) -> int:
+        return len(self._shm)
+
+    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+        """See engine/channels/contract.py."""
+        far = [i for i, r in enumerate(requests) if self._is_far(r.worker)]
+        near = [i for i in range(len(requests)) if i not in set(far)]
+        found = dict(zip(near, self._shm.fetch([requests[i] for i in near]), strict=True)) if near else {}
+        if far:
+            found |= zip(far, self._fetch_far([requests[i] for i in far]), strict=True)
+        with self._counting:
+            for i, request in enumerate(requests):
+                if request.worker != self.name:
+                    self._moved["zmq" if i in far else "shm"] += found[i].nbytes
+        return [found[i] for i in range(len(requests))]
+
+    def moved(self) -> dict[str, int]:
+        """Payload bytes that came by each route since the last call."""
+        with self._counting:
+            found, self._moved = dict(self._moved), Counter()
+            return found
+
+    def close(self) -> None:
+        """Let everything go."""
+        if self._zmq is None:
+            self._shm.close()
+        else:
+            self._zmq.close()
+
+    def _is_far(self, peer: str) -> bool:
+        return self._near is not None and peer != self.name and peer not in self._near
+
+    def _fetch_far(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+        assert self._zmq is not None
+        assert self._book is not None
+        end = time.monotonic() + self._lease
+        while True:
+            for request in requests:
+                self._book.require(request)
+            try:
+                return self._zmq.fetch(requests)
+            except PeerLost as lost:
+                if time.monotonic() > end:
+                    raise
+                _log.warning("%s; trying again", lost)
+                self._book.wait(_AGAIN)
