@@ -39,3 +39,13 @@ def children(parent: int | None = None) -> list[int]:
         if int(text.rpartition(")")[2].split()[1]) == (parent or os.getpid()):
             found.append(int(stat.parent.name))
     return found
+
+
+def workers() -> dict[str, int]:
+    """The processes of a run's Workers, which this process has started, by name: their last argument."""
+    found = {}
+    for pid in children():
+        told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"engine.runtime.process" in told:
+            found[told[-2].decode()] = pid
+    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import Rows, children, metrics, timeless, weights
+from left_by_runs import Rows, children, metrics, timeless, weights, workers
 from run_graphs import breaks, evaluated, followed, hangs, not_a_number, raises, small, with_score
 from run_processes import end_of_children, process, wait_for
 
@@ -69,10 +69,10 @@ PLACES = {
     "every node apart": (small, {"workers": "apart"}, {}),
     "three replicas": (small, {"replicas": {"rollout": 3}}, {"chunks": {"rollout": 3}}),
 }
-SLOW = ("every node apart", "three replicas")
+FAST = "replicas"  # a process with tensors costs three seconds: the other tests here compare with one process, too
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PLACES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == FAST else [pytest.mark.slow]) for n in PLACES])
 def test_the_bits_of_one_process(tiny: Path, options: Options, name: str) -> None:
     make, spread, alone = PLACES[name]
     one = run(make(tiny), options(4, name="one", checkpoint_every=2, **alone))
@@ -127,7 +127,7 @@ def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
 ) -> None:
     with process(tiny, tmp_path, "overlapping", 100_000) as made:
         wait_for(made, "step 3")
-        workers = children(made.pid)
+        there = children(made.pid)
         os.killpg(made.pid, signal.SIGINT)
         assert made.stderr is not None
         while "Ctrl-C again" not in made.stderr.readline():
@@ -135,8 +135,8 @@ def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
         if presses == 2:
             os.killpg(made.pid, signal.SIGINT)
         out, err = made.communicate()
-    assert len(workers) >= 2
-    end_of_children(workers)
+    assert len(there) >= 2
+    end_of_children(there)
     if presses == 2:
         assert made.returncode != 0
         return
@@ -147,6 +147,42 @@ def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
     assert (tmp_path / "killed" / "checkpoints" / f"step_{last}").is_dir()
     for log in (tmp_path / "killed" / "logs").iterdir():
         assert "KeyboardInterrupt" not in log.read_text(), log.name
+
+
+# killed
+
+
+def killing(name: str, *steps: int) -> Callable[[Any], None]:
+    """Kills a Worker when it is told of one of these Steps, each time once."""
+    left = set(steps)
+
+    def told(row: Any) -> None:
+        if row["step"] in left:
+            left.discard(row["step"])
+            os.kill(workers()[name], signal.SIGKILL)
+
+    return told
+
+
+def test_workers_that_are_killed_change_nothing(tiny: Path, options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    graph = evaluated(tiny, every=2, keep_best=1)
+    spread = options(6, name="killed", checkpoint_every=2, pin=APART | {"greedy_rollout": "gen"})
+    whole = run(graph, options(6, name="whole", checkpoint_every=2))
+    killed = run(graph, spread, on_step=[killing("gen", 2), killing("train", 3)])
+    same(whole, killed)
+    assert best(killed) == best(whole)
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert sum("Worker gen was lost" in line and "SIGKILL" in line for line in told) == 1, "it was begun anew"
+    assert sum("going back to the last checkpoint, as Worker train was lost" in line for line in told) == 1
+
+
+@pytest.mark.slow
+def test_with_lag_a_generator_that_is_killed_loses_no_row(tiny: Path, options: Options) -> None:
+    result = run(small(tiny, max_lag=1), options(8, workers="auto"), on_step=[killing("rollout", 2, 5)])
+    samples = read_samples(result.folder / "samples")
+    keys = zip(samples["position"].to_pylist(), samples["sample"].to_pylist(), strict=True)
+    assert sorted(keys) == [(position, sample) for position in range(32) for sample in range(4)]
+    assert max(row["policy/lag/max"] for row in metrics(result.folder)) <= 1
 
 
 # what goes wrong
@@ -162,7 +198,10 @@ def too_long(folder: Path) -> Graph:
 
 @pytest.mark.parametrize("make,worker,kind,told", [
     (lambda f: with_score(f, breaks), "breaks", KernelError, ["breaks: ", "(0, 0, 0)", "out of luck", "run_graphs.py"]),
-    (lambda f: with_score(f, None, not_a_number), "score", KernelError, ["train_policy: step 1", "found nan"]),
+    pytest.param(
+        lambda f: with_score(f, None, not_a_number), "score", KernelError, ["train_policy: step 1", "found nan"],
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         lambda f: small(f, raises), "score", KernelError, ["'score'", "row 0/0", "ZeroDivisionError"],
         marks=pytest.mark.slow,
