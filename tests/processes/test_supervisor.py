@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import random
 import select
 import signal
 import subprocess
@@ -228,6 +229,41 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
         assert supervisor.next() is None
         assert supervisor.pids()["source"] == first["source"]
         assert supervisor.pids()["host"] != first["host"]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
+    """Rows go round and round; each end is told once, no event of another incarnation comes, none is missing."""
+    draw = random.Random(seed)
+    with start(plan()) as supervisor:
+        epochs, heard = {"source": 0, "host": 0}, {"source": 2, "host": 1}
+        count = descriptors()
+        for number in range(1, 7):
+            supervisor.tell(chunk(number, range(8)))
+            for _ in range(draw.randrange(40)):
+                around(supervisor, supervisor.next(SOON), epochs, heard)
+            worker = draw.choice(["source", "host"])
+            os.kill(supervisor.pids()[worker], signal.SIGKILL)
+            while not isinstance(event := supervisor.next(0.2), WorkerLost):
+                around(supervisor, event, epochs, heard)
+            assert (event.worker, event.epoch) == (worker, epochs[worker])
+            supervisor.respawn([worker])
+            epochs[worker], heard[worker] = epochs[worker] + 1, 0
+            while (event := supervisor.next(SOON)) is not None:
+                around(supervisor, event, epochs, heard, goes_on=False)
+            assert descriptors() == count
+
+
+def around(
+    supervisor: Supervisor, event: Any, epochs: dict[str, int], heard: dict[str, int], *, goes_on: bool = True
+) -> None:
+    """Check an event's number; rows of one node are given to the other."""
+    if event is None:
+        return
+    assert (event.epoch, event.number) == (epochs[event.worker], heard[event.worker])
+    heard[event.worker] += 1
+    if goes_on and isinstance(made := event.event, Produced):
+        supervisor.tell(chunk_of(made.chunk, made.ref) if made.node == "numbers" else chunk(made.chunk, range(8)))
 
 
 def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
