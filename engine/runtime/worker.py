@@ -102,7 +102,7 @@ class Worker:
     # --- life ---------------------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event]:
-        """Open every kernel, in running order; a source says how many rows it has.
+        """Open every kernel, in running order; a source says how many rows it has. One of a lease then sleeps.
 
         Raises what a kernel refuses its node with (DataError, KernelError, ...); anything else as KernelError.
         """
@@ -118,6 +118,8 @@ class Worker:
                 kernel.open(kernel_node(node, self._plan.program, inproc=self._inproc), node.layout, session)
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
+        if any(self.name in lease for lease in self._plan.leases):
+            self._each("sleep")
 
     def close(self) -> None:
         """Close every kernel that was opened, the last first, whatever one of them raises."""
@@ -188,6 +190,7 @@ class Worker:
             case Release():
                 self.release(instruction.blocks)
             case Sleep():
+                self._prepared.clear()
                 self._each("sleep")
                 yield Slept(worker=self.name)
             case Wake():
