@@ -38,7 +38,7 @@ from engine.simulate.workers import Simulation
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
 
-BATCH, N, MAX_TOKENS = 16, 4, 64
+BATCH, N, MAX_TOKENS = 16, 6, 48
 WARM_UP = 5
 GOAL = 1.5
 """Samples a second at lag 1, for each one of the synchronous run."""

@@ -1,0 +1,57 @@
+"""Whole runs whose Workers share devices: one at a time is awake, and the numbers are those of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from left_by_runs import metrics, timeless, weights
+from run_graphs import small
+
+from engine.api import resume, run
+from engine.observe.trace import read_trace
+
+pytestmark = pytest.mark.timeout(120)
+TURNS: dict[str, Any] = {"pin": {"rollout": "gen", "train_policy": "train"}, "leases": (("gen", "train"),)}
+
+
+def numbers(folder: Path) -> list[dict[str, float]]:
+    """What depends neither on the clock nor on who did it."""
+    others = ("worker/", "edge/", "coordinator/")
+    return [{k: v for k, v in row.items() if not k.startswith(others)} for row in timeless(metrics(folder))]
+
+
+def turns(folder: Path) -> list[tuple[str, str]]:
+    """(wake or sleep, Worker) in the order of time, but for the first sleep of each."""
+    found = []
+    for path in sorted((folder / "trace").iterdir()):
+        events = read_trace(path)
+        name = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+        spans = [(e["ts"], e["name"], name[e["pid"]]) for e in events if e["name"] in ("wake", "sleep")]
+        found += [(what, worker) for _, what, worker in sorted(spans)]
+    first = {worker: found.index(("sleep", worker)) for worker in ("gen", "train")}
+    return [turn for at, turn in enumerate(found) if at not in first.values()]
+
+
+def test_workers_that_take_turns_give_the_numbers_of_one(tiny: Path, options: Callable[..., Any]) -> None:
+    alone = run(small(tiny), options(3, name="alone", inproc=True))
+    turned = run(small(tiny), options(3, name="turned", **TURNS))
+    assert numbers(turned.folder) == numbers(alone.folder)
+    assert weights(turned) == weights(alone)
+    found = turns(turned.folder)
+    assert [what for what, _ in found] == ["wake", "sleep"] * (len(found) // 2) + ["wake"] * (len(found) % 2)
+    assert all(found[at][1] == found[at + 1][1] for at in range(0, len(found) - 1, 2))
+    woken = [worker for what, worker in found if what == "wake"]
+    assert len(woken) >= 6  # each Step once gen and once train
+    assert all(one != other for one, other in pairwise(woken))
+
+
+def test_a_run_with_turns_goes_on_from_its_checkpoint(tiny: Path, options: Callable[..., Any]) -> None:
+    whole = run(small(tiny), options(4, name="whole", inproc=True))
+    part = run(small(tiny), options(2, name="part", **TURNS))
+    on = resume(part.folder, steps=4)
+    assert numbers(on.folder) == numbers(whole.folder)
+    assert weights(on) == weights(whole)
