@@ -33,8 +33,8 @@ _TAIL_BYTES = 4096
 
 class Child:
     """A started process. told, ended: instructions; opened: whether its kernels are; lost: it can no longer be reached;
-    replaced: its end was wanted, and is not told of; over: it has been reaped; heard: when it last was (its start,
-    until it `spoke`).
+    replaced: its end was wanted, and is not told of; endpoint: where other hosts reach its channel; over: it has been
+    reaped; heard: when it last was (its start, until it `spoke`).
 
     Fields are guarded by the Supervisor's lock, but for what never changes.
     """
@@ -71,6 +71,7 @@ class Child:
         self.told = 0
         self.ended = 0
         self.connected: set[tuple[str, int]] = set()
+        self.endpoint = ""
         self.over = threading.Event()
 
     @property

@@ -19,7 +19,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dataflow.errors import RunError
@@ -30,9 +31,23 @@ from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
-from engine.plan.cluster import detect
+from engine.plan.cluster import Cluster, detect
 from engine.plan.plan import Plan
-from engine.runtime.control import Answer, Asked, Beat, Connect, Failed, Forget, Open, Quit, Tell, Told
+from engine.runtime.control import (
+    Answer,
+    Asked,
+    Beat,
+    Bound,
+    Connect,
+    Failed,
+    Forget,
+    Network,
+    Open,
+    Quit,
+    Tell,
+    Told,
+    Whereabouts,
+)
 from engine.runtime.process import KINDS
 from engine.runtime.session import Report
 from engine.runtime.wire import decode
@@ -47,15 +62,35 @@ _REAP = 20.0
 _STOOD_STILL = 5.0
 """Seconds after which this process itself is taken to have been stopped, and nobody's silence counts."""
 
-_FROM_WORKER = (Told, Answer, Beat, Failed)
+_FROM_WORKER = (Bound, Told, Answer, Beat, Failed)
+CONTROL_BYTES = "coordinator/bytes"
+"""The metric: bytes of control sockets that the process of the run sent and received."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A Supervisor's part of a run on several hosts. workers: those of its host, with their networks. on_change: called
+    from any thread whenever there may be something new to hear.
+    """
+
+    workers: Mapping[str, Network | None]
+    cluster: Cluster
+    on_change: Callable[[], None]
 
 
 class Supervisor:
     """One process for each Worker of a plan. See `engine.runtime.workers.Workers`."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions) -> None:
-        """folder: the run's, for logs and samples."""
+    def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions, part: Part | None = None) -> None:
+        """folder: the run's, for logs and samples. part: of a run on several hosts; None where all Workers are here."""
         self._plan = plan
+        self._part = part or Part(
+            workers=dict.fromkeys(plan.workers), cluster=plan.cluster or detect(), on_change=lambda: None
+        )
+        self._elsewhere: dict[str, tuple[str, str, int]] = {}
+        """Where Workers on other hosts answer."""
+        self._moved = 0
+        self._moved_told = 0
         self._folder = folder
         self._options = options
         self._groups = groups(plan)
@@ -85,7 +120,7 @@ class Supervisor:
             undo.callback(self.close)
             self._thread = threading.Thread(target=self._watch_all, name="supervisor", daemon=True)
             self._thread.start()
-            self._start(dict.fromkeys(self._plan.workers, 0))
+            self._start(dict.fromkeys(self._part.workers, 0))
             opened = self._all_opened()
             undo.pop_all()
         yield from opened
@@ -149,13 +184,16 @@ class Supervisor:
             worker=child.name,
             epoch=child.epoch,
             plan=plan,
-            outbox=(self._plan.cluster or detect()).memory // 2 // len(self._plan.workers),
+            outbox=self._part.cluster.memory // 2 // len(self._part.workers),
             inproc=self._options.inproc,
             samples=self._folder.samples if child.name == self._plan.recorder else None,
             samples_every=self._options.samples_every,
             seat=None if meeting is None else meeting.seat(child.name),
+            network=self._part.workers[child.name],
         )
         child.send(opened, () if meeting is None else meeting.descriptors(child.name))
+        if self._elsewhere:
+            child.send(Whereabouts(entries=tuple(self._elsewhere.values())))
 
     def _all_opened(self) -> list[Event | From]:
         with self._changed:
@@ -241,9 +279,13 @@ class Supervisor:
             child.send(Forget())
 
     def reports(self) -> list[Report]:
-        """Metrics since the last call."""
+        """Metrics since the last call, and the bytes that came and went here."""
         with self._changed:
             found, self._reports = self._reports, []
+            moved = self._moved + sum(c.link.moved for c in self._watched.values())
+            if moved > self._moved_told:
+                found.append((CONTROL_BYTES, float(moved - self._moved_told), 1.0))
+            self._moved_told = moved
             return found
 
     def spans(self) -> list[SpanOf]:
@@ -256,6 +298,24 @@ class Supervisor:
         """What each said in its last heartbeat; from any thread."""
         with self._changed:
             return [c.doing for c in self._children.values()]
+
+    def endpoints(self) -> tuple[tuple[str, str, int], ...]:
+        """Where other hosts reach each Worker that is there: (worker, endpoint, epoch)."""
+        with self._changed:
+            return tuple((c.name, c.endpoint, c.epoch) for c in self._children.values() if c.endpoint)
+
+    def meet(self, entries: Sequence[tuple[str, str, int]]) -> None:
+        """Tell every Worker, now and when it is begun anew, where those of other hosts answer."""
+        self._elsewhere |= {entry[0]: entry for entry in entries if entry[0] not in self._part.workers}
+        for child in self._children.values():
+            child.send(Whereabouts(entries=tuple(self._elsewhere.values())))
+            self._wake_if_unsent(child)
+
+    def abandon(self, error: BaseException) -> None:
+        """From any thread: whatever the loop's thread waits for here raises this."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def pids(self) -> dict[str, int]:
         """The process of each Worker."""
@@ -317,9 +377,8 @@ class Supervisor:
         """What goes wrong in this thread is raised in the loop's."""
         if error is None:
             return False
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+        self.abandon(error)
+        self._part.on_change()
         return True
 
     def _register(self, selector: selectors.BaseSelector) -> None:
@@ -357,10 +416,12 @@ class Supervisor:
         error = child.reap()
         with self._changed:
             del self._watched[child.process.pid]
+            self._moved += child.link.moved
             if not (self._closing or child.replaced):
                 self._events.append(WorkerLost(worker=child.name, epoch=child.epoch, error=error))
             child.over.set()
             self._changed.notify_all()
+        self._part.on_change()
 
     def _read(self, child: Child, *, once: bool = False) -> bool:
         """Hear what has come. False: nothing more will (or, where `once`, nothing more is there)."""
@@ -380,6 +441,8 @@ class Supervisor:
             match message:
                 case Told():
                     self._take(child, message)
+                case Bound(endpoint=endpoint):
+                    child.endpoint = endpoint
                 case Answer(number=number):
                     self._answers[number] = message
                 case Beat(doing=doing):
@@ -388,6 +451,7 @@ class Supervisor:
                 case Failed(kind=kind, text=text):
                     self._failure = self._failure or KINDS.get(kind, RunError)(text)
             self._changed.notify_all()
+        self._part.on_change()
 
     def _take(self, child: Child, told: Told) -> None:
         child.ended = max(child.ended, told.ended)

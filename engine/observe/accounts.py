@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine.observe.metrics import StepMetrics
 
-_SUMS = ("time/", "data/rows", "completion/tokens", "train/tokens")
+_SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "train/tokens")
 """Metrics of which a Step's number is the sum of its reports, not their mean."""
 
 

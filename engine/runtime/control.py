@@ -3,13 +3,14 @@
 Owns: the messages of a control socket. Does not own: their bytes (wire.py), the socket
 (link.py), what either end does about them (process.py, engine/launch/local.py).
 
-    to the Worker       Open (once, first), Tell, Asked, Connect, Forget, Quit
-    to the Supervisor   Told, Answer, Beat, Failed
+    to the Worker       Open (once, first), Tell, Asked, Connect, Whereabouts, Forget, Quit
+    to the Supervisor   Bound, Told, Answer, Beat, Failed
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.coordinator.messages import From, Ref, ToWorker
@@ -30,11 +31,29 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A Worker's part in a run on several hosts.
+
+    address: where its channel answers, at a port of its own choice. near: the Workers of its host, itself among them.
+    public, secret: its CURVE keys, made for this run; peers: the public keys of all Workers. lease: seconds within
+    which a lost connection may come back.
+    """
+
+    worker: str
+    address: str
+    near: tuple[str, ...]
+    public: bytes
+    secret: bytes = field(repr=False)
+    peers: Mapping[str, bytes]
+    lease: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
     """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only pickle that there is.
 
     outbox: bytes of memory that its rows may take before they go to files. samples: the folder of sample files, None
-    where this Worker writes none. seat: where its nodes have several ranks.
+    where this Worker writes none. seat: where its nodes have several ranks. network: where there are several hosts.
     """
 
     worker: str
@@ -45,6 +64,7 @@ class Open:
     samples: Path | None = None
     samples_every: int = 1
     seat: Seat | None = None
+    network: Network | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +92,20 @@ class Connect:
 
     peer: str
     serve: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where the channels of Workers on other hosts answer: (worker, endpoint, epoch); of one that is gone, nowhere."""
+
+    entries: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Where this Worker's channel answers other hosts."""
+
+    endpoint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,4 +154,4 @@ class Failed:
     text: str
 
 
-Control = Open | Tell | Asked | Connect | Forget | Quit | Told | Answer | Beat | Failed
+Control = Open | Tell | Asked | Connect | Whereabouts | Bound | Forget | Quit | Told | Answer | Beat | Failed

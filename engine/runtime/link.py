@@ -45,6 +45,8 @@ class Link:
         self._came: deque[int] = deque()
         self._lock = threading.Lock()
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self.moved = 0
+        """Bytes sent and received."""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -92,6 +94,7 @@ class Link:
             raise RunError("control socket: descriptors were cut off. Fix: raise the limit of open files (ulimit -n).")
         if not data:
             return None
+        self.moved += len(data)
         self._read += data
         return self._whole()
 
@@ -144,6 +147,7 @@ class Link:
             except OSError:  # nobody will read any of it
                 self._drop()
                 raise
+            self.moved += sent
             _close(descriptors)  # they travel with the first byte
             if sent == len(data):
                 self._unsent.popleft()

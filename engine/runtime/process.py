@@ -49,7 +49,21 @@ from engine.coordinator.messages import (
     ToWorker,
     WorkerOpened,
 )
-from engine.runtime.control import Answer, Asked, Beat, Connect, Failed, Forget, Open, Quit, Seat, Tell, Told
+from engine.runtime.control import (
+    Answer,
+    Asked,
+    Beat,
+    Bound,
+    Connect,
+    Failed,
+    Forget,
+    Open,
+    Quit,
+    Seat,
+    Tell,
+    Told,
+    Whereabouts,
+)
 from engine.runtime.inbox import Inbox
 from engine.runtime.link import Frame, Link
 from engine.runtime.wire import decode, encode
@@ -62,7 +76,7 @@ KINDS: Mapping[str, type[DataflowError]] = {
 }
 """Errors that arrive as what they were; of a subclass the nearest of these."""
 
-_TO_WORKER = (Tell, Asked, Connect, Forget, Quit)
+_TO_WORKER = (Tell, Asked, Connect, Whereabouts, Forget, Quit)
 _WAITS_FOR_MORE = (Tombstoned, ChunkDone, Stepped, Evaluated, Recorded)
 """Events with which, or soon after which, their instruction ends: one frame says both."""
 _log = logging.getLogger(__name__)
@@ -186,7 +200,7 @@ class Incarnation:
     """One life of a Worker: its inbox, what it tells, its two threads."""
 
     def __init__(self, link: Link, opened: Open, descriptors: tuple[int, ...]) -> None:
-        from engine.channels.shm import ShmChannel
+        from engine.runtime.places import place
 
         self._link = link
         self._open = opened
@@ -195,7 +209,9 @@ class Incarnation:
         self._fence: Fence[ToWorker] = Fence(opened.epoch)
         self._out = Outgoing(link, opened.worker, opened.epoch)
         self._peers = Peers()
-        self._channel = ShmChannel(opened.worker, opened.epoch, self._peers.dial, limit=opened.outbox)
+        self._place = place(opened, self._peers.dial)
+        if self._place.channel.endpoint:
+            self._link.send(encode(Bound(endpoint=self._place.channel.endpoint)))
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -228,6 +244,8 @@ class Incarnation:
                 self._inbox.put(asked)
             case Connect() as connect:
                 self._connect(connect, frame.descriptors)
+            case Whereabouts() as where:
+                self._place.write(where)
             case Forget():
                 self._out.ended(self._inbox.forget())
             case Quit():
@@ -252,7 +270,7 @@ class Incarnation:
         (descriptor,) = descriptors
         sock = socket.socket(fileno=descriptor)
         if connect.serve:
-            self._channel.serve(connect.peer, sock)
+            self._place.serve(connect.peer, sock)
         else:
             self._peers.put(connect.peer, sock)
 
@@ -290,7 +308,7 @@ class Incarnation:
         self._worker = Worker(
             opened.worker,
             plan,
-            channel=self._channel,
+            channel=self._place.channel,
             inproc=opened.inproc,
             samples=_samples(opened),
             group=group,
@@ -328,7 +346,7 @@ class Incarnation:
         self._link.send(encode(answer))
 
     def _flush(self) -> None:
-        self._out.report(self._worker.reports())
+        self._out.report([*self._worker.reports(), *self._place.reports()])
         self._out.flush()
 
 

@@ -13,14 +13,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.coordinator.messages import Event, From, ToWorker
+from engine.coordinator.messages import Event, From, ToWorker, WorkerLost
 from engine.runtime.control import Asked, Control, Tell, Told
+from engine.runtime.hosting import Hosting, HostTold, Relay, RelayAsked
 from engine.runtime.workers import Ask
 
 _DTYPES = {
@@ -31,12 +32,16 @@ EVENTS: tuple[type, ...] = get_args(Event)
 INSTRUCTIONS: tuple[type, ...] = get_args(ToWorker)
 ASKS: tuple[type, ...] = get_args(Ask)
 CONTROL: tuple[type, ...] = get_args(Control)
-_CLASSES = {kind.__name__: kind for kind in (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL)}
+HOSTING: tuple[type, ...] = get_args(Hosting)
+_CLASSES = {kind.__name__: kind for kind in (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)}
 _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     From: ("event", EVENTS),
     Tell: ("instruction", INSTRUCTIONS),
     Asked: ("request", ASKS),
     Told: ("events", (From,)),
+    Relay: ("instruction", INSTRUCTIONS),
+    RelayAsked: ("requests", ASKS),
+    HostTold: ("events", (From, WorkerLost)),
 }
 """Classes with a field that holds any message of several classes, or a tuple of such: the field, the classes."""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
@@ -101,7 +106,7 @@ def _decoder(kind: type) -> Callable[[Any], Any]:
         return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain).decode
     field, among = _INSIDE[kind]
     hints = get_type_hints(kind)
-    several = kind is Told
+    several = get_origin(hints[field]) is tuple
     hints[field] = list[msgspec.Raw] if several else msgspec.Raw
     mirror = msgspec.defstruct(kind.__name__, list(hints.items()), kw_only=True)
     read = msgspec.msgpack.Decoder(mirror, dec_hook=_from_plain).decode

@@ -18,8 +18,9 @@ def metrics(run: Path) -> Rows:
 
 
 def timeless(rows: Rows) -> Rows:
-    """Without what depends on the clock."""
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
+    """Without what depends on the clock, or on where Workers are."""
+    placed = ("time/", "throughput/", "worker/", "edge/", "coordinator/")
+    return [{k: v for k, v in row.items() if not k.startswith(placed)} for row in rows]
 
 
 def weights(result_or_folder: Any) -> dict[str, bytes]:

@@ -37,7 +37,7 @@ from engine.coordinator.messages import (
     WorkerLost,
     WorkerOpened,
 )
-from engine.launch.local import Supervisor
+from engine.launch.local import CONTROL_BYTES, Supervisor
 from engine.launch.ranks import groups, meetings
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
@@ -143,9 +143,9 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         assert supervisor.next() is None
         assert not supervisor.busy
         reports = {name for name, _, _ in supervisor.reports()}
-        assert {"numbers/made", "time/numbers", "time/doubled"} <= reports
+        assert {"numbers/made", "time/numbers", "time/doubled", "edge/shm/bytes", CONTROL_BYTES} <= reports
         assert {"source/numbers", "host/doubled"} <= {track for track, *_ in supervisor.spans()}
-        assert not supervisor.reports()
+        assert {name for name, _, _ in supervisor.reports()} <= {CONTROL_BYTES}
         assert "doubling 4 rows" in log(supervisor, "host")
     assert "numbers closed" in log(supervisor, "source")
 

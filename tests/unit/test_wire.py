@@ -35,10 +35,10 @@ from engine.coordinator.messages import (
 from engine.runtime.control import Asked, Quit, Tell, Told
 from engine.runtime.inbox import Inbox
 from engine.runtime.link import LIMIT, Link
-from engine.runtime.wire import ASKS, CONTROL, EVENTS, INSTRUCTIONS, decode, encode
+from engine.runtime.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
 from engine.runtime.workers import Save
 
-CLASSES = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL)
+CLASSES = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
 UNIONS = {From: EVENTS, Tell: INSTRUCTIONS, Asked: ASKS}
 
 text = st.text(max_size=6)

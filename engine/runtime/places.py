@@ -1,0 +1,68 @@
+"""A Worker's channel in its process, by what it was told of its place: one host, or one of several.
+
+Owns: making it, and what it is told and tells of the network. Does not own: the channel
+(engine/channels), the sockets to peers on this host (process.py gets them from the Supervisor).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.channels.keys import Keys
+from engine.channels.routed import Book, Entry, RoutedChannel
+from engine.channels.shm import ShmChannel
+from engine.channels.zmq import ZmqChannel
+from engine.runtime.control import Network, Open, Whereabouts
+from engine.runtime.session import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A Worker's channel with what is below it. book: addresses on other hosts, None where there are none."""
+
+    channel: RoutedChannel
+    shm: ShmChannel
+    book: Book | None = None
+
+    def serve(self, peer: str, connection: socket.socket) -> None:
+        """A peer on this host reads over this socket."""
+        self.shm.serve(peer, connection)
+
+    def write(self, where: Whereabouts) -> None:
+        """Where peers on other hosts answer now."""
+        for peer, endpoint, epoch in where.entries:
+            if self.book is not None:
+                self.book.write(peer, Entry(endpoint=endpoint, epoch=epoch))
+
+    def reports(self) -> list[Report]:
+        """Payload bytes that came since the last call, by route."""
+        return [(f"edge/{route}/bytes", float(size), 1.0) for route, size in self.channel.moved().items()]
+
+
+def place(opened: Open, dial: Callable[[str], socket.socket]) -> Place:
+    """The channel of a Worker. Raises RunError where its address is none of this host."""
+    shm = ShmChannel(opened.worker, opened.epoch, dial, limit=opened.outbox)
+    network = opened.network
+    if network is None:
+        return Place(channel=RoutedChannel(shm), shm=shm)
+    book = Book(network.peers)
+    far = _far(opened, network, book, shm)
+    channel = RoutedChannel(shm, near=frozenset(network.near), far=far, book=book, lease=network.lease)
+    return Place(channel=channel, shm=shm, book=book)
+
+
+def _far(opened: Open, network: Network, book: Book, shm: ShmChannel) -> ZmqChannel:
+    address = f"[{network.address}]" if ":" in network.address else network.address
+    return ZmqChannel(
+        opened.worker,
+        opened.epoch,
+        book.address,
+        bind=f"tcp://{address}:*",
+        keys=Keys(public=network.public, secret=network.secret),
+        allowed={key: name for name, key in network.peers.items()},
+        patience=max(network.lease, 5.0),
+        heartbeat=min(5.0, network.lease / 4),
+        outbox=shm,
+    )
