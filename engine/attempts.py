@@ -91,7 +91,8 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
             furthest, resumed = max(furthest, run.step), True
             if fruitless == FRUITLESS:
                 raise RunError(f"{FRUITLESS} attempts in a row came no further than step {furthest}: {end.error}")
-            _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, end.error)
+            cause = end.error.partition("\n")[0]
+            _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause)
 
 
 class _Run:

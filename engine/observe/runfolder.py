@@ -10,7 +10,7 @@ own modules write the text that is stored here).
         command.txt  versions.json          what was run: command line; packages, Python, git commit
         metrics.jsonl                       one object a Step
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
-        logs/<worker>.log
+        logs/<worker>.log                   with several Workers also coordinator.log
         tensorboard/  wandb/                views, where asked for
         .lock                               held by the run that writes the folder
 """
