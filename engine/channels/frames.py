@@ -13,29 +13,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, islice
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from dataflow.errors import DataError, RunError
+from engine.channels.picking import named
 
 Node = tuple[int, int]
 """(length, nulls) of one array; a column of lists has two arrays, and so on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How many nodes and buffers a type has."""
+LARGEST_SCHEMA = 1 << 20
+"""Bytes of a schema that a peer may have."""
 
+Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Form:
+    """A type as its buffers lie. width: bytes of a flat value, of an offset of text, lists and maps; else 0.
+
+    nodes and buffers count those of the children, too.
+    """
+
+    kind: pa.DataType
+    code: Code
+    width: int
+    children: tuple[Form, ...]
     nodes: int
     buffers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where each column of a schema begins among the nodes and buffers of its record batch, and the last one ends."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forms:
+    """A schema as the buffers of its record batches lie, with its bytes (an Arrow IPC message) and their xxh3.
 
+    node and buffer: where each column begins among the nodes and buffers, and where the last one ends.
+    """
+
+    schema: pa.Schema
+    data: bytes
+    hash: int
+    columns: tuple[Form, ...]
     node: tuple[int, ...]
     buffer: tuple[int, ...]
 
@@ -44,7 +67,7 @@ class Places:
 class Framed:
     """A record batch taken apart. A buffer of None or of no bytes is not there."""
 
-    schema: pa.Schema
+    forms: Forms
     rows: int
     nodes: list[Node]
     buffers: list[pa.Buffer | None]
@@ -58,67 +81,110 @@ class Framed:
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
-def shape(kind: pa.DataType) -> Shape:
-    """Nodes and buffers of a type. Raises DataError for one that does not travel between Workers."""
-    if pa.types.is_null(kind):
-        return Shape(1, 0)
-    if _is_text(kind):
-        return Shape(1, 3)
-    inner = [shape(field.type) for field in _children(kind)]
-    own = 1 if pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind) else 2
-    return Shape(1 + sum(s.nodes for s in inner), own + sum(s.buffers for s in inner))
+def forms_of(schema: pa.Schema) -> Forms:
+    """Raises DataError naming the column whose type does not travel."""
+    return _forms(schema.serialize().to_pybytes())
+
+
+def forms_from(data: bytes) -> Forms:
+    """Of the bytes of a schema. Raises RunError (naming no peer) for what is none, or has types that do not travel."""
+    if len(data) > LARGEST_SCHEMA:
+        raise RunError(f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}")
+    try:
+        return _forms(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RunError(f"expected an Arrow schema of plain types, found {len(data)} other bytes: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _forms(data: bytes) -> Forms:
+    return _made(pa.ipc.read_schema(pa.py_buffer(data)), data)
 
 
 @lru_cache(maxsize=1024)
-def places(schema: pa.Schema) -> Places:
-    """Where each column begins. Raises DataError naming the column whose type does not travel."""
-    node, buffer = [0], [0]
-    for field in schema:
-        try:
-            own = shape(field.type)
-        except DataError as error:
-            raise DataError(f"column {field.name!r}: {error}") from error
-        node.append(node[-1] + own.nodes)
-        buffer.append(buffer[-1] + own.buffers)
-    return Places(node=tuple(node), buffer=tuple(buffer))
+def chosen(forms: Forms, columns: tuple[str, ...]) -> tuple[Forms, tuple[int, ...]]:
+    """The forms of the columns asked for (all where none is named), and their indices.
+
+    Raises DataError for one that is not there.
+    """
+    index = tuple(named(forms.schema.names, columns))
+    if not columns:
+        return forms, index
+    schema = pa.schema([forms.schema.field(i) for i in index])
+    return _made(schema, schema.serialize().to_pybytes()), index
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        (
-            pa.types.is_string(kind),
-            pa.types.is_large_string(kind),
-            pa.types.is_binary(kind),
-            pa.types.is_large_binary(kind),
-        )
+def _made(schema: pa.Schema, data: bytes) -> Forms:
+    columns = tuple(_column(field) for field in schema)
+    return Forms(
+        schema=schema,
+        data=data,
+        hash=xxhash.xxh3_64_intdigest(data),
+        columns=columns,
+        node=tuple(accumulate((c.nodes for c in columns), initial=0)),
+        buffer=tuple(accumulate((c.buffers for c in columns), initial=0)),
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
+def _column(field: pa.Field) -> Form:
+    try:
+        return _form(field.type)
+    except DataError as error:
+        raise DataError(f"column {field.name!r}: {error}") from error
 
 
-def _is_wide(kind: pa.DataType) -> bool:
-    """Whether its offsets are int64."""
-    return pa.types.is_large_list(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+def _form(kind: pa.DataType) -> Form:
+    code, width = _code(kind)
+    children = tuple(_form(child) for child in _children(kind, code))
+    own = {"null": 0, "struct": 1, "fixed": 1, "text": 3}.get(code, 2)
+    return Form(
+        kind=kind,
+        code=code,
+        width=width,
+        children=children,
+        nodes=1 + sum(c.nodes for c in children),
+        buffers=own + sum(c.buffers for c in children),
+    )
 
 
-def _is_flat(kind: pa.DataType) -> bool:
-    """Values of one width, side by side."""
-    plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
-    return plain and not isinstance(kind, pa.BaseExtensionType)
+def _code(kind: pa.DataType) -> tuple[Code, int]:
+    """Raises DataError for a type that does not travel between Workers."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        raise _does_not_travel(kind)
+    if types.is_null(kind):
+        return "null", 0
+    if types.is_boolean(kind):
+        return "bits", 0
+    if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
+        return "flat", kind.bit_width // 8
+    for tests, width in (
+        ((types.is_string, types.is_binary), 4),
+        ((types.is_large_string, types.is_large_binary), 8),
+    ):
+        if any(test(kind) for test in tests):
+            return "text", width
+    if types.is_map(kind):
+        return "map", 4
+    if types.is_list(kind) or types.is_large_list(kind):
+        return "list", 4 if types.is_list(kind) else 8
+    if types.is_fixed_size_list(kind):
+        return "fixed", 0
+    if types.is_struct(kind):
+        return "struct", 0
+    raise _does_not_travel(kind)
 
 
-def _children(kind: pa.DataType) -> list[pa.Field]:
-    """The fields of a nested type; none for a flat one. Raises DataError for a type that does not travel."""
-    if _is_flat(kind):
-        return []
-    if _is_list(kind) or pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind):
-        if pa.types.is_map(kind):
-            return [pa.field("entries", pa.struct([kind.key_field, kind.item_field]), nullable=False)]
-        return [kind.field(i) for i in range(kind.num_fields)]
-    raise DataError(
+def _children(kind: pa.DataType, code: Code) -> list[pa.DataType]:
+    if code == "map":
+        return [pa.struct([kind.key_field, kind.item_field])]
+    if code in ("list", "fixed", "struct"):
+        return [kind.field(i).type for i in range(kind.num_fields)]
+    return []
+
+
+def _does_not_travel(kind: pa.DataType) -> DataError:
+    return DataError(
         f"expected numbers, text, lists or structs, found {kind}, which does not travel between Workers. "
         "Fix: cast the column where it is made"
     )
@@ -129,49 +195,51 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 def taken_apart(records: pa.RecordBatch) -> Framed:
     """Nodes and buffers of a record batch. Raises DataError for a column whose type does not travel."""
-    places(records.schema)
+    forms = forms_of(records.schema)
     nodes: list[Node] = []
     buffers: list[pa.Buffer | None] = []
-    for column in records.columns:
-        _apart(column, nodes, buffers)
-    return Framed(schema=records.schema, rows=records.num_rows, nodes=nodes, buffers=buffers)
+    for column, form in zip(records.columns, forms.columns, strict=True):
+        _apart(column, form, nodes, buffers)
+    return Framed(forms=forms, rows=records.num_rows, nodes=nodes, buffers=buffers)
 
 
-def _apart(array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer | None]) -> None:
-    kind, count = array.type, len(array)
-    nodes.append((count, array.null_count))
-    if pa.types.is_null(kind):
+def _apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]) -> None:
+    code, count, nulls = form.code, len(array), array.null_count
+    nodes.append((count, nulls))
+    if code == "null":
         return
     own = array.buffers()
-    buffers.append(_bits(own[0], array.offset, count) if array.null_count else None)
-    if _is_text(kind):
-        first, last = _add_offsets(array, own[1], buffers)
+    buffers.append(_bits(own[0], array.offset, count) if nulls else None)
+    if code == "flat" or code == "bits":
+        buffers.append(_values(own[1], form, array.offset, count))
+    elif code == "text":
+        first, last = _add_offsets(array, own[1], form.width, buffers)
         buffers.append(own[2].slice(first, last - first) if last > first else None)
-    elif _is_list(kind):
-        first, last = _add_offsets(array, own[1], buffers)
-        values = array.values if not pa.types.is_map(kind) else _entries(array)
-        _apart(values.slice(first, last - first), nodes, buffers)
-    elif pa.types.is_fixed_size_list(kind):
-        _apart(array.values.slice(array.offset * kind.list_size, count * kind.list_size), nodes, buffers)
-    elif pa.types.is_struct(kind):
-        for index in range(kind.num_fields):
-            _apart(array.field(index), nodes, buffers)
+    elif code == "list" or code == "map":
+        first, last = _add_offsets(array, own[1], form.width, buffers)
+        values = array.values if code == "list" else _entries(array, form.children[0].kind)
+        if last - first < len(values):
+            values = values.slice(first, last - first)
+        _apart(values, form.children[0], nodes, buffers)
+    elif code == "fixed":
+        size = form.kind.list_size
+        _apart(array.values.slice(array.offset * size, count * size), form.children[0], nodes, buffers)
     else:
-        buffers.append(_values(own[1], kind.bit_width, array.offset, count))
+        for index, child in enumerate(form.children):
+            _apart(array.field(index), child, nodes, buffers)
 
 
-def _entries(array: pa.Array) -> pa.Array:
+def _entries(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The struct of keys and items below a map, from its first entry."""
-    (entries,) = _children(array.type)
-    return pa.StructArray.from_arrays([array.keys, array.items], fields=list(entries.type))
+    return pa.StructArray.from_arrays([array.keys, array.items], fields=list(kind))
 
 
-def _values(data: pa.Buffer | None, width: int, offset: int, count: int) -> pa.Buffer | None:
+def _values(data: pa.Buffer | None, form: Form, offset: int, count: int) -> pa.Buffer | None:
     if data is None or not count:
         return None
-    if width == 1:
+    if form.code == "bits":
         return _bits(data, offset, count)
-    return data.slice(offset * width // 8, count * width // 8)
+    return data.slice(offset * form.width, count * form.width)
 
 
 def _bits(data: pa.Buffer, offset: int, count: int) -> pa.Buffer:
@@ -183,9 +251,10 @@ def _bits(data: pa.Buffer, offset: int, count: int) -> pa.Buffer:
     return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
-def _add_offsets(array: pa.Array, data: pa.Buffer | None, buffers: list[pa.Buffer | None]) -> tuple[int, int]:
+def _add_offsets(
+    array: pa.Array, data: pa.Buffer | None, width: int, buffers: list[pa.Buffer | None]
+) -> tuple[int, int]:
     """Append the offsets of an array's rows, from 0; returns which values they span."""
-    width = 8 if _is_wide(array.type) else 4
     if data is None or not data.size:
         buffers.append(pa.py_buffer(bytes(width)))
         return 0, 0
@@ -199,67 +268,54 @@ def _add_offsets(array: pa.Array, data: pa.Buffer | None, buffers: list[pa.Buffe
 # --- together ------------------------------------------------------------------------------------------------------
 
 
-def put_together(
-    schema: pa.Schema, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
-) -> pa.RecordBatch:
+def put_together(forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]) -> pa.RecordBatch:
     """The record batch over these buffers; nothing is copied and nothing is checked."""
-    if not len(schema):
-        return _without_columns(rows)
+    if not forms.columns:
+        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
     node, buffer = iter(nodes), iter(buffers)
-    columns = [_together(field.type, node, buffer) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns = [_together(form, node, buffer) for form in forms.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=forms.schema)
 
 
 def checked_together(
-    schema: pa.Schema, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
+    forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
 ) -> pa.RecordBatch:
     """As put_together, of what came from a peer. Raises RunError (naming no peer) for what does not fit together."""
-    here = places(schema)
-    if len(nodes) != here.node[-1] or len(buffers) != here.buffer[-1]:
+    if len(nodes) != forms.node[-1] or len(buffers) != forms.buffer[-1]:
         raise RunError(
-            f"expected {here.node[-1]} arrays and {here.buffer[-1]} buffers for its schema, "
+            f"expected {forms.node[-1]} arrays and {forms.buffer[-1]} buffers for its schema, "
             f"found {len(nodes)} and {len(buffers)}"
         )
-    wrong = [nodes[first][0] for first in here.node[:-1] if nodes[first][0] != rows]
+    wrong = [nodes[first][0] for first in forms.node[:-1] if nodes[first][0] != rows]
     if wrong:
         raise RunError(f"expected {rows} rows in every column, found {wrong[0]}")
     for length, nulls in nodes:
         if not 0 <= nulls <= length < 2**48:
             raise RunError(f"an array of {length} values and {nulls} nulls")
     try:
-        records = put_together(schema, rows, nodes, buffers)
+        records = put_together(forms, rows, nodes, buffers)
         records.validate(full=True)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise RunError(f"columns that do not fit together: {error}") from error
     return records
 
 
-def _without_columns(rows: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
-
-
-def _together(kind: pa.DataType, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | None]) -> pa.Array:
-    length, nulls = next(nodes)
-    if pa.types.is_null(kind):
-        return pa.nulls(length)
-    valid = next(buffers) if nulls else _skipped(buffers)
-    if _is_text(kind):
-        return pa.Array.from_buffers(kind, length, [valid, _there(next(buffers)), _there(next(buffers))], nulls)
-    inner = _children(kind)
-    own = [valid] if pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind) else [valid, _there(next(buffers))]
-    children = [_together(field.type, nodes, buffers) for field in inner]
-    return pa.Array.from_buffers(kind, length, own, nulls, children=children or None)
-
-
 _NOTHING = pa.py_buffer(b"")
 
 
-def _there(buffer: pa.Buffer | None) -> pa.Buffer:
-    return _NOTHING if buffer is None else buffer
-
-
-def _skipped(buffers: Iterator[pa.Buffer | None]) -> None:
-    next(buffers)
+def _together(form: Form, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | None]) -> pa.Array:
+    length, nulls = next(nodes)
+    code = form.code
+    if code == "null":
+        return pa.nulls(length)
+    valid = next(buffers)
+    own = [valid if nulls else None]
+    if code != "struct" and code != "fixed":
+        own += [b if b is not None else _NOTHING for b in islice(buffers, 2 if code == "text" else 1)]
+    if not form.children:
+        return pa.Array.from_buffers(form.kind, length, own, nulls)
+    children = [_together(child, nodes, buffers) for child in form.children]
+    return pa.Array.from_buffers(form.kind, length, own, nulls, children=children)
 
 
 # --- content -------------------------------------------------------------------------------------------------------
@@ -268,18 +324,3 @@ def _skipped(buffers: Iterator[pa.Buffer | None]) -> None:
 def checksums(buffers: Sequence[pa.Buffer | None]) -> list[int]:
     """xxh3 (64 bits) of each buffer, 0 for one that is not there."""
     return [0 if b is None or not b.size else xxhash.xxh3_64_intdigest(b) for b in buffers]
-
-
-def schema_bytes(schema: pa.Schema) -> bytes:
-    """A schema as an Arrow IPC message."""
-    return schema.serialize().to_pybytes()
-
-
-def schema_of(data: bytes) -> pa.Schema:
-    """The inverse. Raises RunError (without a name) for what is no schema, or one with types that do not travel."""
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(data))
-        places(schema)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RunError(f"expected an Arrow schema of plain types, found {len(data)} other bytes: {error}") from error
-    return schema

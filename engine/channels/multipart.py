@@ -10,7 +10,6 @@ nothing is put together before every frame has the length and the checksum that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from msgspec import Struct
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Count, Hash, Lacks, Unknown
-from engine.channels.frames import checked_together, checksums, schema_bytes, schema_of, taken_apart
+from engine.channels.frames import checked_together, checksums, forms_from, taken_apart
 from engine.channels.picking import named
 
 LARGEST_REQUEST = 64 << 20
@@ -110,7 +109,7 @@ def sent(block: int, records: pa.RecordBatch) -> tuple[Sent, list[pa.Buffer]]:
     answer = Sent(
         block=block,
         rows=framed.rows,
-        schema=schema_bytes(framed.schema),
+        schema=framed.forms.data,
         nodes=framed.nodes,
         lengths=[0 if b is None else b.size for b in framed.buffers],
         sums=checksums(framed.buffers),
@@ -151,21 +150,17 @@ def _checked(answer: Sent, request: Request, buffers: list[pa.Buffer | None]) ->
         raise RunError(f"block {answer.block}: its content was changed on its way")
     if request.rows is not None and len(request.rows) != answer.rows:
         raise RunError(f"block {answer.block}: expected {len(request.rows)} rows, found {answer.rows}")
-    schema = _schema(answer.schema)
-    if request.columns and [schema.names[i] for i in named(schema.names, request.columns)] != schema.names:
-        raise RunError(f"block {answer.block}: expected columns {request.columns}, found {schema.names}")
-    return checked_together(schema, answer.rows, answer.nodes, buffers)
+    forms = forms_from(answer.schema)
+    names = forms.schema.names
+    if request.columns and [names[i] for i in named(names, request.columns)] != names:
+        raise RunError(f"block {answer.block}: expected columns {request.columns}, found {names}")
+    return checked_together(forms, answer.rows, answer.nodes, buffers)
 
 
 def _buffer(frame: Any) -> pa.Buffer:
     """A frame as an Arrow buffer; only a small one whose bytes are not aligned is copied."""
     buffer = pa.py_buffer(frame)
     return pa.py_buffer(buffer.to_pybytes()) if buffer.address % _ALIGNED else buffer
-
-
-@lru_cache(maxsize=256)
-def _schema(data: bytes) -> pa.Schema:
-    return schema_of(data)
 
 
 def _sealed(message: bytes) -> bytes:

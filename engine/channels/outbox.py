@@ -12,17 +12,16 @@ import itertools
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError
-from engine.channels.descriptors import Ask, Lacks, Lies, ShapeHere, Unknown
-from engine.channels.frames import Places, checksums, places, put_together, schema_bytes, taken_apart
-from engine.channels.picking import named
+from engine.channels.descriptors import Ask, Lacks, Lies, Unknown
+from engine.channels.frames import Forms, checksums, chosen, put_together, taken_apart
 from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
 
 Place = tuple[Slab, int, int]
@@ -33,13 +32,11 @@ Place = tuple[Slab, int, int]
 class Block:
     """A kept batch. `places` is None where a buffer is not there."""
 
-    schema: pa.Schema
-    shape: int
+    forms: Forms
     rows: int
     nodes: list[tuple[int, int]]
     places: list[Place | None]
     regions: list[Region]
-    columns: Places
     sums: list[int] = field(default_factory=list)
 
 
@@ -55,7 +52,6 @@ class SlabOutbox:
         self._blocks: dict[int, Block] = {}
         self._built: list[Region] = []
         self._dropped: deque[Region] = deque()
-        self._shapes: dict[pa.Schema, ShapeHere] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -84,18 +80,15 @@ class SlabOutbox:
             lies, held = self._already_there(framed.buffers)
             length = sum(_room(b) for b, there in zip(framed.buffers, lies, strict=True) if there is None)
             region = self.pool.allocate(length) if length else None
-            shape = self._shape(framed.schema)
         if region is not None:
             _copy(framed.buffers, lies, region)
             held.append(region)
         block = Block(
-            schema=framed.schema,
-            shape=shape.hash,
+            forms=framed.forms,
             rows=framed.rows,
             nodes=framed.nodes,
             places=lies,
             regions=held,
-            columns=places(framed.schema),
         )
         with self.lock:
             number = next(self._numbers)
@@ -113,25 +106,24 @@ class SlabOutbox:
         """A block's columns as views of the slab. Raises KeyError, and DataError for a column that is not there."""
         with self.lock:
             block = self._blocks[number]
-            nodes, lies, index = _chosen(block, columns)
-            schema = block.schema if not columns else pa.schema([block.schema.field(i) for i in index])
+            forms, nodes, lies, _ = _chosen(block, columns)
             buffers = [None if p is None else p[0].buffer.slice(p[1], p[2]) for p in lies]
-        return put_together(schema, block.rows, nodes, buffers)
+        return put_together(forms, block.rows, nodes, buffers)
 
-    def describe(self, ask: Ask) -> tuple[Lies | Unknown | Lacks, list[Slab], ShapeHere | None]:
+    def describe(self, ask: Ask) -> tuple[Lies | Unknown | Lacks, list[Slab], Forms | None]:
         """Where the columns asked for lie, in which slabs, and of which schema. The caller holds the lock."""
         block = self._blocks.get(ask.block)
         if block is None:
             return Unknown(ask.block, self._epoch), [], None
         try:
-            nodes, lies, index = _chosen(block, ask.columns)
+            _, nodes, lies, index = _chosen(block, ask.columns)
         except DataError as error:
             return Lacks(ask.block, str(error)), [], None
         told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in lies]
         sums = _sums(block, index) if ask.content else []
         slabs = list({p[0].number: p[0] for p in lies if p is not None}.values())
-        answer = Lies(ask.block, block.rows, block.shape, nodes, told, sums)
-        return answer, slabs, self._shape(block.schema)
+        answer = Lies(ask.block, block.rows, block.forms.hash, nodes, told, sums)
+        return answer, slabs, block.forms
 
     def close(self) -> None:
         """Forget every block and close every slab."""
@@ -162,13 +154,6 @@ class SlabOutbox:
                 held.append(region)
         return lies, held
 
-    def _shape(self, schema: pa.Schema) -> ShapeHere:
-        found = self._shapes.get(schema)
-        if found is None:
-            data = schema_bytes(schema)
-            found = self._shapes[schema] = ShapeHere(xxhash.xxh3_64_intdigest(data), data)
-        return found
-
 
 def _room(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else -(-buffer.size // ALIGNMENT) * ALIGNMENT
@@ -194,19 +179,21 @@ def _copy(buffers: list[pa.Buffer | None], lies: list[Place | None], region: Reg
         at += _room(buffer)
 
 
-def _chosen(block: Block, columns: tuple[str, ...]) -> tuple[list[tuple[int, int]], list[Place | None], list[int]]:
-    """Nodes and places of the columns asked for, and their indices."""
-    index = named(block.schema.names, columns)
+def _chosen(
+    block: Block, columns: tuple[str, ...]
+) -> tuple[Forms, list[tuple[int, int]], list[Place | None], Sequence[int]]:
+    """Forms, nodes and places of the columns asked for, and their indices."""
+    forms, index = chosen(block.forms, columns)
     if not columns:
-        return block.nodes, block.places, index
-    node, buffer = block.columns.node, block.columns.buffer
+        return forms, block.nodes, block.places, index
+    node, buffer = block.forms.node, block.forms.buffer
     nodes = [n for i in index for n in block.nodes[node[i] : node[i + 1]]]
-    return nodes, [p for i in index for p in block.places[buffer[i] : buffer[i + 1]]], index
+    return forms, nodes, [p for i in index for p in block.places[buffer[i] : buffer[i + 1]]], index
 
 
-def _sums(block: Block, index: list[int]) -> list[int]:
+def _sums(block: Block, index: Sequence[int]) -> list[int]:
     """Checksums of the buffers of these columns; computed once a block."""
     if not block.sums:
         block.sums = checksums([None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places])
-    buffer = block.columns.buffer
+    buffer = block.forms.buffer
     return [s for i in index for s in block.sums[buffer[i] : buffer[i + 1]]]

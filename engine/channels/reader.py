@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 
 import pyarrow as pa
-import xxhash
 
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import PeerLost, Request
@@ -35,9 +34,9 @@ from engine.channels.descriptors import (
     decode_from_owner,
     encode,
 )
-from engine.channels.frames import checked_together, checksums, schema_of
+from engine.channels.frames import Forms, checked_together, checksums, chosen, forms_from
 from engine.channels.packets import Closed, Packets
-from engine.channels.picking import named, of_rows
+from engine.channels.picking import of_rows
 from engine.channels.slabs import is_sealed
 
 
@@ -49,7 +48,7 @@ class Reader:
         self._packets = Packets(connection)
         self._content = content
         self._slabs: dict[int, pa.Buffer] = {}
-        self._shapes: dict[int, pa.Schema] = {}
+        self._shapes: dict[int, Forms] = {}
         self._last = 0
         self.broken = False
         """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
@@ -121,9 +120,10 @@ class Reader:
                 for slab in message.numbers:
                     self._slabs.pop(slab, None)
             case ShapeHere():
-                if xxhash.xxh3_64_intdigest(message.data) != message.hash:
+                forms = forms_from(message.data)
+                if forms.hash != message.hash:
                     raise self._wrong("a schema that was changed on its way")
-                self._shapes[message.hash] = schema_of(message.data)
+                self._shapes[message.hash] = forms
         return None
 
     def _map(self, slab: SlabHere) -> None:
@@ -162,16 +162,15 @@ class Reader:
                 return of_rows(self._columns(answer, request), request.rows)
 
     def _columns(self, lies: Lies, request: Request) -> pa.RecordBatch:
-        schema = self._shapes.get(lies.shape)
-        if schema is None:
+        forms = self._shapes.get(lies.shape)
+        if forms is None:
             raise self._wrong(f"block {lies.block} is of a schema that was never told")
-        if request.columns:
-            schema = pa.schema([schema.field(i) for i in named(schema.names, request.columns)])
+        forms, _ = chosen(forms, tuple(request.columns))
         buffers = [self._buffer(*place) for place in lies.places]
         if self._content and checksums(buffers) != lies.sums:
             raise self._wrong(f"block {lies.block}: its content is not what its owner kept")
         try:
-            return checked_together(schema, lies.rows, lies.nodes, buffers)
+            return checked_together(forms, lies.rows, lies.nodes, buffers)
         except RunError as error:
             raise self._wrong(f"block {lies.block}: {error}") from error
 

@@ -22,7 +22,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
-from engine.channels.descriptors import Fetch, Reply, SlabGone, SlabHere, decode_fetch, encode
+from engine.channels.descriptors import Fetch, Reply, ShapeHere, SlabGone, SlabHere, decode_fetch, encode
 from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import Closed, Packets
 from engine.channels.slabs import Slab
@@ -134,12 +134,12 @@ class Server:
         answers = []
         with self._outbox.lock:  # until the descriptors are sent or duplicated, no slab goes
             for ask in fetch.asks:
-                answer, slabs, shape = self._outbox.describe(ask)
+                answer, slabs, forms = self._outbox.describe(ask)
                 for slab in slabs:
                     self._introduce(reader, slab)
-                if shape is not None and shape.hash not in reader.shapes:
-                    reader.shapes.add(shape.hash)
-                    reader.packets.send(encode(shape))
+                if forms is not None and forms.hash not in reader.shapes:
+                    reader.shapes.add(forms.hash)
+                    reader.packets.send(encode(ShapeHere(forms.hash, forms.data)))
                 answers.append(answer)
         reader.packets.send(encode(Reply(fetch.id, answers)))
 

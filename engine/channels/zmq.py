@@ -27,7 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels.contract import Channel, PeerLost, Request
-from engine.channels.frames import places
+from engine.channels.frames import forms_of
 from engine.channels.inproc import InprocChannel
 from engine.channels.keys import Address, Keys
 from engine.channels.multipart import Header, Wanted, header_of, question_bytes, received
@@ -113,7 +113,7 @@ class ZmqChannel:
 
     def keep(self, batch: Batch) -> int:
         """Keep a batch as it is. Raises DataError for a column that cannot travel."""
-        places(batch.records.schema)
+        forms_of(batch.records.schema)
         with self._keeping:
             return self._outbox.keep(batch)
 

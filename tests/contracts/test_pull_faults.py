@@ -68,10 +68,10 @@ class Owner:
 
     def says(self, number: int, *, content: bool) -> list[tuple[bytes, int | None]]:
         """The messages of an honest answer, with their descriptors."""
-        answer, slabs, shape = self.outbox.describe(Ask(self.block, (), content))
-        assert shape is not None
+        answer, slabs, forms = self.outbox.describe(Ask(self.block, (), content))
+        assert forms is not None
         here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
-        return [*here, (encode(shape), None), (encode(Reply(number, [answer])), None)]
+        return [*here, (encode(ShapeHere(forms.hash, forms.data)), None), (encode(Reply(number, [answer])), None)]
 
 
 def answered(

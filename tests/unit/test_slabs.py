@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import PeerLost, Request
-from engine.channels.frames import checked_together, places, put_together, taken_apart
+from engine.channels.frames import checked_together, put_together, taken_apart
 from engine.channels.outbox import SlabOutbox
 from engine.channels.shm import ShmChannel
 from engine.channels.slabs import F_SEAL_FUTURE_WRITE, POISON, SHARED, SMALL, SlabPool, is_sealed
@@ -324,10 +324,10 @@ def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
     part = whole.slice(min(start, len(values)), length)
     framed = taken_apart(part)
     assert framed.nodes[1][0] == sum(len(v) for v in part.column("x").to_pylist() if v is not None)
-    assert len(framed.nodes) == places(part.schema).node[-1]
-    found = checked_together(part.schema, part.num_rows, framed.nodes, framed.buffers)
+    assert len(framed.nodes) == framed.forms.node[-1]
+    found = checked_together(framed.forms, part.num_rows, framed.nodes, framed.buffers)
     assert found.equals(part)
-    assert put_together(part.schema, part.num_rows, framed.nodes, framed.buffers).equals(part)
+    assert put_together(framed.forms, part.num_rows, framed.nodes, framed.buffers).equals(part)
 
 
 def test_a_slice_of_a_large_column_is_not_sent_whole() -> None:
