@@ -51,7 +51,7 @@ def _hashed(array: pa.Array) -> np.ndarray:
 
 
 def _numbers(array: pa.Array) -> np.ndarray:
-    """Of numbers, by their bits: 0.0 and -0.0 differ, a nan equals itself."""
+    """Of numbers, their bits: 0.0 and -0.0 differ, a nan equals itself. Whoever takes them up mixes them."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     width = array.type.bit_width // 8
@@ -59,7 +59,7 @@ def _numbers(array: pa.Array) -> np.ndarray:
     if data is None or not len(array):
         return np.zeros(len(array), dtype=np.uint64)
     bits = np.frombuffer(data, dtype=f"u{width}", count=len(array), offset=array.offset * width)
-    return _mix(bits.astype(np.uint64))
+    return bits.astype(np.uint64)
 
 
 def _texts(array: pa.Array) -> np.ndarray:
@@ -78,9 +78,13 @@ def _texts(array: pa.Array) -> np.ndarray:
 def _lists(elements: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Of lists, given their elements' hashes: the sum of each element with its place, and the length."""
     lengths = np.diff(starts)
-    place = np.arange(len(elements), dtype=np.uint64) - np.repeat(starts[:-1], lengths).astype(np.uint64)
+    # Golden * (place + 1) + element, with the multiples of a row's start taken off its elements.
+    mixed = np.arange(1, len(elements) + 1, dtype=np.uint64)
+    mixed *= _GOLDEN
+    mixed -= np.repeat(_GOLDEN * starts[:-1].astype(np.uint64), lengths)
+    mixed += elements
     sums = np.zeros(len(elements) + 1, dtype=np.uint64)
-    np.cumsum(_mix(elements + _GOLDEN * (place + np.uint64(1))), out=sums[1:])
+    np.cumsum(_mix(mixed), out=sums[1:])
     return _mix(sums[starts[1:]] - sums[starts[:-1]] + _GOLDEN * (lengths.astype(np.uint64) + np.uint64(1)))
 
 
@@ -104,6 +108,11 @@ def _salt(name: str) -> np.uint64:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """In place where x is an array of its own, as all are here."""
+    spare = np.empty_like(x)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(x, np.uint64(shift), out=spare)
+        x ^= spare
+        x *= np.uint64(factor)
+    x ^= np.right_shift(x, np.uint64(31), out=spare)
+    return x
