@@ -86,6 +86,8 @@ class Leases:
     def __init__(self, plan: Plan) -> None:
         self._leases = [_Lease({name: _Worker() for name in workers}) for workers in plan.leases]
         self._lease_of = {name: lease for lease in self._leases for name in lease.workers}
+        self._ended_epoch: dict[str, int] = {}
+        """The last incarnation of each Worker that has died: a death that is told twice is one."""
 
     # --- what the core says --------------------------------------------------------------------------------------
 
@@ -126,7 +128,8 @@ class Leases:
                 return self._woken(event.worker)
             case Slept():
                 return self._slept(event.worker)
-            case WorkerLost():
+            case WorkerLost() if event.epoch > self._ended_epoch.get(event.worker, -1):
+                self._ended_epoch[event.worker] = event.epoch
                 return self._lost(event.worker)
             case ChunkDone():
                 return self._ended("", lambda work: work == ("chunk", event.chunk))

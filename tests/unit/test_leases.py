@@ -95,6 +95,7 @@ class World:
     filter: Leases
     awake: set[str] = field(default_factory=lambda: {"free"})
     queues: dict[str, deque[Instruction]] = field(default_factory=lambda: {w: deque() for w in WORKERS})
+    epochs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORKERS, -1))
     begun: dict[str, list[Instruction]] = field(default_factory=lambda: {w: [] for w in WORKERS})
 
     def take(self, instructions: list[Instruction]) -> None:
@@ -124,7 +125,8 @@ class World:
         self.queues[worker].clear()
         if worker != "free":
             self.awake.discard(worker)
-        self.take(self.filter.heard(WorkerLost(worker=worker, epoch=0, error="killed")))
+        self.epochs[worker] += 1
+        self.take(self.filter.heard(WorkerLost(worker=worker, epoch=self.epochs[worker], error="killed")))
 
     def drain(self, draw: random.Random) -> None:
         while busy := [w for w, queue in self.queues.items() if queue]:
@@ -220,6 +222,16 @@ def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state
     assert it.heard(WorkerLost(worker="a", epoch=0, error="killed")) == [Wake(worker="b")]
     assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
     assert it.waiting() == []
+
+
+def test_a_death_that_is_told_twice_is_one() -> None:
+    it, death = leases(("a", "b")), WorkerLost(worker="a", epoch=0, error="killed")
+    it.told([chunk(0, "a")])
+    it.heard(Woken(worker="a"))
+    assert it.heard(death) == []
+    assert it.told([chunk(1, "a"), chunk(2, "b")]) == [Wake(worker="a")]
+    assert it.heard(death) == []
+    assert [each.id for each in it.heard(Woken(worker="a")) if isinstance(each, RunChunk)] == [1]
 
 
 def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
