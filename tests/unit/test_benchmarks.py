@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import against_trl, report, rewards, settings, trl_side
+from benchmarks import against_trl, data_plane, report, rewards, settings, trl_side
 from benchmarks.sides import Measured, measured
 
 MEASURED = Measured(
@@ -133,3 +133,22 @@ def test_digit_pairs_are_reversed() -> None:
     rows = [next(stream) for _ in range(50)]
     assert all(prompt == answer[::-1] + "=" for prompt, answer in rows)
     assert {len(answer) for _, answer in rows} == {3, 4, 5, 6}
+
+
+def test_the_data_planes_batch_has_the_size_and_form_that_are_quoted() -> None:
+    small, large = data_plane.make_batch(4 << 10), data_plane.make_batch(16 << 20)
+    assert small.nbytes == pytest.approx(4 << 10, rel=0.1)
+    assert large.nbytes == pytest.approx(16 << 20, rel=0.1)
+    tokens = len(large.column("completion_ids").values)
+    assert large.nbytes / tokens == pytest.approx(17, rel=0.02)
+    assert data_plane.views(large) == 2 * large.num_rows + 5 * tokens
+
+
+def test_the_data_planes_goals_are_least_shares_and_most_milliseconds() -> None:
+    slow, fast = (data_plane.Timed(seconds=s, of_memcpy=share) for s, share in ((1e-3, 0.1), (1e-4, 0.9)))
+    for timed, holds in ((slow, False), (fast, True)):
+        found = {n: dict.fromkeys(data_plane.SIZES, timed) for n in ("shm, one copy", "shm, built in the slab")}
+        held = [r.holds for r in data_plane.results(found) if r.holds is not None]
+        assert held == [holds] * 4
+    bare = {"shm, one copy": {"4 kB": fast}, "bare zmq ipc": {"4 kB": slow}}
+    assert data_plane.results(bare)[-1].value == pytest.approx(0.1)
