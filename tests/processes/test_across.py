@@ -44,9 +44,9 @@ def same(one: Result, other: Result) -> None:
 
 
 def numbers(result: Result) -> Rows:
-    """What does not depend on the clock."""
+    """What depends neither on the clock nor on places."""
     return [
-        {name: value for name, value in row.items() if not name.startswith("worker/")}
+        {name: value for name, value in row.items() if not name.startswith(("worker/", "edge/", "coordinator/"))}
         for row in timeless(metrics(result.folder))
     ]
 
