@@ -270,6 +270,7 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
     with start(plan(hangs), heartbeat=3.0) as supervisor:
         ref = made(supervisor)
         os.kill(supervisor.pids()["source"], signal.SIGSTOP)
+        os.waitid(os.P_PID, supervisor.pids()["source"], os.WSTOPPED | os.WNOWAIT)  # else it may still answer
         supervisor.tell(chunk_of(1, ref, node="hangs"))
         heard = until(supervisor, WorkerLost, Unfetched)  # host waits for the source's answer, and hears its end, too
         heard += until(supervisor, *({WorkerLost, Unfetched} - {type(heard[-1])}))
