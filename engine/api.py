@@ -28,6 +28,7 @@ from engine.attempts import Result, Telling, Until, attempts
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows
+from engine.plan.cluster import Cluster, read_cluster
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
@@ -43,7 +44,15 @@ def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan
     options = options or RunOptions()
     checked = graph if isinstance(graph, CheckedGraph) else check(graph)
     placing = run_options.placing(options)
-    return make_plan(checked, seed=options.seed, threads=options.threads, placing=placing)
+    cluster = _cluster(options.cluster, frozenset(placing.hosts.values())) if options.cluster is not None else None
+    return make_plan(checked, seed=options.seed, threads=options.threads, placing=placing, cluster=cluster)
+
+
+def _cluster(path: Path, wanted: frozenset[str]) -> Cluster:
+    """The hosts of a cluster file; those wanted are asked for what it does not say of them."""
+    from engine.launch.hosts import known  # nothing of it is needed where there is one host
+
+    return known(read_cluster(path), wanted)
 
 
 def run(

@@ -143,6 +143,10 @@ class _Run:
 
     def _workers(self, stack: ExitStack) -> Workers:
         """One Worker in this process, or several in processes of their own; ended with the attempt."""
+        if self._plan.hosts:
+            from engine.launch.hosts import HostsWorkers
+
+            return stack.enter_context(closing(HostsWorkers(self._plan, self._folder, self._options)))
         if not _alone(self._plan):
             from engine.launch.local import Supervisor  # nothing of it is needed where there is one process
 
@@ -190,8 +194,8 @@ class _Run:
 
 
 def _alone(plan: Plan) -> str:
-    """The name of the one Worker, which is this process; empty where there are several."""
-    return plan.workers[0] if len(plan.workers) == 1 else ""
+    """The name of the one Worker, which is this process; empty where there are several, or other hosts."""
+    return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
 
 
 def _trace(folder: RunFolder) -> Trace:

@@ -26,6 +26,8 @@ COMMANDS = {
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
     "diff": "show what changes from one graph to another",
+    "keys": "make the key file of a cluster of hosts",
+    "host": "let runs that are started on another host use this one",
 }
 """Command -> what it does; each is the module of that name here, imported when it is asked for."""
 

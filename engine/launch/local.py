@@ -300,9 +300,10 @@ class Supervisor:
             return [c.doing for c in self._children.values()]
 
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
-        """Where other hosts reach each Worker that is there: (worker, endpoint, epoch)."""
+        """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone, or begins."""
         with self._changed:
-            return tuple((c.name, c.endpoint, c.epoch) for c in self._children.values() if c.endpoint)
+            gone = {name for name, c in self._children.items() if c.lost or c.over.is_set()}
+            return tuple((n, "" if n in gone else c.endpoint, c.epoch) for n, c in self._children.items())
 
     def meet(self, entries: Sequence[tuple[str, str, int]]) -> None:
         """Tell every Worker, now and when it is begun anew, where those of other hosts answer."""

@@ -92,6 +92,11 @@ class RunFolder:
             (path / folder).mkdir(exist_ok=True)
         return run
 
+    @staticmethod
+    def seen(path: Path) -> RunFolder:
+        """The folder of a run whose process, on another host, has its lock: for logs and samples of Workers here."""
+        return RunFolder(path, -1)
+
     @property
     def name(self) -> str:
         return self.path.name

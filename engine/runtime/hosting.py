@@ -23,14 +23,15 @@ class Begin:
     """A run (one attempt at it) wants the Workers that its plan puts on this host.
 
     plan: by cloudpickle; the only pickle that there is. folder: the run's, which every host has to see; planned: the
-    text of its plan.json, by which the host knows it. path: folders that the run imports from. options: in their form
-    of a run folder. networks: of this host's Workers. lease: seconds without a word after which each side gives the
-    other up.
+    text of its plan.json, by which the host knows it. directory: where relative paths begin. path: folders that the run
+    imports from. options: in their form of a run folder. networks: of this host's Workers. lease: seconds without a
+    word after which each side gives the other up.
     """
 
     host: str
     plan: bytes
     folder: Path
+    directory: Path
     planned: str
     path: tuple[str, ...]
     networks: tuple[Network, ...]

@@ -371,7 +371,7 @@ def _group(seat: Seat, descriptors: tuple[int, ...]) -> Any:
 
 def main(descriptor: int, parent: int) -> None:
     """The Worker on the other end of this socket. parent: the process that has to be there."""
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, _ignored)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -431,7 +431,7 @@ def _ignored(number: int, frame: object) -> None:
     """
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """On Linux: SIGKILL for this process when the thread that started it ends, also where that has ended already."""
     if sys.platform == "linux":
         set_parent_death_signal = 1

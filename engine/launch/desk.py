@@ -1,0 +1,222 @@
+"""A host's end of the link to the process of a run.
+
+    thread   waits for                                                 unblocked by
+    I/O      a frame, a knock, something to say, the next heartbeat    the run, the main thread, the clock
+    main     a message of the run, a change here (`take`)              I/O, the Supervisor's thread
+
+Owns: the ROUTER socket, who is let in, the lease, one run at a time. Does not own: what is done
+about messages (host.py), numbers and acknowledgements (line.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from dataflow.errors import RunError
+from engine.channels.door import Door
+from engine.channels.keys import Keys
+from engine.launch.hostlink import BEAT, endpoint, living
+from engine.launch.line import Envelope, Line, aside, opened
+from engine.plan.cluster import Host, detect
+from engine.runtime.control import Forget, Quit, Whereabouts
+from engine.runtime.hosting import Begin, Here, HostBeat, Look, Refused, Relay, RelayAsked, RespawnThere
+from engine.runtime.wire import decode, encode
+from engine.runtime.workers import Doing
+
+_log = logging.getLogger(__name__)
+
+CHANGED = object()
+"""What `take` returns where something has changed here."""
+_LARGEST = 1 << 30
+"""Bytes of one message."""
+_FROM_RUN = (Begin, Relay, RelayAsked, Forget, RespawnThere, Whereabouts, Quit)
+
+
+class Desk:
+    """Where runs come to. on_end: called from the I/O thread when the run has ended or is given up; doing: likewise,
+    what the Workers do.
+    """
+
+    def __init__(self, host: Host, own: Keys, client: bytes) -> None:
+        """own: this host's keys; client: the public key of whoever starts runs. Raises RunError where the address is
+        none of this host, or taken.
+        """
+        self.on_end: Callable[[], None] = lambda: None
+        self.doing: Callable[[], list[Doing]] = list
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pending = False
+        self._line: Line | None = None
+        self._lease = 0.0
+        self._peer = b""
+        self._heard = 0.0
+        self._ended = False
+        self._over = False
+        self._settled = threading.Event()
+        self._to_say: deque[bytes] = deque()
+        self._context = zmq.Context()
+        self._router: zmq.Socket = self._context.socket(zmq.ROUTER)
+        for option, value in (*living(30.0), (zmq.MAXMSGSIZE, _LARGEST), (zmq.CURVE_SERVER, 1)):
+            self._router.setsockopt(option, value)
+        self._router.setsockopt(zmq.IPV6, int(":" in host.address))
+        self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        self._router.setsockopt(zmq.ZAP_DOMAIN, b"hosts")
+        self._door = Door(self._context, self._router, {client: "run"})
+        try:
+            self._router.bind(endpoint(host))
+        except zmq.ZMQError as error:
+            self._door.close()
+            self._context.destroy(linger=0)
+            raise RunError(
+                f"host {host.name}: cannot answer at {endpoint(host)}: {error}. Fix: the address that the cluster file "
+                "gives has to be this host's, and its port free."
+            ) from error
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
+        self._thread.start()
+
+    @property
+    def refused(self) -> int:
+        """How many handshakes were refused."""
+        return sum(self._door.refused.values())
+
+    def take(self) -> Any:
+        """The next message of the run, or CHANGED; None once the run has ended or is given up."""
+        item = self._inbox.get()
+        if item is CHANGED:
+            self._pending = False
+        return item
+
+    def changed(self) -> None:
+        """Something is to be told; from any thread."""
+        if not self._pending:
+            self._pending = True
+            self._inbox.put(CHANGED)
+
+    def say(self, message: Any) -> None:
+        """To the run; never blocks."""
+        self._settled.clear()
+        self._to_say.append(encode(message))
+        os.eventfd_write(self._wake, 1)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until the run has everything that was said, at most so long."""
+        self._settled.wait(seconds)
+
+    def close(self) -> None:
+        """End the thread, close the sockets."""
+        self._over = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._door.close()
+        self._context.destroy(linger=0)
+        os.close(self._wake)
+
+    # --- the I/O thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        self._door.register(poller)
+        due = 0.0
+        while not self._over:
+            ready = dict(poller.poll(max(0, int((due - time.monotonic()) * 1e3))))
+            self._door.answer(ready)
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            came = False
+            while self._router.poll(0):
+                came = self._receive() or came
+            self._send(acknowledge=came)
+            if time.monotonic() >= due:
+                due = time.monotonic() + BEAT
+                self._beat()
+
+    def _receive(self) -> bool:
+        """Whether there was a message of the run."""
+        peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+        try:
+            envelope = opened(frames[0] if frames else b"")
+            if self._line is None:
+                return self._first(peer, envelope)
+            if envelope.run == self._line.run:
+                return self._hear(peer, envelope)
+            if not self._looked(peer, envelope):
+                self._put(peer, aside(envelope.run, encode(Refused(why="it serves another run, or has given this up"))))
+        except RunError as error:
+            _log.warning("what came was refused: %s", error)
+        return False
+
+    def _looked(self, peer: bytes, envelope: Envelope) -> bool:
+        """Answer a question of what there is here; whether it was one."""
+        if envelope.run or not isinstance(decode(envelope.body, (Look,)), Look):
+            return False
+        found = detect()
+        self._put(peer, aside(b"", encode(Here(cores=found.cores, memory=found.memory, gpus=found.gpus))))
+        return True
+
+    def _first(self, peer: bytes, envelope: Envelope) -> bool:
+        """A run begins by its first message; whoever says something else speaks of a run that was given up."""
+        if self._looked(peer, envelope):
+            return False
+        if envelope.number != 0:
+            if envelope.body or envelope.ack:
+                self._put(peer, aside(envelope.run, encode(Refused(why="nothing is known of it here"))))
+            return False
+        begin = decode(envelope.body, (Begin,))
+        self._line, self._lease = Line(envelope.run), begin.lease
+        return self._hear(peer, envelope)
+
+    def _hear(self, peer: bytes, envelope: Envelope) -> bool:
+        assert self._line is not None
+        self._peer, self._heard = peer, time.monotonic()
+        bodies, _ = self._line.take(envelope, self._heard)
+        for body in bodies:
+            message = decode(body, _FROM_RUN)
+            if isinstance(message, Quit):
+                self._end()
+            else:
+                self._inbox.put(message)
+        return bool(bodies)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._inbox.put(None)
+            self.on_end()
+
+    def _send(self, *, acknowledge: bool) -> None:
+        if self._line is None:
+            return
+        now = time.monotonic()
+        frames = []
+        while self._to_say:
+            frames.append(self._line.say(self._to_say.popleft(), now))
+        frames += self._line.again(now)
+        for frame in frames or ([self._line.aside()] if acknowledge else []):
+            self._put(self._peer, frame)
+        if self._line.settled:
+            self._settled.set()
+
+    def _beat(self) -> None:
+        if self._line is None:
+            return
+        self._put(self._peer, self._line.aside(encode(HostBeat(doing=tuple(self.doing())))))
+        silent = time.monotonic() - self._heard
+        if silent > self._lease and not self._ended:
+            _log.warning("nothing was heard of the run for %.0f s: its Workers here are ended", silent)
+            self._end()
+
+    def _put(self, peer: bytes, frame: bytes) -> None:
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # it is sent again where nobody can be reached now
+            self._router.send_multipart([peer, frame], zmq.NOBLOCK)

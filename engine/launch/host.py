@@ -1,0 +1,199 @@
+"""The Supervisor of a host that runs are not started on: it serves one run after another.
+
+    waits for                                            unblocked by
+    a run's first message                                a run
+    a message of the run, a change among its Workers     the run, its Workers; the end of the lease
+
+Owns: carrying out what the run's process says by a Supervisor of this host, telling what comes of
+it. Does not own: the link (desk.py), the Workers' processes (local.py).
+
+Each run is served by a process of its own, so that nothing that was imported for one is there for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from dataflow.errors import DataflowError, RunError
+from engine import options as run_options
+from engine.launch.desk import CHANGED, Desk
+from engine.launch.keyfile import read_keys
+from engine.launch.local import CONTROL_BYTES, Part, Supervisor
+from engine.observe.runfolder import RunFolder
+from engine.plan.cluster import Host, detect, read_cluster
+from engine.runtime.control import Forget, Whereabouts
+from engine.runtime.hosting import Begin, Ended, HostAnswer, HostTold, Relay, RelayAsked, RespawnThere
+from engine.runtime.process import die_with, failure
+from engine.runtime.workers import WorkerGone
+
+_log = logging.getLogger(__name__)
+
+_SETTLE = 5.0
+"""Seconds within which the run has to have heard the last word."""
+
+
+def serve(cluster: Path, name: str, keys: Path | None = None) -> int:
+    """Serve runs until this process is ended; the exit code of a server that could not begin."""
+    _own_host(cluster, name, keys)
+    code = "import sys; from engine.launch.host import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
+    while True:
+        ended = subprocess.run(command, check=False).returncode
+        if ended > 0:
+            return ended
+        if ended < 0:
+            print(f"host {name}: the process that served a run was ended by signal {-ended}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process of one run. arguments: the server's process, cluster file, host, key file."""
+    die_with(int(arguments[0]))
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    cluster, name, *keys = arguments[1:]
+    try:
+        serve_one(Path(cluster), name, Path(keys[0]) if keys else None)
+    except DataflowError as error:
+        print(error, file=sys.stderr)
+        sys.exit(3)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
+    """Serve the next run, to its end. Raises RunError where this host cannot be served."""
+    host, file = _own_host(cluster, name, keys)
+    pair = read_keys(file)
+    with closing(Desk(host, pair.host(name), pair.run.public)) as desk:
+        print(f"host {name}: waiting for a run at {host.address}, port {host.port}", flush=True)
+        begin = desk.take()
+        if begin is not None:
+            print(f"host {name}: serves {begin.folder}", flush=True)
+            Served(desk, name, begin).run()
+            print(f"host {name}: {begin.folder} has ended; {desk.refused} connections were refused", flush=True)
+
+
+def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path | None]:
+    found = read_cluster(cluster)
+    return found.host(name), keys or found.keys
+
+
+class Served:
+    """One run on this host. Its thread starts the Workers, which end with it."""
+
+    def __init__(self, desk: Desk, name: str, begin: Begin) -> None:
+        self._desk = desk
+        self._name = name
+        self._begin = begin
+        self._carried = 1
+        self._last: HostTold | None = None
+        self._supervisor: Supervisor | None = None
+
+    def run(self) -> None:
+        """To its end. What goes wrong is told to the run, which then ends it."""
+        try:
+            supervisor = self._supervisor = self._made()
+            self._desk.doing = supervisor.doing
+            self._desk.on_end = lambda: supervisor.abandon(RunError("the run has ended"))
+            self._open(supervisor)
+            while (item := self._desk.take()) is not None:
+                self._carry_out(supervisor, item)
+                self._tell(supervisor)
+        except DataflowError as error:
+            self._desk.say(failure(error, f"host {self._name}"))
+            while self._desk.take() is not None:
+                pass
+        finally:
+            if self._supervisor is not None:
+                self._supervisor.close()
+        self._desk.say(Ended())
+        self._desk.settle(_SETTLE)
+
+    def _made(self) -> Supervisor:
+        begin = self._begin
+        if begin.host != self._name:
+            raise RunError(
+                f"expected a run's part for host {self._name}, found one for {begin.host}. Fix: its address."
+            )
+        folder = self._folder()
+        sys.path += [entry for entry in begin.path if entry not in sys.path]
+        plan = cloudpickle.loads(begin.plan)
+        options, _ = run_options.from_json(begin.options, {})
+        part = Part(
+            workers={network.worker: network for network in begin.networks},
+            cluster=detect(),
+            on_change=self._desk.changed,
+        )
+        return Supervisor(plan, folder, options, part)
+
+    def _folder(self) -> RunFolder:
+        """The run folder, as this host sees it; relative paths of the graph are those of the run's process."""
+        path = self._begin.folder
+        plan = path / "plan.json"
+        if not plan.is_file() or plan.read_text(encoding="utf-8") != self._begin.planned:
+            found = "another one" if plan.is_file() else "none"
+            raise RunError(
+                f"host {self._name}: expected the run folder {path}, which all hosts have to share, found {found}. "
+                "Fix: --runs in a file system that every host mounts at the same place."
+            )
+        if self._begin.directory.is_dir():
+            os.chdir(self._begin.directory)
+        else:
+            _log.warning("no folder %s here: relative paths will not be found", self._begin.directory)
+        return RunFolder.seen(path)
+
+    def _open(self, supervisor: Supervisor) -> None:
+        try:
+            opened = tuple(supervisor.open())
+        except WorkerGone as gone:
+            self._desk.say(HostAnswer(number=0, gone=gone.worker, problem=str(gone)))
+            return
+        self._tell(supervisor, opened)
+
+    def _carry_out(self, supervisor: Supervisor, item: Any) -> None:
+        self._carried += item is not CHANGED
+        match item:
+            case Relay(instruction=instruction):
+                supervisor.tell(instruction)
+            case RelayAsked() as asked:
+                self._ask(supervisor, asked)
+            case RespawnThere(workers=workers):
+                supervisor.respawn(workers)
+            case Whereabouts(entries=entries):
+                supervisor.meet(entries)
+            case Forget():
+                supervisor.forget()
+
+    def _ask(self, supervisor: Supervisor, asked: RelayAsked) -> None:
+        try:
+            found = supervisor.ask(dict(zip(asked.workers, asked.requests, strict=True)))
+            answer = HostAnswer(number=asked.number, workers=tuple(found), refs=tuple(found.values()))
+        except WorkerGone as gone:
+            answer = HostAnswer(number=asked.number, gone=gone.worker, problem=str(gone))
+        self._desk.say(answer)
+
+    def _tell(self, supervisor: Supervisor, opened: tuple[Any, ...] = ()) -> None:
+        """What is new. Whether it is busy is asked first: where it is not, no event comes after those found here."""
+        busy = supervisor.busy
+        events = [*opened]
+        while (event := supervisor.next(0.0)) is not None:
+            events.append(event)
+        told = HostTold(
+            events=tuple(events),
+            reports=tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES),
+            spans=tuple(supervisor.spans()),
+            endpoints=supervisor.endpoints(),
+            carried=self._carried,
+            busy=busy,
+        )
+        if told != self._last:
+            self._desk.say(told)
+        self._last = HostTold(endpoints=told.endpoints, carried=told.carried, busy=told.busy)

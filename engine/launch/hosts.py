@@ -1,0 +1,323 @@
+"""The Workers of a run on several hosts: a Supervisor here, and a link to that of each other host.
+
+    thread   waits for                                         unblocked by
+    loop     an event, an answer, an end (`next`, `ask`, ...)  the local Supervisor's thread, the links', a time limit
+
+Owns: which host is told what, the keys that Workers get for one run, who knows where whose channel
+answers. Does not own: links (hostlink.py), the other hosts' side (host.py), processes (local.py).
+
+Rows never come here: they go from Worker to Worker, by shm or zmq. A host of which nothing is heard for the length of
+the lease fails the run; what its Workers had is lost, and a resume goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dataflow.errors import RunError
+from dataflow.shipping import shipped
+from engine import options as run_options
+from engine.channels.keys import Keys
+from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
+from engine.launch.hostlink import HostLink, look
+from engine.launch.keyfile import read_keys
+from engine.launch.local import CONTROL_BYTES, Part, Supervisor
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from engine.plan.cluster import Cluster, Host
+from engine.plan.plan import Plan
+from engine.runtime.control import Failed, Forget, Network, Quit, Whereabouts
+from engine.runtime.hosting import Begin, Ended, HostAnswer, HostTold, Relay, RelayAsked, RespawnThere
+from engine.runtime.process import KINDS
+from engine.runtime.session import Report
+from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
+
+_GRACE = 10.0
+"""Seconds within which a host has to say that its Workers have ended."""
+
+Whereabout = tuple[str, str, int]
+"""(worker, endpoint, epoch)."""
+
+
+def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
+    """A cluster of which these hosts' cores and memory are known: what its file leaves out the host is asked for.
+
+    Raises RunError where one does not answer.
+    """
+    asked = [host for host in cluster.hosts if host.name in names and not host.known]
+    if not asked:
+        return cluster
+    keys = read_keys(cluster.keys)
+    found = {h.name: _asked(h, keys.run, keys.host(h.name).public, cluster.lease) for h in asked}
+    return replace(cluster, hosts=tuple(found.get(h.name, h) for h in cluster.hosts))
+
+
+def _asked(host: Host, own: Keys, server: bytes, lease: float) -> Host:
+    here = look(host, own, server, lease)
+    return replace(host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Remote:
+    """Another host as the loop sees it. said: how many messages; told: the last that came of it."""
+
+    link: HostLink
+    workers: tuple[str, ...]
+    said: int = 0
+    told: HostTold = field(default_factory=HostTold)
+    opened: bool = False
+    answers: dict[int, HostAnswer] = field(default_factory=dict)
+
+    def say(self, message: Any) -> None:
+        self.said += 1
+        self.link.say(message)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is to be expected of it."""
+        return self.said > self.told.carried or self.told.busy
+
+
+class HostsWorkers:
+    """See `engine.runtime.workers.Workers`."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions) -> None:
+        """plan: with hosts. Raises RunError for a key file that is not there or not safe."""
+        assert plan.cluster is not None
+        self._plan = plan
+        self._folder = folder
+        self._options = options
+        self._cluster = plan.cluster
+        self._keys = read_keys(plan.cluster.keys)
+        self._networks = _networks(plan)
+        self._changed = threading.Event()
+        """Set whenever there may be something new to hear."""
+        self._events: deque[Event | From] = deque()
+        self._reports: list[Report] = []
+        self._spans: list[SpanOf] = []
+        self._spread: dict[str, Whereabout] = {}
+        self._asked = 0
+        self._moved = 0
+        self._closed = False
+        self._remotes: dict[str, _Remote] = {}
+        first = plan.cluster.hosts[0].name
+        here = {w: n for w, n in self._networks.items() if plan.hosts[w] == first}
+        part = Part(workers=here, cluster=plan.cluster.on(first), on_change=self._changed.set)
+        self._local = Supervisor(plan, folder, options, part)
+        self._host_of = {w: host for w, host in plan.hosts.items() if host != first}
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> Iterator[Event | From]:
+        """All hosts at once. Raises as `Supervisor.open`, and RunError for a host that is not there or refuses."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            plan = shipped(self._plan, "the plan of a run on several hosts")
+            for name in dict.fromkeys(self._host_of.values()):
+                self._begin(name, plan)
+            opened = list(self._local.open())
+            self._until(lambda: all(r.opened for r in self._remotes.values()))
+            opened += self._events
+            self._events.clear()
+            self._tell_whereabouts()
+            undo.pop_all()
+        yield from opened
+
+    def _begin(self, name: str, plan: bytes) -> None:
+        host = self._cluster.host(name)
+        workers = tuple(w for w, at in self._host_of.items() if at == name)
+        link = HostLink(host, self._keys.run, self._keys.host(name).public, self._cluster.lease, self._changed.set)
+        self._remotes[name] = remote = _Remote(link=link, workers=workers)
+        remote.say(
+            Begin(
+                host=name,
+                plan=plan,
+                folder=self._folder.path.absolute(),
+                directory=Path.cwd(),
+                planned=self._plan.to_json(),
+                path=tuple(os.path.abspath(p) for p in sys.path if p),
+                networks=tuple(self._networks[w] for w in workers),
+                lease=self._cluster.lease,
+                options=run_options.to_json(self._options),
+            )
+        )
+
+    def respawn(self, workers: Sequence[str]) -> None:
+        """Each where it was."""
+        for remote in self._remotes.values():
+            if there := tuple(w for w in workers if w in remote.workers):
+                remote.say(RespawnThere(workers=there))
+        if here := [w for w in workers if w not in self._host_of]:
+            self._local.respawn(here)
+
+    def close(self) -> None:
+        """End the Workers everywhere; a host that does not answer ends its own when the lease is over."""
+        if self._closed:
+            return
+        self._closed = True
+        for remote in self._remotes.values():
+            remote.say(Quit())
+        try:
+            self._local.close()
+            end = time.monotonic() + min(_GRACE, self._cluster.lease)
+            for remote in self._remotes.values():
+                self._wait_for_end(remote, end)
+        finally:
+            for remote in self._remotes.values():
+                remote.link.close()
+
+    def _wait_for_end(self, remote: _Remote, end: float) -> None:
+        while (left := end - time.monotonic()) > 0:
+            self._changed.clear()
+            try:
+                if any(isinstance(message, Ended) for message in remote.link.hear()):
+                    return
+            except RunError:  # it was given up, which whoever closes knows
+                return
+            self._changed.wait(left)
+
+    # --- the loop's thread ----------------------------------------------------------------------------------------
+
+    def tell(self, instruction: ToWorker) -> None:
+        """To its Worker, wherever that is."""
+        host = self._host_of.get(instruction.worker)
+        if host is None:
+            self._local.tell(instruction)
+        else:
+            self._remotes[host].say(Relay(instruction=instruction))
+
+    def next(self, timeout: float | None = None) -> Event | From | None:
+        """The next event of any host."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._changed.clear()
+            found = self._take()
+            left = None if end is None else end - time.monotonic()
+            if found is not None or not self.busy or (left is not None and left <= 0):
+                return found
+            self._changed.wait(left)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is to be expected of any host."""
+        return bool(self._events) or self._local.busy or any(r.busy for r in self._remotes.values())
+
+    def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
+        """Ask all of them at once, and wait for all answers."""
+        self._asked += 1
+        number = self._asked
+        there: list[_Remote] = []
+        for remote in self._remotes.values():
+            if mine := {w: r for w, r in requests.items() if w in remote.workers}:
+                remote.say(RelayAsked(number=number, workers=tuple(mine), requests=tuple(mine.values())))
+                there.append(remote)
+        here = {w: r for w, r in requests.items() if w not in self._host_of}
+        found = self._local.ask(here) if here else {}
+        self._until(lambda: all(number in r.answers for r in there))
+        for answer in [remote.answers.pop(number) for remote in there]:
+            if answer.gone:
+                raise WorkerGone(answer.gone, answer.problem)
+            found |= zip(answer.workers, answer.refs, strict=True)
+        return found
+
+    def forget(self) -> None:
+        """Tell all of them."""
+        self._local.forget()
+        for remote in self._remotes.values():
+            remote.say(Forget())
+
+    def reports(self) -> list[Report]:
+        """Metrics of all hosts since the last call, and the bytes that came and went here."""
+        found = [*self._local.reports(), *self._reports]
+        self._reports = []
+        moved = sum(r.link.moved for r in self._remotes.values())
+        found.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
+        self._moved = moved
+        return found
+
+    def spans(self) -> list[SpanOf]:
+        """What was done since the last call; times of other hosts are those of their own clocks."""
+        found = [*self._local.spans(), *self._spans]
+        self._spans = []
+        return found
+
+    def doing(self) -> list[Doing]:
+        """What each said last; from any thread."""
+        return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.link.doing)]
+
+    def _until(self, holds: Callable[[], bool]) -> None:
+        """Hear the other hosts until this holds. Raises what went wrong there."""
+        while True:
+            self._changed.clear()
+            self._hear()
+            if holds():
+                return
+            self._changed.wait()
+
+    def _take(self) -> Event | From | None:
+        """An event that is there. Whoever is gone or has come anew is known everywhere before it is told of."""
+        self._hear()
+        found = self._events.popleft() if self._events else self._local.next(0.0)
+        what = found.event if isinstance(found, From) else found
+        if isinstance(what, (WorkerLost, WorkerOpened)):
+            self._tell_whereabouts()
+        return found
+
+    def _hear(self) -> None:
+        for remote in self._remotes.values():
+            for message in remote.link.hear():
+                self._heard(remote, message)
+
+    def _heard(self, remote: _Remote, message: Any) -> None:
+        match message:
+            case HostTold():
+                remote.opened = True
+                remote.told = message
+                self._events.extend(message.events)
+                self._reports.extend(message.reports)
+                self._spans.extend(message.spans)
+            case HostAnswer(number=0):
+                raise WorkerGone(message.gone, message.problem)
+            case HostAnswer():
+                remote.answers[message.number] = message
+            case Failed(kind=kind, text=text):
+                raise KINDS.get(kind, RunError)(text)
+
+    def _tell_whereabouts(self) -> None:
+        """Where each Worker's channel answers now, to the hosts of all others."""
+        known = {entry[0]: entry for r in self._remotes.values() for entry in r.told.endpoints}
+        known |= {entry[0]: entry for entry in self._local.endpoints()}
+        if known == self._spread:
+            return
+        self._spread = known
+        self._local.meet(tuple(known.values()))
+        for remote in self._remotes.values():
+            remote.say(Whereabouts(entries=tuple(known.values())))
+
+
+def _networks(plan: Plan) -> dict[str, Network]:
+    """What each Worker is to know of the network: keys of its own, made now and for this run alone."""
+    assert plan.cluster is not None
+    pairs = {worker: Keys.make() for worker in plan.workers}
+    peers = {worker: keys.public for worker, keys in pairs.items()}
+    return {
+        worker: Network(
+            worker=worker,
+            address=plan.cluster.host(plan.hosts[worker]).address,
+            near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),
+            public=keys.public,
+            secret=keys.secret,
+            peers=peers,
+            lease=plan.cluster.lease,
+        )
+        for worker, keys in pairs.items()
+    }
