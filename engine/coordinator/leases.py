@@ -133,10 +133,12 @@ class Leases:
                 return self._lost(event.worker)
             case ChunkDone():
                 return self._ended("", lambda work: work == ("chunk", event.chunk))
-            case Unfetched() if event.sequence < 0:
+            case Unfetched() if event.chunk >= 0:
                 return self._ended("", lambda work: work == ("chunk", event.chunk))
-            case Unfetched():  # nor will any other rank begin: one that is prepared only waits
+            case Unfetched() if event.sequence >= 0:  # nor will any other rank begin: one that is prepared only waits
                 return self._ended("", lambda work: work == ("train", event.node))
+            case Unfetched():
+                return self._ended(event.worker, lambda work: _is_other(work, event.node))
             case Stepped():
                 return self._ended(event.worker, lambda work: work == ("train", event.node))
             case Loaded():  # a reader that takes a later version takes no earlier one any more
@@ -220,6 +222,11 @@ def _work_of(instruction: _Leased) -> Work:
             return ("offer", instruction.model, instruction.version)
         case Publish() | Follow():
             return ("load", instruction.reader, instruction.model, instruction.version)
+
+
+def _is_other(work: Work, node: str) -> bool:
+    """Whether this is what could not be begun, as something that it reads is gone: samples, an evaluation, weights."""
+    return work[0] == "record" if node == "record" else work[0] in ("evaluate", "load") and work[1] == node
 
 
 def _is_load(work: Work, event: Loaded) -> bool:

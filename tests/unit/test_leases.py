@@ -202,6 +202,18 @@ def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up() -> None:
     assert it.heard(gone) == [Sleep(worker="a")]
 
 
+@pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Publish])
+def test_what_could_not_be_begun_has_ended(kind: type) -> None:
+    it, draw = leases(("a", "b")), random.Random(0)
+    told = next(each for each in iter(lambda: anything(draw, 3, "a"), None) if isinstance(each, kind))
+    it.told([told])
+    assert it.heard(Woken(worker="a")) == [told]
+    it.told([chunk(9, "b")])
+    node = "record" if kind is Record else "on_a"
+    gone = Unfetched(node=node, worker="a", peer="c", chunk=3 if kind is RunChunk else -1)
+    assert it.heard(gone) == [Sleep(worker="a")]
+
+
 def test_a_later_load_counts_for_the_earlier_ones() -> None:
     it = leases(("a", "b"))
     loads = [Publish(model="m", writer="w", reader="r", version=v, alias=False, worker="a") for v in (1, 2)]
