@@ -50,10 +50,11 @@ def test_results_are_ratios_of_pairs() -> None:
     row = {"data/prompts": 8.0, "time/step": 2.0, f"time/{GENERATE}": 0.9, f"time/{TRAIN}": 1.0, "policy/lag/max": 0.0}
     one = Measured(rows=[row, row], spans={})
     auto = replace(one, rows=[row | {"time/step": 1.25, f"time/{TRAIN}": 1.2, "policy/lag/max": 1.0}])
-    assert one.samples_per_second == 4.0 * N
+    assert one.samples_per_second == pytest.approx(4.0 * N)
     found = {r.name: r for r in results([one, one], [auto, auto], prediction=2.0)}
     speed = found["samples/s, Workers at lag 1 / one at lag 0"]
-    assert (speed.value, speed.holds) == (1.6, True)
+    assert speed.value == pytest.approx(1.6)
+    assert speed.holds is True
     assert found["measured / predicted"].value == 0.8
     assert found["greatest lag"].holds is True
     assert found[f"time/{TRAIN}, side by side / alone"].value == pytest.approx(1.2)
