@@ -164,9 +164,9 @@ def _start(trial: Trial, resuming: bool) -> subprocess.Popen[str]:
 
 def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, left: int) -> int:
     """Kill a process now and then until the run has ended or enough were killed; returns how many are left to kill."""
-    begun = Path(trial.run / "metrics.jsonl")
+    before = _steps(trial.run)
     if draw.random() < 0.8:  # else while it starts
-        _until(made, lambda: begun.is_file() and begun.stat().st_size > 0)
+        _until(made, lambda: _steps(trial.run) != before)
     while left:
         if _ended_within(made, draw.uniform(0.0, 1.5)):
             break
@@ -175,6 +175,8 @@ def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, lef
         if not kinds:
             break
         kind = draw.choice(kinds)
+        if kind == "coordinator" and draw.random() < 0.5:  # its death ends the others' trial
+            continue
         chosen = draw.choice([p for p in there if p.kind == kind])
         try:
             os.kill(chosen.pid, signal.SIGKILL)
