@@ -135,6 +135,7 @@ def test_digit_pairs_are_reversed() -> None:
     assert {len(answer) for _, answer in rows} == {3, 4, 5, 6}
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_the_data_planes_batch_has_the_size_and_form_that_are_quoted() -> None:
     small, large = data_plane.make_batch(4 << 10), data_plane.make_batch(16 << 20)
     assert small.nbytes == pytest.approx(4 << 10, rel=0.1)
