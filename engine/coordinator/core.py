@@ -371,9 +371,9 @@ class Coordinator:
                 moved |= self._admit(admission)
             self._beyond()
 
-    def _able(self, worker: str) -> bool:
-        """Whether a worker can be given rows: it is there, and so are its weights."""
-        return self._recovery.there(worker) and not self._versions.fresh(worker)
+    def _able(self, node: PlannedNode, worker: str) -> bool:
+        """Whether a worker can run chunks of a node: it is there, and so are the node's weights."""
+        return self._recovery.there(worker) and not self._versions.lacks(node.name, worker)
 
     def _beyond(self) -> None:
         """Go back where rows are asked for that were lost, and that nothing but a checkpoint can bring back."""
@@ -408,7 +408,7 @@ class Coordinator:
     def _in_evaluate(self) -> bool:
         assert self._round is not None
         self._assign(self._round.pump(), self.version)
-        self._out += self._round.tell(self._able)
+        self._out += self._round.tell(self._recovery.there)
         if not self._round.done:
             return False
         self._round.release()
@@ -434,7 +434,7 @@ class Coordinator:
     def _in_step(self) -> bool:
         step = self._training
         self._assign(step.ready(), self.version + 1)
-        self._out += step.tell(self._able)
+        self._out += step.tell(self._recovery.there)
         if not step.complete:
             return False
         self._measure()

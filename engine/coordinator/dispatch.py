@@ -88,15 +88,15 @@ class Dispatch:
         chunk = Chunk(ready.node, ready.keys, step, ready.inputs, ready.holds, ready.node.name in self._again)
         self._parked.append(chunk)
 
-    def tell(self, able: Callable[[str], bool]) -> list[RunChunk]:
-        """What can be told now. able: whether a worker can be given chunks."""
+    def tell(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
+        """What can be told now. able: whether a worker can run chunks of a node."""
         found: list[RunChunk] = []
         left: list[Chunk] = []
         at = 0
         while at < len(self._parked):  # it grows by what has to be made again
             chunk = self._parked[at]
             at += 1
-            workers = [w for w in chunk.node.workers if able(w)] if self.there(chunk.holds) else []
+            workers = [w for w in chunk.node.workers if able(chunk.node, w)] if self.there(chunk.holds) else []
             if workers:
                 found.append(self._tell(chunk, min(workers, key=self._rows_at.__getitem__)))
             else:

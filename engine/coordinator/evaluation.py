@@ -68,10 +68,10 @@ class EvaluationRound:
         """What can run now."""
         return [ready for lane in self._lanes.values() for ready in lane.pump()]
 
-    def tell(self, able: Callable[[str], bool]) -> list[Evaluate]:
+    def tell(self, there: Callable[[str], bool]) -> list[Evaluate]:
         """The evaluate nodes of which every row has come, and whose worker can be told."""
         found = []
-        for node in [n for n in self._waiting if able(n.workers[0]) and not self._lanes[n.source].running]:
+        for node in [n for n in self._waiting if there(n.workers[0]) and not self._lanes[n.source].running]:
             lane = self._lanes[node.source]
             slots: Mapping[str, np.ndarray] = {node.source: lane.slots(FINISHED)}
             rows = StepRun(self._version, [], {node.source: lane}, slots, self._blocks)

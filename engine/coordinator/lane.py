@@ -76,6 +76,8 @@ class Lane:
         self._failed = np.zeros(_FIRST_SLOTS, dtype=bool)
         self._dirty = np.zeros(_FIRST_SLOTS, dtype=bool)
         self._touched: set[str] = set()
+        self._unmade = False
+        """Whether rows have been lost that are made again: a gate may then be there, and who has the bytes not."""
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
         self._admissions = 0
 
@@ -248,6 +250,11 @@ class Lane:
             else:
                 found = np.where((wide == ABSENT) | (found == ABSENT), ABSENT, np.minimum(found, wide))
         assert found is not None  # only a source has no input, and a source is never asked
+        if self._unmade:
+            for i in node.inputs:
+                for fetch in i.fetches:
+                    held = np.repeat(self._tables[fetch.producer].state[slots], fetch.ratio, axis=1)
+                    found = np.where((held == PENDING) & (found == PRESENT), PENDING, found)
         return found
 
     def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
@@ -359,10 +366,7 @@ class Lane:
 
     def reads(self, slots: np.ndarray, blocks: frozenset[int]) -> bool:
         """Whether a row of these prompts lies in one of these blocks."""
-        numbers = list(blocks)
-        return any(
-            (np.isin(t.block[slots], numbers) & (t.state[slots] == PRESENT)).any() for t in self._tables.values()
-        )
+        return any(table.lies_in(slots, blocks).any() for table in self._tables.values())
 
     def give_back(self, slots: np.ndarray) -> None:
         """The Step that these prompts were taken for comes to nothing."""
@@ -374,10 +378,7 @@ class Lane:
         the other nodes are: what is to be made by the source is returned, the rest comes with `pump`.
         """
         slots = self.slots(RUNNING, FINISHED)
-        gone = {
-            name: np.isin(t.block[slots], list(blocks)) & (t.state[slots] == PRESENT)
-            for name, t in self._tables.items()
-        }
+        gone = {name: table.lies_in(slots, blocks) for name, table in self._tables.items()}
         harmed = np.zeros(len(slots), dtype=bool)
         for name in trained & gone.keys():
             harmed |= gone[name].any(axis=1)
@@ -392,6 +393,9 @@ class Lane:
 
     def _unmake(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[Ready]:
         table = self._tables[node.name]
+        if not self._unmade:
+            self._unmade = True
+            self._gates = {n.name: _read_by(n) for n in self.nodes}
         self.blocks.drop(table.block[at, samples])
         table.state[at, samples] = PENDING
         table.block[at, samples] = NO_BLOCK
@@ -414,9 +418,8 @@ class Lane:
     def _unissue(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[Ready]:
         if node.relation == "source":
             prompts = self._sorted(np.unique(at))
-            return (
-                [Ready(node, self._keys(prompts, np.zeros(len(prompts), dtype=np.int64)), {})] if len(prompts) else []
-            )
+            ready = Ready(node, self._keys(prompts, np.zeros(len(prompts), dtype=np.int64)), {})
+            return [ready] if len(prompts) else []
         self._issued[node.name][at, samples] = False
         self._dirty[at] = True
         self._touched.update(node.gates)
@@ -503,3 +506,8 @@ def _longer(old: np.ndarray, rows: int) -> np.ndarray:
     new = np.zeros((rows, *old.shape[1:]), dtype=old.dtype)
     new[: len(old)] = old
     return new
+
+
+def _read_by(node: PlannedNode) -> frozenset[str]:
+    """The nodes whose rows it waits for or reads."""
+    return frozenset(node.gates).union(fetch.producer for i in node.inputs for fetch in i.fetches)

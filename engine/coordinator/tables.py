@@ -55,6 +55,10 @@ class Table:
         self.row[slots, samples] = rows
         self.version[slots, samples] = ref.version[rows]
 
+    def lies_in(self, slots: np.ndarray, blocks: frozenset[int]) -> np.ndarray:
+        """Boolean [slots, rows]: the rows that have come, in one of these blocks."""
+        return np.isin(self.block[slots], list(blocks)) & (self.state[slots] == PRESENT)
+
     def clear(self, slots: np.ndarray) -> np.ndarray:
         """Forget these slots; returns the blocks of the rows that had come, one entry a row."""
         had = self.block[slots]

@@ -24,7 +24,7 @@ from engine.coordinator.messages import Record, Stepped, TrainStep, Unfetched
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
-Able = Callable[[str], bool]
+There = Callable[[str], bool]
 """Whether a worker can be told something."""
 
 
@@ -91,14 +91,14 @@ class Training:
         assert self.run is not None
         return self.run.ready()
 
-    def tell(self, able: Able) -> list[Record | TrainStep]:
+    def tell(self, there: There) -> list[Record | TrainStep]:
         """What the recorder and the train node whose turn it is can be told now."""
         assert self.run is not None
         found: list[Record | TrainStep] = []
         if not self.run.settled:
             return found
         if self._record == "due":
-            found += self._tell_recorder(self.run, able)
+            found += self._tell_recorder(self.run, there)
         while self._record != "due" and not self._turn and (node := self.run.next_train()) is not None:
             keys = self.run.keys(node.inputs)
             if not len(keys):
@@ -110,10 +110,10 @@ class Training:
             found.append(message)
         return found
 
-    def _tell_recorder(self, run: StepRun, able: Able) -> list[Record]:
+    def _tell_recorder(self, run: StepRun, there: There) -> list[Record]:
         keys = run.keys(self._plan.recorded)
         inputs, holds = run.inputs(self._plan.recorded, keys)
-        if not able(self._plan.recorder) or not self._dispatch.there(holds):
+        if not there(self._plan.recorder) or not self._dispatch.there(holds):
             return []
         self._record = "told"
         self._reads["record"] = self._blocks.places(holds)
@@ -141,7 +141,8 @@ class Training:
 
     def stepped(self, event: Stepped) -> None:
         """The train node whose turn it was is done."""
-        assert self.run is not None and event.node == self._turn
+        assert self.run is not None
+        assert event.node == self._turn
         self.run.trained()
         self._turn = ""
         self._moved = True

@@ -172,9 +172,9 @@ class Versions:
         """It is there again."""
         self._down.discard(worker)
 
-    def fresh(self, worker: str) -> bool:
-        """Whether a Worker that began anew still lacks a Model."""
-        return bool(self._fresh) and any(at == worker for _, _, at in self._fresh)
+    def lacks(self, node: str, worker: str) -> bool:
+        """Whether a node still lacks a Model in a Worker that began anew."""
+        return bool(self._fresh) and any((reader, at) == (node, worker) for reader, _, at in self._fresh)
 
     def bring(self, *, moved_on: bool) -> list[Offer | Bring]:
         """Tell who is owed the published version. moved_on: the writers have begun to train the next one, so that this

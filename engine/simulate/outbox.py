@@ -31,6 +31,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[str, int], Block] = {}
+        self._lost: dict[tuple[str, int], Block] = {}
+        """What died with its worker: whoever had fetched it still sees it."""
         self._made = 0
 
     def keep(self, worker: str, node: str, keys: Keys, version: np.ndarray) -> Ref:
@@ -38,7 +40,17 @@ class Outbox:
         self._made += 1
         self.blocks[worker, self._made] = Block(node, keys, version)
         lengths = np.ones(len(keys), dtype=np.int64)
-        return Ref(worker=worker, block=self._made, keys=keys, lengths=lengths, version=version)
+        digest = _digests(keys, version)
+        return Ref(worker=worker, block=self._made, keys=keys, lengths=lengths, version=version, digest=digest)
+
+    def lose(self, worker: str) -> None:
+        """A worker has died, with everything that it kept."""
+        for at in [at for at in self.blocks if at[0] == worker]:
+            self._lost[at] = self.blocks.pop(at)
+
+    def absent(self, gathers: Iterable[Gather]) -> str:
+        """The worker that died with a block of these; empty where all are there."""
+        return next((ref[0] for gather in gathers for ref in gather.refs if ref in self._lost), "")
 
     def offer(self, worker: str, model: str, version: int) -> int:
         """Keep the weights of a version."""
@@ -48,7 +60,7 @@ class Outbox:
 
     def check_offer(self, worker: str, number: int, model: str, version: int) -> None:
         """Raises RunError where these weights are gone, or others."""
-        found = self.blocks.get((worker, number))
+        found = self.blocks.get((worker, number)) or self._lost.get((worker, number))
         if found is None:
             raise RunError(f"{model} version {version} was to be loaded from block {number} of {worker}, which is gone")
         if (found.node, found.version.tolist()) != (model, [version]):
@@ -94,9 +106,15 @@ class Outbox:
         return np.array([blocks[b].version[r] for b, r in rows], dtype=np.int32)
 
     def _block(self, worker: str, number: int, gather: Gather) -> Block:
-        found = self.blocks.get((worker, number))
+        found = self.blocks.get((worker, number)) or self._lost.get((worker, number))
         if found is None:
             raise RunError(f"a gather from {gather.producer} names block {number} of {worker}, which is gone")
         if found.node != gather.producer:
             raise RunError(f"a gather from {gather.producer} names block {number} of {worker}, made by {found.node}")
         return found
+
+
+def _digests(keys: Keys, version: np.ndarray) -> np.ndarray:
+    """uint64 [rows]: what stands for a row's content: made again from the same draws and weights it is the same."""
+    made = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
+    return (made * 1019 + version).astype(np.uint64)

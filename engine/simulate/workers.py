@@ -1,75 +1,54 @@
-"""Simulated workers in simulated time, driven by the real coordinator.
+"""Simulated Workers in simulated time, driven by the real coordinator.
 
-    simulated                 takes                                   answers
-    RunChunk                  the rows' times, in their worker        Produced..., Tombstoned..., ChunkDone
-    TrainStep                 a time, in its worker                   Stepped; of a rank group Prepared,
-                                                                      and after Go, Stepped
-    Wake, Sleep               a time                                  Woken, Slept
-    Offer                     a time, in its worker                   Offered
-    Publish, Follow           a time, in its worker                   Loaded
-    Evaluate, Record          a time, in their workers                Evaluated, Recorded
-    Checkpoint                a time                                  Checkpointed
-    Release                   nothing                                 -
+Owns: the run as a whole: messages on their way, the loop's own instructions (checkpoints, the end),
+and Workers that die, stop, and are begun anew. Does not own: what a Worker does (incarnation.py),
+how long that takes and what comes of it (behaviour.py), who is hit when (faults.py), nor whether
+what was done makes sense (the tests).
 
-Owns: doing what the coordinator says, one thing after another in each worker, and checking
-that it can be done. Does not own: how long things take and what comes of a row
-(behaviour.py), nor whether what was done makes sense (the tests).
+Without faults every message arrives at once. With them it takes a time of its own, may come twice, and may come after
+its sender's death; both ends put that right by numbers (engine/coordinator/fence.py).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.core import Coordinator, Restored, Settings
+from engine.coordinator.fence import Fence
 from engine.coordinator.messages import (
-    NO_VERSION,
     Checkpoint,
     Checkpointed,
     ChunkDone,
-    Evaluate,
     Evaluated,
     Event,
     Finish,
-    Follow,
-    Go,
+    From,
+    GoBack,
     Instruction,
-    Loaded,
-    Offer,
-    Offered,
-    Prepared,
-    Produced,
-    Publish,
-    Record,
     Recorded,
     Ref,
-    Release,
-    RunChunk,
-    Sleep,
-    Slept,
+    Respawn,
     SourceOpened,
-    Stepped,
+    StepClosed,
     StopRequested,
-    Tombstoned,
+    ToWorker,
     TrainStep,
-    Wake,
-    Woken,
+    WorkerLost,
+    WorkerOpened,
 )
-from engine.plan.plan import Plan, PlannedNode
+from engine.plan.plan import Plan
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.clock import Clock
+from engine.simulate.faults import Blow, Fate, Faults
 from engine.simulate.groups import Devices, RankGroups
+from engine.simulate.incarnation import Incarnation, Read
 from engine.simulate.outbox import Outbox
-
-Task = Callable[[Callable[[], None]], None]
-"""Begins something, and calls what it is given when that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,20 +59,9 @@ class Stored:
     rows: dict[str, tuple[Keys, np.ndarray]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """A chunk saw a trained Model: at its begin `first`, at its end `last`; `step` as the coordinator numbered it."""
-
-    node: str
-    region: str
-    step: int
-    first: int
-    last: int
-
-
 @dataclass(slots=True, eq=False)
 class History:
-    """Everything that was said, and when; for the tests and for reports."""
+    """Everything that was said, and when, each thing once; for the tests and for reports."""
 
     instructions: list[tuple[float, Instruction]] = field(default_factory=list)
     events: list[tuple[float, Event]] = field(default_factory=list)
@@ -107,39 +75,57 @@ class Simulation:
     """One run of a plan in simulated time. rows: rows of each source in one pass."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, *, rows: dict[str, int], timing: Timing, outcomes: Outcomes
+        self,
+        plan: Plan,
+        settings: Settings,
+        *,
+        rows: dict[str, int],
+        timing: Timing,
+        outcomes: Outcomes,
+        faults: Faults | None = None,
     ) -> None:
         self.plan = plan
         self.coordinator = Coordinator(plan, settings)
         self.clock = Clock()
         self.outbox = Outbox()
         self.history = History()
-        self._groups, self._devices = RankGroups(plan), Devices(plan)
+        self.groups, self.devices = RankGroups(plan), Devices(plan)
+        self.timing, self.outcomes = timing, outcomes
+        self.times = timing.generator()
+        self.nodes = {n.name: n for n in plan.nodes}
         self.finish: Finish | None = None
+        self.gone_back: GoBack | None = None
         self._rows = rows
-        self._timing = timing
-        self._outcomes = outcomes
-        self._times = timing.generator()
-        self._nodes = {n.name: n for n in plan.nodes}
-        self._queues: dict[str, deque[Task]] = {w: deque() for w in plan.workers}
-        self._first: dict[str, deque[Task]] = {w: deque() for w in plan.workers}
-        self._busy: set[str] = set()
-        self._loaded_at: dict[str, float] = {}
-        self._loads: dict[tuple[str, str], list[tuple[float, int]]] = {}
-        """(node, worker) -> (time, version) of everything published that was loaded there."""
+        self.faulty = faults is not None
+        self._faults = faults
+        self._fate = Fate(faults) if faults is not None else None
+        self._workers = {name: Incarnation(self, name, 0) for name in plan.workers}
+        self._heard: dict[str, Fence[Event]] = {name: Fence() for name in plan.workers}
+        """What the coordinator has taken note of, so that history has everything once."""
+        self._hits = dict.fromkeys(plan.workers, 0)
+        """Deaths of each Worker since it last finished something."""
+        self.deaths = 0
+        self._storing = 0
 
     # --- running ------------------------------------------------------------------------------------------------
 
     def begin(self, restored: Stored | None = None) -> None:
         """Start the coordinator, with what a checkpoint kept put into the outbox anew."""
+        for worker in self._workers.values():
+            worker.opened = True
         self._say(self.coordinator.start(self._restored(restored) if restored is not None else None))
         for node in self.plan.nodes:
             if node.work == "source":
-                self._later(self._timing.load, SourceOpened(node=node.name, rows=self._rows[node.name]))
+                self._open_source(self._workers[node.workers[0]], node.name)
 
     def run(self, *, until: Callable[[], bool] | None = None) -> Finish | None:
-        """Until the run is over and every worker idle, or until something holds. Raises RunError for a deadlock."""
+        """Until the run is over and every worker idle, until it goes back (None), or until something holds (None).
+
+        Raises RunError for a deadlock.
+        """
         while until is None or not until():
+            if self.gone_back is not None:
+                return None
             if not self.clock.step():
                 if self.finish is None:
                     raise RunError("nothing is under way and the run has not finished:\n  " + self._waiting())
@@ -156,86 +142,92 @@ class Simulation:
     def _restored(self, stored: Stored) -> Restored:
         rows: dict[str, dict[str, Ref]] = {}
         for name, (keys, version) in stored.rows.items():
-            node = self._nodes[name]
+            node = self.nodes[name]
             rows.setdefault(node.source, {})[name] = self.outbox.keep(node.workers[0], name, keys, version)
         return Restored(step=stored.message.step, sources=stored.message.sources, rows=rows)
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def sent(self, worker: Incarnation, event: Event) -> None:
+        """A Worker says something."""
+        if self._fate is None:
+            self._hear(event)
+            return
+        message = From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
+        worker.said += 1
+        for seconds in self._fate.arrivals():
+            self.clock.after(seconds, partial(self._arrived, message))
+
+    def _arrived(self, message: From) -> None:
+        for event in self._heard[message.worker].take(message.epoch, message.number, message.event):
+            self.history.events.append((self.clock.now, event))
+            if isinstance(event, (ChunkDone, Recorded, Evaluated)):
+                self._hits[message.worker] = int(self._workers[message.worker].gone)  # that one is told of later
+        self._say(self.coordinator.handle(message, self.clock.now))
+        self._strike()
 
     def _hear(self, event: Event) -> None:
         self.history.events.append((self.clock.now, event))
         self._say(self.coordinator.handle(event, self.clock.now))
 
-    def _later(self, seconds: float, event: Event) -> None:
-        self.clock.after(self._vary(seconds), lambda: self._hear(event))
+    def fetching(self) -> float:
+        """How long a fetch takes."""
+        return self._fate.upto(self._faults.fetch) if self._fate is not None and self._faults is not None else 0.0
+
+    def _open_source(self, worker: Incarnation, node: str) -> None:
+        event = SourceOpened(node=node, rows=self._rows[node])
+        worker.after(self._vary(self.timing.load), lambda: self.sent(worker, event))
 
     def _vary(self, seconds: float) -> float:
-        return seconds * self._times.lognormvariate(0.0, self._timing.tail)
+        return seconds * self.times.lognormvariate(0.0, self.timing.tail)
 
     # --- instructions -------------------------------------------------------------------------------------------
 
     def _say(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             self.history.instructions.append((self.clock.now, instruction))
-            self._obey(instruction)
+            match instruction:
+                case Checkpoint():
+                    self._begin_to_store(instruction)
+                case Finish():
+                    self.finish = instruction
+                case GoBack():
+                    self.gone_back = instruction
+                case Respawn():
+                    for name in instruction.workers:
+                        self._respawn(name)
+                case StepClosed():
+                    pass
+                case _:
+                    self._tell(instruction)
 
-    def _obey(self, instruction: Instruction) -> None:
-        match instruction:
-            case RunChunk():
-                self._check(instruction)
-                self._enqueue(instruction.worker, lambda done: self._run_chunk(instruction, done))
-            case TrainStep() if instruction.mine is not None:
-                self._devices.check(instruction.worker)
-                self._groups.told(instruction)
-                self._enqueue(instruction.worker, lambda done: self._prepare(instruction, done))
-            case Go():
-                message, done = self._groups.begin(instruction)
-                self._train(message, done)
-            case TrainStep():
-                self._check(instruction)
-                self._enqueue(instruction.worker, lambda done: self._train(instruction, done))
-            case Evaluate():
-                self._check(instruction)
-                self._enqueue(instruction.worker, lambda done: self._evaluate(instruction, done))
-            case Offer():
-                self._enqueue(instruction.worker, lambda done: self._offer(instruction, done))
-            case Publish() | Follow():
-                self._load(instruction)
-            case Record():
-                self.outbox.check(instruction.keys, instruction.inputs, self.plan.recorded)
-                self._enqueue(instruction.worker, lambda done: self._record(instruction, done))
-            case Wake():
-                self._devices.wake(instruction.worker)
-                self._later(self._timing.load, Woken(worker=instruction.worker))
-            case Sleep():
-                self._sleep(instruction.worker)
-            case Release():
-                self.outbox.release(instruction.worker, instruction.blocks)
-            case Checkpoint():
-                self.clock.after(self._vary(self._timing.store), lambda: self._store(instruction))
-            case Finish():
-                self.finish = instruction
+    def _tell(self, instruction: ToWorker) -> None:
+        worker = self._workers[instruction.worker]
+        if not worker.opened:
+            raise RunError(f"worker {worker.name} was told something before it was open: {instruction}")
+        if self._fate is None:
+            worker.obey(instruction)
+            return
+        number, worker.told = worker.told, worker.told + 1
+        for seconds in self._fate.arrivals():
+            worker.after(seconds, partial(self._deliver, worker, number, instruction))
 
-    def _check(self, message: RunChunk | TrainStep | Evaluate) -> None:
-        mine = message.mine if isinstance(message, TrainStep) else None
-        keys = message.keys if mine is None else message.keys.take(mine)
-        self.outbox.check(keys, message.inputs, self._nodes[message.node].inputs)
+    def _deliver(self, worker: Incarnation, number: int, instruction: ToWorker) -> None:
+        for each in worker.fence.take(worker.epoch, number, instruction):
+            worker.obey(each)
 
-    def _record(self, message: Record, done: Callable[[], None]) -> None:
-        def end() -> None:
-            self.outbox.check(message.keys, message.inputs, self.plan.recorded)
-            self._hear(Recorded(step=message.step))
-            done()
+    def _begin_to_store(self, message: Checkpoint) -> None:
+        """The loop writes one checkpoint at a time; where a Worker dies meanwhile it is not written."""
+        self._storing += 1
+        for keys, gather in message.rows.values():
+            self.outbox.check_rows(keys, gather)
+        self.clock.after(self._vary(self.timing.store), partial(self._store, message, self._storing))
 
-        self.clock.after(self._vary(self._timing.store), end)
-
-    def _evaluate(self, message: Evaluate, done: Callable[[], None]) -> None:
-        def end() -> None:
-            self._check(message)
-            self._hear(Evaluated(node=message.node, version=message.version))
-            done()
-
-        self.clock.after(self._vary(self._timing.store), end)
-
-    def _store(self, message: Checkpoint) -> None:
+    def _store(self, message: Checkpoint, number: int) -> None:
+        writers = [self._workers[name] for name in self.plan.stateful]
+        lacks = self.outbox.absent([gather for _, gather in message.rows.values()])
+        if number != self._storing or lacks or any(worker.gone for worker in writers):
+            return
         rows = {}
         for name, (keys, gather) in message.rows.items():
             self.outbox.check_rows(keys, gather)
@@ -243,154 +235,54 @@ class Simulation:
         self.history.stored.append(Stored(message=message, rows=rows))
         self._hear(Checkpointed(step=message.step))
 
-    # --- workers ------------------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, worker: str, task: Task, *, first: bool = False) -> None:
-        """first: behind what else is to be first, and before all others."""
-        self._devices.check(worker)
-        (self._first if first else self._queues)[worker].append(task)
-        self._next(worker)
+    def _strike(self) -> None:
+        """Whoever is hit now is; never so often that the run would be right to fail."""
+        if self._fate is None or self.finish is not None:
+            return
+        at_risk = [w for w in self.plan.workers if not self._workers[w].gone and self._hits[w] < 2]
+        stateful = [w for w in at_risk if w in self.plan.stateful]
+        self._hit(self._fate.strike([w for w in at_risk if w not in self.plan.stateful], stateful))
 
-    def _next(self, worker: str) -> None:
-        """Begin what is first in the queue of an idle worker."""
-        queue = self._first[worker] or self._queues[worker]
-        if worker not in self._busy and queue:
-            self._busy.add(worker)
-            task = queue.popleft()
-            self.clock.after(0.0, lambda: task(lambda: self._idle(worker)))
+    def _hit(self, blow: Blow | None) -> None:
+        if blow is None:
+            return
+        assert self._faults is not None
+        worker, patience = self._workers[blow.worker], self._faults.patience
+        if not blow.stopped:
+            self.clock.after(blow.after, partial(self._kill, worker))
+            return
+        self.clock.after(blow.after, partial(worker.stop, blow.stopped))
+        self.clock.after(blow.after + patience, lambda: self._kill(worker) if worker.stopped else None)
 
-    def _idle(self, worker: str) -> None:
-        self._busy.discard(worker)
-        self._next(worker)
+    def _kill(self, worker: Incarnation) -> None:
+        """The process is gone; what it had sent may still arrive, now or after its death is known."""
+        if worker.gone or self._hits[worker.name] >= 2:
+            return
+        assert self._fate is not None
+        assert self._faults is not None
+        self._hits[worker.name] += 1
+        self.deaths += 1
+        worker.die()
+        event = WorkerLost(worker=worker.name, epoch=worker.epoch, error="killed")
+        self.clock.after(self._fate.upto(self._faults.detect), partial(self._lost, worker, event))
 
-    def _train(self, message: TrainStep, done: Callable[[], None]) -> None:
-        def end() -> None:
-            self._check(message)
-            gathers = [g for many in message.inputs.values() for g in many]
-            versions = {g.producer: self.outbox.versions(g) for g in gathers}
-            whole = (message, versions) if message.mine is None else self._groups.ended(message, versions)
-            if whole is not None:
-                self.history.trained.append(whole)
-            self._hear(Stepped(node=message.node, step=message.step, worker=message.worker))
-            done()
+    def _lost(self, worker: Incarnation, event: WorkerLost) -> None:
+        self._heard[worker.name].close()
+        self._hear(event)
 
-        self._check(message)
-        self.clock.after(self._vary(self._timing.train), end)
+    def _respawn(self, name: str) -> None:
+        assert self._fate is not None
+        assert self._faults is not None
+        worker = self._workers[name] = Incarnation(self, name, self._workers[name].epoch + 1)
+        worker.after(self._fate.upto(self._faults.respawn), partial(self._open, worker))
+        if self._hits[name] < 2:
+            self._hit(self._fate.strike_again(name))
 
-    def _prepare(self, message: TrainStep, done: Callable[[], None]) -> None:
-        """A rank fetches its rows, and keeps its Worker until it may begin or is told something else."""
-
-        def end() -> None:
-            self._check(message)
-            self._groups.prepared(message, done)
-            self._hear(Prepared(node=message.node, worker=message.worker, sequence=message.sequence))
-
-        self.clock.after(self._vary(self._timing.load), end)
-
-    def _sleep(self, worker: str) -> None:
-        """Give the devices back. Raises RunError for a Worker with something under way that it cannot let go."""
-
-        def end(done: Callable[[], None]) -> None:
-            self._devices.sleep(worker)
-            done()
-            self._hear(Slept(worker=worker))
-
-        self._groups.give_up(worker)
-        if self._queues[worker] or self._first[worker]:
-            raise RunError(f"worker {worker} was sent to sleep with work to do")
-        self._enqueue(worker, lambda done: self.clock.after(self._vary(self._timing.load), lambda: end(done)))
-
-    def _offer(self, message: Offer, done: Callable[[], None]) -> None:
-        def end() -> None:
-            block = self.outbox.offer(message.worker, message.model, message.version)
-            self._hear(
-                Offered(model=message.model, version=message.version, worker=message.worker, block=block, digest="")
-            )
-            done()
-
-        self.clock.after(self._vary(self._timing.load), end)
-
-    def _load(self, message: Publish | Follow) -> None:
-        """Weights overtake the chunks that wait; in a reader that can be interrupted also the one that runs."""
-        self._devices.check(message.worker)
-
-        def loaded(done: Callable[[], None]) -> None:
-            if message.source:
-                model = message.model if isinstance(message, Publish) else message.leader
-                self.outbox.check_offer(message.source, message.block, model, message.version)
-            if isinstance(message, Publish):
-                self._loads.setdefault((message.reader, message.worker), []).append((self.clock.now, message.version))
-            self._hear(Loaded(node=message.reader, model=message.model, version=message.version, worker=message.worker))
-            done()
-
-        seconds = self._vary(self._timing.load)
-        if self._timing.loads == "interrupt":
-            seconds = max(seconds, self._loaded_at.get(message.worker, 0.0) - self.clock.now)  # one after another
-            self._loaded_at[message.worker] = self.clock.now + seconds
-            self.clock.after(seconds, lambda: loaded(lambda: None))
-        else:
-            self._enqueue(message.worker, lambda done: self.clock.after(seconds, lambda: loaded(done)), first=True)
-
-    # --- chunks -------------------------------------------------------------------------------------------------
-
-    def _run_chunk(self, chunk: RunChunk, done: Callable[[], None]) -> None:
-        """Produce the rows of a chunk in batches as they get ready, some of them failing; then end it."""
-        self._check(chunk)
-        node, begun = self._nodes[chunk.node], self.clock.now
-        keys = chunk.keys.expand(node.rows // node.inner) if node.relation == "expand" else chunk.keys
-        starts, ends = self._times_of(node, len(keys))
-        failed = self._outcomes.failed(node.name, keys)
-        wanted = ~failed & self._outcomes.kept(node.name, keys) if node.relation == "subset" else ~failed
-        for rows in self._batches(ends):
-            when = max(ends[rows].tolist(), default=0.0)
-            self.clock.after(when, lambda rows=rows: self._yield(chunk, keys, rows, wanted, failed, begun + starts))
-
-        def end() -> None:
-            self._check(chunk)
-            self._seen(chunk, node, begun)
-            self._hear(ChunkDone(chunk=chunk.id, node=chunk.node))
-            done()
-
-        self.clock.after(max(ends.tolist(), default=0.0), end)
-
-    def _yield(
-        self, chunk: RunChunk, keys: Keys, rows: np.ndarray, wanted: np.ndarray, failed: np.ndarray, starts: np.ndarray
-    ) -> None:
-        good = rows[wanted[rows]]
-        version = np.array([self._version(chunk, float(starts[r])) for r in good], dtype=np.int32)
-        ref = self.outbox.keep(chunk.worker, chunk.node, keys.take(good), version)
-        self._hear(Produced(chunk=chunk.id, node=chunk.node, ref=ref))
-        for key in keys.take(rows[failed[rows]]).rows():
-            self._hear(Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error="the outcome says so"))
-
-    def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds from the chunk's begin at which each row begins and ends, given the node's slots."""
-        free = [0.0] * (self._timing.slots if node.work == "decode" else 1)
-        starts, ends = np.zeros(rows), np.zeros(rows)
-        for row in range(rows):
-            starts[row] = heapq.heappop(free)
-            ends[row] = starts[row] + self._timing.of_row(node.name, self._times)
-            heapq.heappush(free, float(ends[row]))
-        return starts, ends
-
-    def _batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """The rows in the order in which they end, cut at random; now and then an empty batch comes first."""
-        order = np.argsort(ends, kind="stable")
-        parts = self._times.choice((1, 1, 2, len(order)))
-        cuts = sorted({0, len(order), *(self._times.randint(0, len(order)) for _ in range(parts - 1))})
-        if self._times.random() < 0.1:
-            yield order[:0]
-        for first, last in pairwise(cuts):
-            rows = order[first:last]
-            yield rows[self._times.sample(range(len(rows)), len(rows))]
-
-    def _version(self, chunk: RunChunk, start: float) -> int:
-        """The version that a row which began then is made with; NO_VERSION without a published Model."""
-        loads = self._loads.get((chunk.node, chunk.worker), ())
-        return max((version for when, version in loads if when <= start), default=NO_VERSION)
-
-    def _seen(self, chunk: RunChunk, node: PlannedNode, begun: float) -> None:
-        first, last = self._version(chunk, begun), self._version(chunk, self.clock.now)
-        if first != NO_VERSION:
-            read = Read(node=node.name, region=node.region, step=chunk.step, first=first, last=last)
-            self.history.reads.append(read)
+    def _open(self, worker: Incarnation) -> None:
+        worker.opened = True
+        self.sent(worker, WorkerOpened(worker=worker.name, epoch=worker.epoch))
+        for node in self.plan.nodes:
+            if node.work == "source" and worker.name in node.workers:
+                self._open_source(worker, node.name)

@@ -7,9 +7,11 @@ simulation. What should become of a prompt is derived here from the outcomes alo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.workers import Simulation, Stored
 from tests.schedules.plans import Case
 
+T = TypeVar("T")
 Prompt = tuple[int, int]
 """(position, attempt)."""
 
@@ -99,6 +102,7 @@ class Proof:
         self.history = simulation.history
         self.expected = Expected(case)
         self.past = past
+        self.faulty = simulation.faulty
         self.first_step = past.step if past else 0
         """The Step that the run began from."""
 
@@ -138,6 +142,10 @@ class Proof:
     def said(self, kind: type) -> list:
         return [i for _, i in self.history.instructions if isinstance(i, kind)]
 
+    def once(self, things: Iterable[T]) -> list[T]:
+        """What was said; where Workers die, some of it once more."""
+        return list(dict.fromkeys(things)) if self.faulty else list(things)
+
     @cached_property
     def trains(self) -> list[PlannedNode]:
         return [n for n in self.plan.nodes if n.work == "train"]
@@ -148,7 +156,7 @@ class Proof:
         for chunk in sorted(self.said(RunChunk), key=lambda c: c.id):  # those for a sleeping Worker are told later
             if chunk.node in found:
                 found[chunk.node] += [(p, a) for p, _, a in chunk.keys.rows()]
-        return found
+        return {source: list(dict.fromkeys(prompts)) for source, prompts in found.items()}  # made again where lost
 
     @cached_property
     def trained(self) -> dict[str, dict[int, list]]:
@@ -189,16 +197,21 @@ class Proof:
         assert steps == list(range(self.first_step + 1 if self.past else 0, self.last_step + 1))
         order = {n.name: i for i, n in enumerate(self.trains)}
         told = [m for m in self.said(TrainStep) if m.worker == self.plan.node(m.node).workers[0]]
-        said = [(m.step, order[m.node]) for m in sorted(told, key=lambda m: m.sequence)]
+        said = self.once((m.step, order[m.node]) for m in sorted(told, key=lambda m: m.sequence))
         assert said == sorted(set(said)), f"train nodes out of order: {said}"
-        assert sorted(m.sequence for m in told) == list(range(1, len(said) + 1))
+        assert sorted(m.sequence for m in told) == list(range(1, len(told) + 1))
+        if not self.faulty:  # else a Step may have been told, and undone, or told once more
+            self._nothing_beside()
+        self._one_after_another()
+
+    def _nothing_beside(self) -> None:
+        """While train nodes run, nothing else does below the cut."""
         began = {m.step: when for when, m in reversed(self.history.instructions) if isinstance(m, TrainStep)}
         below = {m.id: m.step for m in self.said(RunChunk) if self.plan.node(m.node).region == "step"}
         for when, event in self.history.events:
             if isinstance(event, ChunkDone) and event.chunk in below:
                 step = below[event.chunk]
                 assert when <= began.get(step, when), f"{event.node} still ran when step {step} was trained"
-        self._one_after_another()
 
     def _one_after_another(self) -> None:
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
@@ -243,7 +256,11 @@ class Proof:
 
     def step_reads_its_version(self) -> None:
         """Below the cut a reader has the version that the Step starts from; an evaluation has one version."""
-        for read in self.history.reads:
+        for message, versions in self.history.trained:
+            for name, found in versions.items():
+                if self.plan.node(name).region == "step":
+                    assert set(found) <= {NO_VERSION, message.step - 1}, f"{name}: {found} in step {message.step}"
+        for read in self.history.reads if not self.faulty else ():  # else a Step may have been undone meanwhile
             if read.region != "stream":
                 wanted = read.step - 1 if read.region == "step" else read.step
                 assert (read.first, read.last) == (wanted, wanted), f"{read} should have seen version {wanted}"
@@ -270,15 +287,15 @@ class Proof:
             due = {v for v in range(self.first_step + 1, self.last_step + 1) if v % node.every == 0}
             due |= {self.last_step} if self.last_step > self.first_step else set()
             due |= {0} if not self.past else set()
-            versions = [m.version for m in found]
+            versions = self.once(m.version for m in found)
             extra = {self.first_step} if self.last_step == self.first_step else set()
             assert set(versions) - extra == due - extra, f"{node.name} ran at {versions}, due were {sorted(due)}"
             assert versions == sorted(set(versions))
             rows = self.case.rows[node.source]
             wanted = set().union(*(self.expected.trained_rows(node, (p, 0)) for p in range(rows)))
             assert all(set(m.keys.rows()) == wanted for m in found)
-        evaluated = [e for _, e in self.history.events if isinstance(e, Evaluated)]
-        assert len(evaluated) == len(self.said(Evaluate))
+        evaluated = [(e.node, e.version) for _, e in self.history.events if isinstance(e, Evaluated)]
+        assert sorted(evaluated) == sorted(self.once((m.node, m.version) for m in self.said(Evaluate)))
 
     def followers_moved(self) -> None:
         """A follower moves once for each version that is a multiple of `every`, never at the start."""
@@ -293,14 +310,14 @@ class Proof:
             if version % model.every == 0
         )
         assert moves == wanted
-        recorded = [m.step for m in self.said(Record)]
+        recorded = self.once(m.step for m in self.said(Record))
         steps = list(range(self.first_step + 1, self.last_step + 1))
         assert recorded == (steps if self.plan.recorded else [])
 
     def cuts_exact(self) -> None:
         """Checkpoints come every k Steps and at the end; every position is in exactly one state."""
         every = self.case.settings.checkpoint_every
-        found = [m.step for m in self.said(Checkpoint)]
+        found = self.once(m.step for m in self.said(Checkpoint))
         due = {s for s in range(self.first_step + 1, self.last_step + 1) if every and s % every == 0}
         due |= {self.last_step} - {self.first_step}
         assert found == sorted(due), f"checkpoints at {found}, due were {sorted(due)}"
@@ -322,7 +339,8 @@ class Proof:
     def admitted_in_order(self) -> None:
         """Fresh prompts are admitted in the order of the source; a further attempt follows the one before."""
         for prompts in self.admitted.values():
-            assert [p for p, a in prompts if a == 0] == list(range(sum(a == 0 for _, a in prompts)))
+            fresh = [p for p, a in prompts if a == 0]
+            assert (sorted(fresh) if self.faulty else fresh) == list(range(len(fresh)))  # told late where nobody is
             seen: Counter[int] = Counter()
             for position, attempt in prompts:
                 assert attempt == seen[position]

@@ -14,12 +14,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.core import Settings
 from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes
 from engine.simulate.workers import Simulation, Stored
 from tests.schedules.plans import Case, case
 from tests.schedules.proof import Past, Proof, chunks, contents
+from tests.schedules.weather import begun, ended, prove
 
 FIRST, END = (int(x) for x in os.environ.get("SCHEDULE_SEEDS", "0:1000").split(":"))
 MANY = [range(start, min(start + 25, END)) for start in range(FIRST, END, 25)]
@@ -35,25 +36,6 @@ def replayable(seed: int) -> Iterator[Case]:
     finally:
         if not passed:
             print(f"seed {seed} failed; to replay: SCHEDULE_SEEDS={seed}:{seed + 1} pytest tests/schedules")
-
-
-def begun(it: Case, timing: int, stored: Stored | None = None) -> Simulation:
-    run = Simulation(it.plan, it.settings, rows=it.rows, timing=it.timing(timing), outcomes=it.outcomes)
-    run.begin(stored)
-    return run
-
-
-def within_bounds(coordinator: Coordinator) -> bool:
-    """Asserts the bound on outstanding prompts; never says that a run should stop."""
-    for name, admission in coordinator._admissions.items():
-        source, outstanding = admission.source, coordinator._lanes[name].outstanding
-        assert outstanding <= (1 + source.max_lag) * source.batch, f"{name}: {outstanding} prompts are outstanding"
-    return False
-
-
-def ended(run: Simulation) -> Simulation:
-    run.run(until=lambda: within_bounds(run.coordinator))
-    return run
 
 
 @pytest.mark.parametrize("seeds", MANY, ids=str)
@@ -77,6 +59,13 @@ def same_whatever_the_timing(it: Case, one: Simulation, other: Simulation) -> No
         assert {n: Counter(c) for n, c in first.items()} == {n: Counter(c) for n, c in second.items()}
         if all(s.cohort == 0 for s in it.plan.sources) and not any(len(n.workers) > 1 for n in it.plan.nodes):
             assert first == second
+
+
+@pytest.mark.parametrize("seeds", MANY[::2], ids=str)
+def test_workers_that_die_change_nothing(seeds: range) -> None:
+    for seed in seeds:
+        with replayable(seed) as it:
+            prove(it, lambda it=it: ended(begun(it, 0)))
 
 
 @pytest.mark.parametrize("seeds", MANY[::4], ids=str)
