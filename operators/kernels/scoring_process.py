@@ -124,11 +124,12 @@ class Children:
         return [child.process.pid for child in self._children if child.running and child.process is not None]
 
     def _start(self, children: Sequence[Child]) -> None:
-        for child in children:
-            self._starter.submit(child.start).result()
+        """All at once; one that somebody killed while it started is started once more."""
         deadline = time.monotonic() + _START_SECONDS
-        for child in children:
-            child.await_ready(deadline)
+        for again in (True, False):
+            for child in children:
+                self._starter.submit(child.start).result()
+            children = [child for child in children if not child.is_ready(deadline, or_killed=again)]
 
 
 class Child:
@@ -153,13 +154,18 @@ class Child:
             )
         self.running = True
 
-    def await_ready(self, deadline: float) -> None:
-        """Until the function is loaded. Raises KernelError, with the child's traceback, where it cannot be."""
+    def is_ready(self, deadline: float, *, or_killed: bool) -> bool:
+        """Wait until the function is loaded. False where a signal ended the process before, and `or_killed` allows it.
+
+        Raises KernelError, with the child's traceback, where it cannot be loaded.
+        """
         lost = self._send(self._shipped, deadline)
         fault = (lost or self.answer(deadline)).fault
         if fault is None:
-            return
+            return True
         self.end()
+        if or_killed and fault.kind == "died" and self.process is not None and self.process.returncode < 0:
+            return False
         raise KernelError(
             f"reward {self._name!r}: its process could not load it: {fault.text}. "
             f"Fix: what the function imports has to be importable from sys.path.\n{fault.detail}"

@@ -57,6 +57,7 @@ class Trial:
     kills: int
     folder: Path
     runs: Path
+    kind: str = ""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     killed: list[str] = field(default_factory=list)
 
@@ -171,9 +172,9 @@ def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, lef
         if _ended_within(made, draw.uniform(0.0, 1.5)):
             break
         there = processes(trial, made.pid)
-        kinds = sorted({p.kind for p in there})
+        kinds = sorted({p.kind for p in there if p.kind.startswith(trial.kind)})
         if not kinds:
-            break
+            continue
         kind = draw.choice(kinds)
         if kind == "coordinator" and draw.random() < 0.5:  # its death ends the others' trial
             continue
@@ -242,9 +243,14 @@ def proof(trial: Trial, reference: Path) -> None:
     split = {position: found for position, found in steps.items() if len(found) > 1}
     assert not split, f"groups in two Steps: {split}"
     if case.exact:
-        assert timeless(rows) == timeless(metrics(reference))
+        assert undisturbed_by_repeats(timeless(rows)) == timeless(metrics(reference))
         last = f"checkpoints/step_{STEPS}"
         assert weights(trial.run / last) == weights(reference / last)
+
+
+def undisturbed_by_repeats(rows: list[dict]) -> list[dict]:
+    """Without the count of reward calls that were made again in a fresh child, which is what killing one leads to."""
+    return [{k: v for k, v in row.items() if not k.endswith("/passed_when_repeated")} for row in rows]
 
 
 def undisturbed(name: str, folder: Path, runs: Path) -> Path:
@@ -258,13 +264,15 @@ def undisturbed(name: str, folder: Path, runs: Path) -> Path:
 # --- the whole ------------------------------------------------------------------------------------------------------
 
 
-def trials(seed: int, folder: Path, cases: list[str]) -> Iterator[Trial]:
+def trials(seed: int, folder: Path, cases: list[str], kind: str) -> Iterator[Trial]:
     """Trials without end, over the cases in turn."""
     draw = random.Random(seed)
     for number in itertools.count():
         case = cases[number % len(cases)]
         kills = draw.randint(2, 5)
-        yield Trial(case=case, seed=seed * 1000 + number, kills=kills, folder=folder, runs=folder / f"{number}")
+        yield Trial(
+            case=case, seed=seed * 1000 + number, kills=kills, folder=folder, runs=folder / f"{number}", kind=kind
+        )
 
 
 def make_data(folder: Path) -> None:
@@ -296,6 +304,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--kind", default="", help="kill only this kind: coordinator, child, or worker:NAME")
     given = parser.parse_args()
     by_kind: Counter[str] = Counter()
     names = set(os.listdir("/dev/shm"))
@@ -303,7 +312,7 @@ def main() -> None:
         folder = Path(made)
         make_data(folder)
         references: dict[str, Path] = {}
-        for trial in trials(given.seed, folder, given.cases.split(",")):
+        for trial in trials(given.seed, folder, given.cases.split(","), given.kind):
             if by_kind.total() >= given.kills:
                 break
             if trial.case not in references:

@@ -322,6 +322,29 @@ def test_what_cannot_be_shipped_or_loaded_is_said_at_open() -> None:
         pass
 
 
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_child_killed_while_it_starts_is_started_once_more(tmp_path: Path, kills: int) -> None:
+    class Killed:
+        def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+            return [1.0 for _ in completions]
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"folder": str(tmp_path)}
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            mark = Path(state["folder"]) / str(len(list(Path(state["folder"]).iterdir())))
+            mark.touch()
+            if int(mark.name) < kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if kills == 1:
+        with kernel(Killed()) as (made, _):
+            assert rewards(made, chunk(["x"])) == [1.0]
+    else:
+        with pytest.raises(KernelError, match="was killed by SIGKILL"), kernel(Killed()):
+            pass
+
+
 def ended(pid: int, seconds: float) -> bool:
     """Whether a process that is not ours to wait for ends in time."""
     try:
