@@ -369,6 +369,7 @@ class Coordinator:
             moved |= getattr(self, f"_in_{self.phase}")()
             for admission in self._admissions.values():
                 moved |= self._admit(admission)
+            self._out += self._dispatch.tell(self._able)  # what has to be made again, as somebody asked for it
             self._beyond()
 
     def _able(self, node: PlannedNode, worker: str) -> bool:

@@ -7,7 +7,6 @@ happens (workers.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,26 +25,24 @@ class RankGroups:
     def __init__(self, plan: Plan) -> None:
         self._ranks = {n.name: n.workers for n in plan.nodes}
         self._wanted: dict[tuple[str, str], int] = {}
-        self._waiting: dict[tuple[str, str], tuple[TrainStep, Callable[[], None]]] = {}
+        self._waiting: dict[tuple[str, str], TrainStep] = {}
         self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
 
     def told(self, message: TrainStep) -> None:
         """A rank is told of an assignment: what it waited with before is let go."""
         self._wanted[message.node, message.worker] = message.sequence
-        self._let_go(message.node, message.worker)
+        self._waiting.pop((message.node, message.worker), None)
 
-    def prepared(self, message: TrainStep, done: Callable[[], None]) -> None:
-        """It has fetched its rows; `done` frees its Worker."""
+    def prepared(self, message: TrainStep) -> None:
+        """It has fetched its rows; its Worker does other things until it may begin."""
         at = message.node, message.worker
-        if self._wanted.get(at) != message.sequence:
-            done()
-        else:
-            self._waiting[at] = message, done
+        if self._wanted.get(at) == message.sequence:
+            self._waiting[at] = message
 
-    def begin(self, go: Go) -> tuple[TrainStep, Callable[[], None]]:
+    def begin(self, go: Go) -> TrainStep:
         """What a rank begins with now. Raises RunError where it is not prepared for this assignment."""
         found = self._waiting.pop((go.node, go.worker), None)
-        if found is None or found[0].sequence != go.sequence:
+        if found is None or found.sequence != go.sequence:
             raise RunError(f"{go.node}: {go.worker} was told to begin {go.sequence} without being prepared for it")
         return found
 
@@ -72,18 +69,13 @@ class RankGroups:
         for node, rank in [*self._wanted]:
             if rank == worker:
                 self._wanted[node, rank] = -1
-                self._let_go(node, rank)
+                self._waiting.pop((node, rank), None)
 
     def forget(self, worker: str) -> None:
         """A Worker is gone."""
         for waiting in (self._wanted, self._waiting):
             for at in [at for at in waiting if at[1] == worker]:
                 del waiting[at]
-
-    def _let_go(self, node: str, worker: str) -> None:
-        found = self._waiting.pop((node, worker), None)
-        if found is not None:
-            found[1]()
 
 
 class Devices:

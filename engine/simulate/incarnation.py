@@ -150,8 +150,8 @@ class Incarnation:
                 self._world.groups.told(instruction)
                 self._enqueue(partial(self._fetch, instruction, partial(self._prepare, instruction)))
             case Go():
-                message, done = self._world.groups.begin(instruction)
-                self._train(message, done)
+                message = self._world.groups.begin(instruction)
+                self._enqueue(partial(self._train, message), first=True)
             case TrainStep():
                 self._enqueue(partial(self._fetch, instruction, partial(self._train, instruction)))
             case Evaluate():
@@ -290,11 +290,12 @@ class Incarnation:
         self.after(self._vary(self._timing.train), end)
 
     def _prepare(self, message: TrainStep, done: Done) -> None:
-        """A rank has its rows, and keeps its Worker until it may begin or is told something else."""
+        """A rank has its rows, and may begin when the others have theirs."""
 
         def end() -> None:
-            self._world.groups.prepared(message, done)
+            self._world.groups.prepared(message)
             self._hear(Prepared(node=message.node, worker=self.name, sequence=message.sequence))
+            done()
 
         self.after(self._vary(self._timing.load), end)
 
