@@ -21,7 +21,7 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import DataError
 from engine.channels.descriptors import Ask, Lacks, Lies, Unknown
-from engine.channels.frames import Forms, checksums, chosen, put_together, taken_apart
+from engine.channels.frames import Forms, checksums, chosen, copy_summed, put_together, taken_apart
 from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
 
 Place = tuple[Slab, int, int]
@@ -41,13 +41,16 @@ class Block:
 
 
 class SlabOutbox:
-    """Keeps batches in slabs. epoch: the Worker's incarnation; blocks are numbered from epoch << 32."""
+    """Keeps batches in slabs. epoch: the Worker's incarnation; blocks are numbered from epoch << 32. content: checksums
+    are made where a batch is kept, as readers will ask for them.
+    """
 
-    def __init__(self, pool: SlabPool, epoch: int) -> None:
+    def __init__(self, pool: SlabPool, epoch: int, *, content: bool = False) -> None:
         self.lock = threading.RLock()
         """Held while a block's places are used to send: no slab goes meanwhile."""
         self.pool = pool
         self._epoch = epoch
+        self._content = content
         self._numbers = itertools.count(epoch << 32)
         self._blocks: dict[int, Block] = {}
         self._built: list[Region] = []
@@ -80,8 +83,11 @@ class SlabOutbox:
             lies, held = self._already_there(framed.buffers)
             length = sum(_room(b) for b, there in zip(framed.buffers, lies, strict=True) if there is None)
             region = self.pool.allocate(length) if length else None
+        sums: list[int] | None = None
+        if self._content:
+            sums = checksums([b if there else None for b, there in zip(framed.buffers, lies, strict=True)])
         if region is not None:
-            _copy(framed.buffers, lies, region)
+            _copy(framed.buffers, lies, region, sums)
             held.append(region)
         block = Block(
             forms=framed.forms,
@@ -89,6 +95,7 @@ class SlabOutbox:
             nodes=framed.nodes,
             places=lies,
             regions=held,
+            sums=sums or [],
         )
         with self.lock:
             number = next(self._numbers)
@@ -110,8 +117,19 @@ class SlabOutbox:
             buffers = [None if p is None else p[0].buffer.slice(p[1], p[2]) for p in lies]
         return put_together(forms, block.rows, nodes, buffers)
 
+    def sum_up(self, asks: Sequence[Ask]) -> None:
+        """Make the checksums that these ask for and that are not there yet, without the lock: a block that is released
+        meanwhile is Unknown afterwards, whatever its sums are.
+        """
+        for ask in asks:
+            block = self._blocks.get(ask.block) if ask.content else None
+            if block is not None:
+                _sum_up(block)
+
     def describe(self, ask: Ask) -> tuple[Lies | Unknown | Lacks, list[Slab], Forms | None]:
-        """Where the columns asked for lie, in which slabs, and of which schema. The caller holds the lock."""
+        """Where the columns asked for lie, in which slabs, and of which schema. The caller holds the lock, and has
+        summed up what it asks about, so that nobody else waits for that.
+        """
         block = self._blocks.get(ask.block)
         if block is None:
             return Unknown(ask.block, self._epoch), [], None
@@ -168,13 +186,17 @@ def _place(buffer: pa.Buffer, region: Region) -> Place:
     return region.slab, buffer.address - region.slab.buffer.address, buffer.size
 
 
-def _copy(buffers: list[pa.Buffer | None], lies: list[Place | None], region: Region) -> None:
-    """Copy what is nowhere yet into the region, and say where it lies."""
+def _copy(buffers: list[pa.Buffer | None], lies: list[Place | None], region: Region, sums: list[int] | None) -> None:
+    """Copy what is nowhere yet into the region, and say where it lies, with its checksum where there are any."""
     memory, at = region.bytes(), 0
     for index, buffer in enumerate(buffers):
         if buffer is None or not buffer.size or lies[index] is not None:
             continue
-        memory[at : at + buffer.size] = np.frombuffer(buffer, np.uint8)
+        target = memory[at : at + buffer.size]
+        if sums is None:
+            target[:] = np.frombuffer(buffer, np.uint8)
+        else:
+            sums[index] = copy_summed(buffer, target)
         lies[index] = (region.slab, region.offset + at, buffer.size)
         at += _room(buffer)
 
@@ -192,8 +214,13 @@ def _chosen(
 
 
 def _sums(block: Block, index: Sequence[int]) -> list[int]:
-    """Checksums of the buffers of these columns; computed once a block."""
-    if not block.sums:
-        block.sums = checksums([None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places])
+    """Checksums of the buffers of these columns."""
+    _sum_up(block)
     buffer = block.forms.buffer
     return [s for i in index for s in block.sums[buffer[i] : buffer[i + 1]]]
+
+
+def _sum_up(block: Block) -> None:
+    """Make a block's checksums, once."""
+    if not block.sums:
+        block.sums = checksums([None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places])

@@ -132,6 +132,7 @@ class Server:
 
     def _answer(self, reader: _Reader, fetch: Fetch) -> None:
         answers = []
+        self._outbox.sum_up(fetch.asks)
         with self._outbox.lock:  # until the descriptors are sent or duplicated, no slab goes
             for ask in fetch.asks:
                 answer, slabs, forms = self._outbox.describe(ask)

@@ -70,7 +70,7 @@ class ShmChannel:
         self._content = verify == "content"
         self._patience = patience
         self._pool = SlabPool(limit=_quarter() if limit is None else limit, directory=directory, poison=poison)
-        self._outbox = SlabOutbox(self._pool, epoch)
+        self._outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self._server = Server(name, self._outbox)
         self._readers: dict[str, Reader] = {}
         self._refused: Counter[str] = Counter()
