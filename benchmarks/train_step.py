@@ -40,6 +40,7 @@ class OneProcess:
     seed: int = 0
     rank: int = 0
     world: int = 1
+    group: Any = None
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """Training draws nothing by row."""
