@@ -60,6 +60,7 @@ class Desk:
         self._peer = b""
         self._heard = 0.0
         self._ended = False
+        self._given_up = False
         self._over = False
         self._settled = threading.Event()
         self._to_say: deque[bytes] = deque()
@@ -109,8 +110,9 @@ class Desk:
         os.eventfd_write(self._wake, 1)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the run has everything that was said, at most so long."""
-        self._settled.wait(seconds)
+        """Wait until the run has everything that was said, at most so long; not at all for one that was given up."""
+        if not self._given_up:
+            self._settled.wait(seconds)
 
     def close(self) -> None:
         """End the thread, close the sockets."""
@@ -215,6 +217,7 @@ class Desk:
         silent = time.monotonic() - self._heard
         if silent > self._lease and not self._ended:
             _log.warning("nothing was heard of the run for %.0f s: its Workers here are ended", silent)
+            self._given_up = True
             self._end()
 
     def _put(self, peer: bytes, frame: bytes) -> None:

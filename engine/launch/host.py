@@ -78,7 +78,7 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
         if begin is not None:
             print(f"host {name}: serves {begin.folder}", flush=True)
             Served(desk, name, begin).run()
-            print(f"host {name}: {begin.folder} has ended; {desk.refused} connections were refused", flush=True)
+            print(f"host {name}: {begin.folder} has ended; connections refused: {desk.refused}", flush=True)
 
 
 def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path | None]:

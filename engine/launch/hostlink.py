@@ -63,10 +63,11 @@ class HostLink:
         self._thread.start()
 
     def say(self, message: Any) -> None:
-        """To be sent, and sent again until it has come; never blocks."""
+        """To be sent, and sent again until it has come; never blocks. A link that is closed says nothing."""
         with self._changed:
-            self._to_say.append(encode(message))
-        os.eventfd_write(self._wake, 1)
+            if not self._over:
+                self._to_say.append(encode(message))
+                os.eventfd_write(self._wake, 1)
 
     def hear(self) -> list[Any]:
         """What has come since the last call. Raises RunError where the host is given up."""
@@ -79,10 +80,12 @@ class HostLink:
 
     def close(self) -> None:
         """End the thread, close the socket."""
-        if self._over:
-            return
-        self._over = True
-        os.eventfd_write(self._wake, 1)
+        with self._changed:
+            if self._over:
+                return
+            self._over = True
+            self._failure = self._failure or RunError(f"host {self.host.name}: the link to it is closed")
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._context.destroy(linger=0)
         os.close(self._wake)

@@ -164,16 +164,14 @@ class HostsWorkers:
         if self._closed:
             return
         self._closed = True
-        for remote in self._remotes.values():
-            remote.say(Quit())
-        try:
+        with contextlib.ExitStack() as after:
+            for remote in self._remotes.values():
+                after.callback(remote.link.close)
+                remote.say(Quit())
             self._local.close()
             end = time.monotonic() + min(_GRACE, self._cluster.lease)
             for remote in self._remotes.values():
                 self._wait_for_end(remote, end)
-        finally:
-            for remote in self._remotes.values():
-                remote.link.close()
 
     def _wait_for_end(self, remote: _Remote, end: float) -> None:
         while (left := end - time.monotonic()) > 0:
