@@ -122,6 +122,7 @@ class Coordinator:
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
         """Nodes whose rows are others once the weights have moved on."""
+        self._stateful = plan.stateful
         self._late = [s.name for s in plan.sources if s.max_lag > 0]
         self._versions = Versions(plan)
         self._recovery = Recovery(plan.workers)
@@ -322,7 +323,7 @@ class Coordinator:
         if not self._recovery.lost(event):
             return
         worker, hopeless = event.worker, self._recovery.hopeless(event.worker)
-        if worker in self.plan.stateful:
+        if worker in self._stateful:
             self._go_back(worker, event.error)
             return
         if hopeless:

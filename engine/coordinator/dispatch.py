@@ -91,6 +91,8 @@ class Dispatch:
     def tell(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
         """What can be told now. able: whether a worker can run chunks of a node."""
         found: list[RunChunk] = []
+        if not self._parked:
+            return found
         left: list[Chunk] = []
         at = 0
         while at < len(self._parked):  # it grows by what has to be made again

@@ -182,6 +182,8 @@ class Versions:
         suffices: while a Step is trained, nobody reads at lag 0, and a later reader need not have this very version.
         """
         found: list[Offer | Bring] = []
+        if not self._owed:
+            return found
         for reader, model, worker in sorted(place for place in self._owed if place[2] not in self._down):
             if not moved_on or (model, self._published) in self._weights:
                 publish = Publish(

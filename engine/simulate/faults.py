@@ -55,10 +55,12 @@ class Fate:
         self._draw = random.Random(faults.seed)
         self._left = faults.deaths
 
+    def strikes(self) -> bool:
+        """Asked at each event: whether somebody is hit now."""
+        return self._left > 0 and self._draw.random() < self._faults.rate
+
     def strike(self, stateless: Sequence[str], stateful: Sequence[str]) -> Blow | None:
-        """Asked at each event; who of these is hit now, if anybody."""
-        if not self._left or self._draw.random() >= self._faults.rate:
-            return None
+        """Who of these it is; None where nobody is left of the kind."""
         at_risk = stateful if stateful and self._draw.random() < self._faults.stateful else stateless
         if not at_risk:
             return None

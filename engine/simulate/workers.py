@@ -105,6 +105,7 @@ class Simulation:
         self._hits = dict.fromkeys(plan.workers, 0)
         """Deaths of each Worker since it last finished something."""
         self.deaths = 0
+        self._stateful = plan.stateful
         self._storing = 0
 
     # --- running ------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Simulation:
         self.clock.after(self._vary(self.timing.store), partial(self._store, message, self._storing))
 
     def _store(self, message: Checkpoint, number: int) -> None:
-        writers = [self._workers[name] for name in self.plan.stateful]
+        writers = [self._workers[name] for name in self._stateful]
         lacks = self.outbox.absent([gather for _, gather in message.rows.values()])
         if number != self._storing or lacks or any(worker.gone for worker in writers):
             return
@@ -239,11 +240,11 @@ class Simulation:
 
     def _strike(self) -> None:
         """Whoever is hit now is; never so often that the run would be right to fail."""
-        if self._fate is None or self.finish is not None:
+        if self._fate is None or self.finish is not None or not self._fate.strikes():
             return
-        at_risk = [w for w in self.plan.workers if not self._workers[w].gone and self._hits[w] < 2]
-        stateful = [w for w in at_risk if w in self.plan.stateful]
-        self._hit(self._fate.strike([w for w in at_risk if w not in self.plan.stateful], stateful))
+        at_risk = [name for name, w in self._workers.items() if not w.gone and self._hits[name] < 2]
+        stateful = [name for name in at_risk if name in self._stateful]
+        self._hit(self._fate.strike([name for name in at_risk if name not in self._stateful], stateful))
 
     def _hit(self, blow: Blow | None) -> None:
         if blow is None:

@@ -1,0 +1,113 @@
+"""Very many schedules in which Workers die: `python -m tests.schedules.many --seeds 100000 --processes 2`.
+
+Owns: running seeds side by side, progress, and how to see a failure again; the exit code is 1 where a seed failed.
+Does not own: what is run and what has to hold (weather.py, proof.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+
+from tests.schedules.plans import case
+from tests.schedules.weather import begun, ended, prove
+
+_WINDOW = 64
+"""Seeds under way or waiting for a process, for each process."""
+_TOLD_EVERY = 10.0
+"""Seconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """How far it has come."""
+
+    total: int
+    done: int = 0
+    deaths: int = 0
+    failed: int = 0
+
+    def take(self, seed: int, future: Future[int]) -> None:
+        """Count a seed that has ended; a failure is told at once."""
+        self.done += 1
+        error = future.exception()
+        if error is None:
+            self.deaths += future.result()
+            return
+        self.failed += 1
+        last = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        print(f"seed {seed} failed: {last[:300]}\n  to see it again: {replay(seed)}", flush=True)
+
+    def line(self, seconds: float) -> str:
+        """In words."""
+        rate = self.done / seconds if seconds else 0.0
+        left = (self.total - self.done) / rate if rate else 0.0
+        return (
+            f"{self.done} of {self.total} schedules, {self.deaths} deaths, {self.failed} failed; {rate:.0f} a second, "
+            f"{left / 60:.0f} minutes left"
+        )
+
+
+def replay(seed: int) -> str:
+    """The command that runs one seed alone, in this process, with the whole traceback."""
+    return f"python -m tests.schedules.many --first {seed} --seeds 1 --processes 0"
+
+
+def one(seed: int) -> int:
+    """Run the case of a seed through its faults and prove every promise; returns how many Workers died."""
+    it = case(seed)
+    return prove(it, lambda: ended(begun(it, 0)))
+
+
+def many(first: int, seeds: int, processes: int) -> Tally:
+    """Run seeds in processes; prints what fails, and now and then how far it has come."""
+    tally = Tally(total=seeds)
+    began = told = time.monotonic()
+    with ProcessPoolExecutor(processes, initializer=gc.freeze) as pool:
+        for seed, future in _ended(pool, range(first, first + seeds), _WINDOW * processes):
+            tally.take(seed, future)
+            if time.monotonic() - told > _TOLD_EVERY:
+                told = time.monotonic()
+                print(tally.line(told - began), flush=True)
+    print(tally.line(time.monotonic() - began), flush=True)
+    return tally
+
+
+def _ended(pool: ProcessPoolExecutor, seeds: range, window: int) -> Iterator[tuple[int, Future[int]]]:
+    """Seeds as they end, so many at a time."""
+    under_way: dict[Future[int], int] = {}
+    left = iter(seeds)
+    while True:
+        for seed in left:
+            under_way[pool.submit(one, seed)] = seed
+            if len(under_way) >= window:
+                break
+        if not under_way:
+            return
+        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+            yield under_way.pop(future), future
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.schedules.many", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="0: in this one, one after another")
+    given = parser.parse_args()
+    if given.processes:
+        return 1 if many(given.first, given.seeds, given.processes).failed else 0
+    for seed in range(given.first, given.first + given.seeds):
+        print(f"seed {seed}: {one(seed)} deaths", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
