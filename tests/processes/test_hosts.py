@@ -218,7 +218,7 @@ def select_one(handle: int, seconds: float) -> bool:
     """Whether a process, by its pidfd, ends in time."""
     poll = zmq.Poller()
     poll.register(handle, zmq.POLLIN)
-    return bool(poll.poll(seconds * 1e3))
+    return bool(poll.poll(int(seconds * 1e3)))
 
 
 def test_a_host_that_is_not_heard_of_fails_the_run(start: Start, there: HostProcess) -> None:

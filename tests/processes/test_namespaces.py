@@ -1,0 +1,20 @@
+"""A run on two hosts that are network namespaces; `python -m tests.chaos.namespaces` has the longer partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.namespaces import heals, make_inputs, two_hosts, why_not
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+
+
+def test_a_short_partition_heals(tmp_path: Path) -> None:
+    """The Steps of one host, to the bit."""
+    if reason := why_not():
+        pytest.skip(reason)
+    make_inputs(tmp_path)
+    with two_hosts(tmp_path, 30.0) as hosts:
+        heals(hosts, tmp_path, 4, 3.0)
