@@ -32,9 +32,10 @@ _TAIL_BYTES = 4096
 
 
 class Child:
-    """A started process. told, ended: instructions; opened: whether its kernels are; lost: it can no longer be reached;
-    replaced: its end was wanted, and is not told of; endpoint: where other hosts reach its channel; over: it has been
-    reaped; heard: when it last was (its start, until it `spoke`).
+    """A started process. said: instructions; told: those whose end it tells, `ended` of them so far; opened: whether
+    its kernels are; lost: it can no longer be reached; replaced: its end was wanted, and is not told of; endpoint:
+    where other hosts reach its channel; over: it has been reaped; heard: when it last was (its start, until it
+    `spoke`).
 
     Fields are guarded by the Supervisor's lock, but for what never changes.
     """
@@ -68,6 +69,7 @@ class Child:
         self.lost = False
         self.replaced = False
         self.error = ""
+        self.said = 0
         self.told = 0
         self.ended = 0
         self.connected: set[tuple[str, int]] = set()

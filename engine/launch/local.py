@@ -25,7 +25,7 @@ from typing import Any
 
 from dataflow.errors import RunError
 from dataflow.shipping import shipped
-from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
+from engine.coordinator.messages import Event, From, Release, ToWorker, WorkerLost, WorkerOpened
 from engine.launch.child import Child
 from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
@@ -230,8 +230,9 @@ class Supervisor:
         with self._changed:
             if child.lost or child.over.is_set():
                 return
-            number = child.told
-            child.told += 1
+            number = child.said
+            child.said += 1
+            child.told += not isinstance(instruction, Release)
         self._connect(child, sources(instruction))
         child.send(Tell(epoch=child.epoch, number=number, instruction=instruction))
         self._wake_if_unsent(child)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,20 @@ from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, P
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.timing import Timing
 from engine.weights.pieces import dtypes_of, from_records, probe_of, to_batch
-from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
+from engine.weights.probe import Ends, Tolerance, compare, probe_rows, tolerance_of
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a version's writer says of the probe's rows, kept beyond its block, and how near a reader has to come."""
+
+    numbers: np.ndarray
+    tolerance: Tolerance
+
+
+def _said(records: pa.RecordBatch) -> Said | None:
+    numbers = probe_of(records)
+    return None if numbers is None else Said(numbers.copy(), tolerance_of(dtypes_of(records)))
 
 
 class Delivery:
@@ -61,18 +75,26 @@ class Delivery:
         worker = self._timing.worker
         return Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
 
-    def bring(self, message: Publish | Follow) -> Loaded | Unfetched:
-        """Load a version into a reader, or move a follower; Unfetched where the Worker that offered it is gone."""
+    def bring(self, message: Publish | Follow) -> Iterator[Event]:
+        """Load a version into a reader, or move a follower; Unfetched where the Worker that offered it is gone.
+
+        What came from elsewhere is probed after it is told that it is loaded, as others go on meanwhile: before this
+        Worker does anything else with it.
+        """
         worker = self._timing.worker
         what = f"{'follow' if isinstance(message, Follow) else 'load'} version {message.version}"
         module = self._use(message).module
         try:
             with self._timing.during(message.reader, what):
-                self._load(message, module)
+                said = self._load(message, module)
         except PeerLost as lost:
-            return Unfetched(node=message.reader, worker=worker, peer=lost.peer)
+            yield Unfetched(node=message.reader, worker=worker, peer=lost.peer)
+            return
         self._given[module] = message.version
-        return Loaded(node=message.reader, model=message.model, version=message.version, worker=worker)
+        yield Loaded(node=message.reader, model=message.model, version=message.version, worker=worker)
+        if said is not None:
+            with self._timing.during(message.reader, f"probe version {message.version}"):
+                self._compare(message, said)
 
     def _use(self, message: Publish | Follow) -> ModelUse:
         uses = self._nodes[message.reader].models
@@ -83,8 +105,10 @@ class Delivery:
         alias = isinstance(message, Publish) and message.alias
         return alias or self._given.get(module) == message.version
 
-    def _load(self, message: Publish | Follow, module: str) -> None:
-        """From the writer's kernel here, or from the block that its Worker keeps: each piece verified, then probed."""
+    def _load(self, message: Publish | Follow, module: str) -> Said | None:
+        """From the writer's kernel here, or from the block that its Worker keeps, each piece verified; what the writer
+        said of that block's version.
+        """
         kernel = self._kernels[message.reader]
         rate = message.rate if isinstance(message, Follow) else 1.0
         if self._has(message, module):
@@ -94,22 +118,22 @@ class Delivery:
         else:
             records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
             kernel.load(from_records(records, message.digest), message.version, rate=rate)
-            if isinstance(message, Publish):
-                self._compare(message, records)
+            return _said(records) if isinstance(message, Publish) else None
+        return None
 
     def _probe(self, node: str) -> np.ndarray | None:
         """What a node's kernel says of the probe's rows with its weights; None where it has no such door."""
         kernel = self._kernels[node]
         return kernel.probe(probe_rows(self._plan.seed, kernel.vocabulary)) if hasattr(kernel, "probe") else None
 
-    def _compare(self, message: Publish, records: pa.RecordBatch) -> None:
+    def _compare(self, message: Publish | Follow, said: Said) -> None:
         """Whether the reader says with the weights what their writer said. Raises RunError where it does not."""
-        writer, reader = probe_of(records), self._probe(message.reader)
-        if writer is None or reader is None:
+        reader = self._probe(message.reader)
+        if reader is None:
             return
         rows = probe_rows(self._plan.seed, self._kernels[message.reader].vocabulary)
         ends = Ends(model=message.model, writer=message.writer, reader=message.reader, version=message.version)
-        compare(writer, reader, rows, tolerance_of(dtypes_of(records)), ends)
+        compare(said.numbers, reader, rows, said.tolerance, ends)
 
     # --- while a chunk runs -------------------------------------------------------------------------------------
 
@@ -142,7 +166,7 @@ class Delivery:
     def meanwhile(self) -> Iterator[Event]:
         """Bring what has come since the chunk's last rows."""
         while self._meanwhile:
-            yield self.bring(self._meanwhile.popleft())
+            yield from self.bring(self._meanwhile.popleft())
 
     def ends(self) -> Iterator[Event]:
         """The chunk has ended: bring what has come since its last rows; from here on it is refused."""

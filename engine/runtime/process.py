@@ -255,10 +255,11 @@ class Incarnation:
                 self._inbox.close()
 
     def _told(self, instruction: ToWorker) -> None:
-        """Released at once. Weights interrupt a running chunk that takes them, unless others wait, which come first."""
+        """Released at once, of which nothing is told. Weights interrupt a running chunk that takes them, unless others
+        wait, which come first.
+        """
         if isinstance(instruction, Release):
             self._worker.release(instruction.blocks)
-            self._out.ended()
             return
         weights = isinstance(instruction, (Publish, Follow))
         if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):

@@ -186,7 +186,7 @@ class Worker:
             case Offer():
                 yield self._delivery.offer(instruction, first=self._rank(self._nodes[instruction.writer]) == 0)
             case Publish() | Follow():
-                yield self._delivery.bring(instruction)
+                yield from self._delivery.bring(instruction)
             case Release():
                 self.release(instruction.blocks)
             case Sleep():

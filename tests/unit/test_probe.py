@@ -205,14 +205,15 @@ def publish(ends: Delivery) -> Any:
         model="m", writer="train", reader="rollout", version=1, alias=False, worker="w", source="w",
         block=offered.block, digest=offered.digest,
     )  # fmt: skip
-    return ends.bring(message)
+    return list(ends.bring(message))
 
 
 def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(base: str, tmp_path: Path) -> None:
     writer = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
     other = save_tiny(tmp_path / "other", seed=9)
     reader = opened(TorchGenerate(), "policy", other, max_tokens=4)
-    assert isinstance(publish(delivery(writer, reader)), Loaded)
+    (told,) = publish(delivery(writer, reader))
+    assert isinstance(told, Loaded)
     # The same names and shapes, and another meaning: an attention that turns positions with another base.
     odd = opened(TorchGenerate(), "policy", save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4)
     with pytest.raises(RunError, match=r"rollout has version 1 of train.*says other things"):
