@@ -3,21 +3,23 @@
 Owns: the hash. Does not own: when it is taken (worker.py: where a run has several Workers), nor
 what a difference means (the coordinator: the node is not deterministic).
 
-Every element becomes 64 bits by the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) of
-its bits and its place; a list is the sum of its elements, so no loop goes over rows. It finds what differs by chance;
-it is no protection against somebody who looks for two equal ones.
+What varies in length (texts, lists) is XXH3-64 of a row's bytes, which costs 0.13 us a row and column, and 15 GB/s
+beyond that; a number becomes 64 bits by the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi
+10.1145/2660193.2660195). It finds what differs by chance; it is no protection against somebody who looks for two
+equal ones.
 """
 
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from dataflow.batch import Batch
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
@@ -39,53 +41,58 @@ def _hashed(array: pa.Array) -> np.ndarray:
     if pa.types.is_null(kind):
         return np.full(len(array), _NULL)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return _nulls(array, _texts(array))
+        return _nulls(array, _texts(array, np.dtype(np.int32)))
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        return _nulls(array, _texts(array))
+        return _nulls(array, _texts(array, np.dtype(np.int64)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        starts = array.offsets.to_numpy().astype(np.int64)
-        return _nulls(array, _lists(_hashed(array.values.slice(starts[0], starts[-1] - starts[0])), starts - starts[0]))
+        return _nulls(array, _lists(array))
     if pa.types.is_struct(kind):
         return _nulls(array, _struct(array))
-    return _nulls(array, _numbers(array))
+    return _nulls(array, _bits(array).astype(np.uint64))
 
 
-def _numbers(array: pa.Array) -> np.ndarray:
-    """Of numbers, their bits: 0.0 and -0.0 differ, a nan equals itself. Whoever takes them up mixes them."""
+def _bits(array: pa.Array) -> np.ndarray:
+    """Of numbers, their bits: 0.0 and -0.0 differ, a nan equals itself; anything under a null."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     width = array.type.bit_width // 8
     data = array.buffers()[1]
     if data is None or not len(array):
-        return np.zeros(len(array), dtype=np.uint64)
-    bits = np.frombuffer(data, dtype=f"u{width}", count=len(array), offset=array.offset * width)
-    return bits.astype(np.uint64)
+        return np.zeros(len(array), dtype=f"u{width}")
+    return np.frombuffer(data, dtype=f"u{width}", count=len(array), offset=array.offset * width)
 
 
-def _texts(array: pa.Array) -> np.ndarray:
-    """Of strings, by their bytes."""
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+def _texts(array: pa.Array, kind: np.dtype) -> np.ndarray:
+    """Of strings, by their bytes. kind: of their offsets."""
     offsets, data = array.buffers()[1], array.buffers()[2]
     if not len(array) or offsets is None:
         return np.zeros(len(array), dtype=np.uint64)
-    kind = np.dtype(np.int64 if wide else np.int32)
     starts = np.frombuffer(offsets, dtype=kind, count=len(array) + 1, offset=array.offset * kind.itemsize)
-    starts = starts.astype(np.int64)
-    flat = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
-    return _lists(flat[starts[0] : starts[-1]].astype(np.uint64), starts - starts[0])
+    return _spans(np.frombuffer(data or b"", dtype=np.uint8), starts)
 
 
-def _lists(elements: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Of lists, given their elements' hashes: the sum of each element with its place, and the length."""
-    lengths = np.diff(starts)
-    # Golden * (place + 1) + element, with the multiples of a row's start taken off its elements.
-    mixed = np.arange(1, len(elements) + 1, dtype=np.uint64)
-    mixed *= _GOLDEN
-    mixed -= np.repeat(_GOLDEN * starts[:-1].astype(np.uint64), lengths)
-    mixed += elements
-    sums = np.zeros(len(elements) + 1, dtype=np.uint64)
-    np.cumsum(_mix(mixed), out=sums[1:])
-    return _mix(sums[starts[1:]] - sums[starts[:-1]] + _GOLDEN * (lengths.astype(np.uint64) + np.uint64(1)))
+def _lists(array: pa.Array) -> np.ndarray:
+    """Of lists, by the bytes of numbers, else by the hashes of their elements; and by which numbers are null."""
+    starts = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(starts[0], starts[-1] - starts[0])
+    starts -= starts[0]
+    if not pa.types.is_primitive(values.type):
+        return _spans(_hashed(values), starts)
+    if not values.null_count:
+        return _spans(_bits(values), starts)
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    bits = _bits(values)
+    found = _spans(np.where(missing, bits.dtype.type(0), bits), starts)
+    counts = np.diff(np.cumsum(np.concatenate([[0], missing]))[starts])
+    return np.where(counts > 0, _mix(_spans(missing, starts)) + found, found)
+
+
+def _spans(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """uint64 [len(starts) - 1]: a hash of the bytes of each span of values."""
+    data = values.view(np.uint8).data
+    edges = (starts * values.itemsize if values.itemsize > 1 else starts).tolist()
+    found = (xxhash.xxh3_64_intdigest(data[low:high]) for low, high in pairwise(edges))
+    return np.fromiter(found, dtype=np.uint64, count=len(edges) - 1)
 
 
 def _struct(array: pa.Array) -> np.ndarray:

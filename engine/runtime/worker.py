@@ -89,7 +89,7 @@ class Worker:
         self._group = group
         self._nodes = {n.name: n for n in plan.nodes if name in n.workers}
         self._inproc = inproc
-        self._digests = len(plan.workers) > 1
+        self._digests = len(plan.workers) > 1 and name not in plan.stateful  # whose rows are not made again
         self._labels = metric_labels(plan)
         self._modules = Modules()
         self._sessions: dict[str, NodeSession] = {}
