@@ -56,12 +56,13 @@ Receive = Callable[[Token], pa.RecordBatch]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """start: makes the sender and what the receiver needs (picklable into a spawned process). receive: the other end,
-    as a context manager around the function that takes a token.
+    as a context manager around the function that takes a token. copies: whether any byte of the batch is copied.
     """
 
     name: str
     start: Callable[[], tuple[Sender, Any]]
     receive: Callable[[Any], Any]
+    copies: bool = True
 
 
 # --- shared memory -------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def shm(name: str, *, born: bool = False, verify: Verify = "structure") -> Route
         channel.serve("b", mine)
         return ShmSender(channel, born=born), (its, verify)
 
-    return Route(name=name, start=start, receive=_from_shm)
+    return Route(name=name, start=start, receive=_from_shm, copies=not born)
 
 
 @contextmanager
@@ -211,6 +212,76 @@ def _from_bare(endpoint: str) -> Iterator[Receive]:
 
     yield receive
     pull.close(0)
+
+
+# --- bare sockets --------------------------------------------------------------------------------------------------
+
+
+class SocketSender:
+    """The buffers one after another over a connected stream socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._records = pa.RecordBatch.from_arrays([], names=[])
+
+    def prepare(self, records: pa.RecordBatch) -> None:
+        self._records = records
+
+    def send(self) -> Token:
+        framed = taken_apart(self._records)
+        return framed.forms.data, framed.rows, framed.nodes, [0 if b is None else b.size for b in framed.buffers]
+
+    def after_token(self) -> None:
+        """Send them, once the receiver knows their lengths."""
+        for buffer in taken_apart(self._records).buffers:
+            if buffer is not None:
+                self._connection.sendall(buffer)
+
+    def done(self, token: Token) -> None:
+        """Nothing is kept."""
+
+
+def bare_socket(name: str, pair: Callable[[], tuple[socket.socket, socket.socket]]) -> Route:
+    """What the kernel's sockets cost: into memory that is used again, unchecked."""
+
+    def start() -> tuple[Sender, Any]:
+        mine, its = pair()
+        return SocketSender(mine), its
+
+    return Route(name=name, start=start, receive=_from_socket)
+
+
+def _over_tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = socket.create_connection(server.getsockname())
+        its, _ = server.accept()
+    for end in (mine, its):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return mine, its
+
+
+@contextmanager
+def _from_socket(connection: socket.socket) -> Iterator[Receive]:
+    arena = np.zeros(0, np.uint8)
+
+    def receive(token: Token) -> pa.RecordBatch:
+        nonlocal arena
+        schema, rows, nodes, lengths = token
+        starts = np.cumsum([0, *(-(-n // 64) * 64 for n in lengths)])
+        if len(arena) < starts[-1]:
+            arena = np.ones(int(starts[-1]), np.uint8)
+        parts = [arena[s : s + n] for s, n in zip(starts.tolist(), lengths, strict=False)]
+        for part in parts:
+            _fill(connection, part.data)
+        return put_together(forms_from(schema), rows, nodes, [pa.py_buffer(p.data) if len(p) else None for p in parts])
+
+    yield receive
+    connection.close()
+
+
+def _fill(connection: socket.socket, target: memoryview) -> None:
+    while len(target):
+        target = target[connection.recv_into(target) :]
 
 
 # --- others --------------------------------------------------------------------------------------------------------
@@ -342,6 +413,8 @@ ROUTES: tuple[Route, ...] = (
     ours_over_zmq("zmq tcp, CURVE", bind="tcp://127.0.0.1:*", curve=True),
     bare_zmq("bare zmq tcp", "tcp://127.0.0.1:*"),
     bare_zmq("bare zmq ipc", ""),
+    bare_socket("bare socket tcp", _over_tcp),
+    bare_socket("bare socket unix", socket.socketpair),
     gloo("gloo"),
     arrow_flight("Arrow Flight"),
 )

@@ -36,12 +36,19 @@ def picked(records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | N
 
 
 def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
-    """These rows, in this order; the same object where they are all rows in order."""
-    if rows is None or whole(rows, records.num_rows):
+    """These rows, in this order: the same object where they are all rows in order, a view where they are neighbours."""
+    if rows is None:
         return records
-    return records.take(pa.array(rows))
+    if not neighbours(rows, records.num_rows):
+        return records.take(pa.array(rows))
+    return records if len(rows) == records.num_rows else records.slice(int(rows[0]), len(rows))
 
 
-def whole(rows: np.ndarray, count: int) -> bool:
-    """Whether these are all rows, in order."""
-    return len(rows) == count and bool((rows == np.arange(count, dtype=rows.dtype)).all())
+def neighbours(rows: np.ndarray, count: int) -> bool:
+    """Whether these are rows that there are, one after another; false for no row at all where there are some."""
+    if not len(rows):
+        return not count
+    first = int(rows[0])
+    if first < 0 or first + len(rows) > count or int(rows[-1]) - first != len(rows) - 1:
+        return False
+    return bool((rows == np.arange(first, first + len(rows), dtype=rows.dtype)).all())

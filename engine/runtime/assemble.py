@@ -25,13 +25,13 @@ def assemble(keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull) 
 
 def collect(gathers: Sequence[Gather], channel: Pull) -> list[pa.RecordBatch]:
     """The rows of each gather, in its order; no columns named means all of them."""
-    asked = [_requests(gather) for gather in gathers]
+    asked = [requests(gather) for gather in gathers]
     parts = iter(channel.fetch([request for many in asked for request in many]))
     return [_ordered(gather, [next(parts) for _ in many]) for gather, many in zip(gathers, asked, strict=True)]
 
 
-def _requests(gather: Gather) -> list[Request]:
-    """One for each block, of the rows that the gather has there, in its order."""
+def requests(gather: Gather) -> list[Request]:
+    """What a gather asks for: one request a block, of the rows that it has there, in its order."""
     one = len(gather.refs) == 1
     return [
         Request(
