@@ -30,28 +30,22 @@ on meanwhile (lane.py). Where only a checkpoint has what was lost, the run goes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Literal
 
-import numpy as np
-
-from dataflow.batch import Keys
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.evaluation import EvaluationRound
-from engine.coordinator.lane import FINISHED, Lane, Ready
+from engine.coordinator.lane import Ready
 from engine.coordinator.leases import Leases
 from engine.coordinator.messages import (
-    Checkpoint,
     Checkpointed,
     ChunkDone,
     Evaluated,
     Event,
     Finish,
     From,
-    Gather,
     GoBack,
     Instruction,
     Key,
@@ -59,10 +53,8 @@ from engine.coordinator.messages import (
     Offered,
     Produced,
     Recorded,
-    Ref,
     Release,
     Respawn,
-    SourceCut,
     SourceOpened,
     StepClosed,
     Stepped,
@@ -74,33 +66,13 @@ from engine.coordinator.messages import (
 )
 from engine.coordinator.ranks import Ranks
 from engine.coordinator.recovery import Recovery
+from engine.coordinator.settings import Restored, Settings
+from engine.coordinator.sources import Sources
 from engine.coordinator.training import Training
 from engine.coordinator.versions import Versions
-from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedNode
 
 Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How long a run is. steps None: one pass over each training source. checkpoint_every 0: at the end only.
-
-    error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
-    """
-
-    steps: int | None = None
-    checkpoint_every: int = 0
-    error_budget: float = 0.1
-    last_batch: Literal["train", "drop"] = "train"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What a checkpoint says: the Step, each source's cut, and the rows of finished prompts by source and node."""
-
-    step: int
-    sources: Mapping[str, SourceCut]
-    rows: Mapping[str, Mapping[str, Ref]] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -113,36 +85,26 @@ class Coordinator:
         self.phase: Phase = "opening"
         self._blocks = Blocks()
         self._nodes = {n.name: n for n in plan.nodes}
-        self._lanes = {s.name: self._lane(s) for s in plan.sources}
-        self._admissions = {
-            s.name: Admission(s, self._lanes[s.name], steps=settings.steps, last_batch=settings.last_batch)
-            for s in plan.sources
-        }
+        self.sources = Sources(plan, settings, self._blocks)
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
-        self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
-        """Nodes whose rows are others once the weights have moved on."""
         self._stateful = plan.stateful
-        self._late = [s.name for s in plan.sources if s.max_lag > 0]
         self._versions = Versions(plan)
         self._recovery = Recovery(plan.workers)
         self._ranks, self._leases = Ranks(plan), Leases(plan)
         self._dispatch = Dispatch(plan, self._blocks)
-        self._training = Training(plan, self._blocks, self._dispatch, self._lanes)
+        self._training = Training(plan, self._blocks, self._dispatch, self.sources.lanes)
         self._round: EvaluationRound | None = None
         self._evaluated: dict[str, int] = {}
         self._closed = -1
         self._stored = 0
         self._cut_due = False
         """Whether a checkpoint is to be told, for the first time or as the one before came to nothing."""
-        self._first_dropped = ""
-        self._stop = ""
-        self._at_once = False
+        self._stop, self._at_once = "", False
         self._metrics: dict[str, float] = {}
         self._restored = False
-        self._out: list[Instruction] = []
-        self._told: list[Instruction] = []
-        """What ranks and leases say beside it, which comes first."""
+        self._out, self._told = list[Instruction](), list[Instruction]()
+        """What is said, and what ranks and leases say beside it, which comes first."""
 
     # --- the two entries ----------------------------------------------------------------------------------------
 
@@ -153,8 +115,7 @@ class Coordinator:
             self._restored = True
             self._evaluated = {n.name: self.version for n in self._due(last=self._done())}  # before it was stored
             self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
-            for name, cut in restored.sources.items():
-                self._admissions[name].restore(cut, dict(restored.rows.get(name, {})), self.version)
+            self.sources.restore(restored)
         self._out += self._versions.publish(self.version, moved=False)
         return self._flush()
 
@@ -189,7 +150,7 @@ class Coordinator:
             case Unfetched() if event.chunk >= 0:
                 self._dispatch.unfetched(event.chunk, event.peer)
             case Loaded() | Offered():
-                self._load(event)
+                self._out += self._versions.heard(event)
             case WorkerLost() if self._recovery.lost(event):
                 self._dispatch.lost(event.worker, self._blocks.lose(event.worker))
                 self._versions.lost(event.worker)
@@ -197,11 +158,7 @@ class Coordinator:
     def waiting(self) -> list[str]:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
         lines = [f"source {name}: has not opened" for name in sorted(self._unopened)]
-        lines += self._versions.waiting()
-        for name, lane in self._lanes.items():
-            lines += lane.waiting()
-            done = lane.count[FINISHED]
-            lines.append(f"intake of {name}: {done} of {self._admissions[name].source.batch} prompts are finished")
+        lines += self._versions.waiting() + self.sources.waiting()
         lines += self._training.waiting() + self._dispatch.waiting() + self._recovery.waiting()
         if self._round is not None:
             lines += self._round.waiting()
@@ -224,13 +181,12 @@ class Coordinator:
                 self._unfetched(event)
             case WorkerLost():
                 self._lost(event)
-            case WorkerOpened():
-                if self._recovery.opened(event):
-                    self._versions.opened(event.worker)
+            case WorkerOpened() if self._recovery.opened(event):
+                self._versions.opened(event.worker)
             case Stepped():
                 self._training.stepped(event)
             case Loaded() | Offered():
-                self._load(event)
+                self._out += self._versions.heard(event)
             case Recorded():
                 self._recovery.finished(self.plan.recorder)
                 self._training.recorded()
@@ -246,17 +202,11 @@ class Coordinator:
             case StopRequested():
                 self._stop, self._at_once = event.reason, event.at_once
 
-    def _load(self, event: Loaded | Offered) -> None:
-        if isinstance(event, Loaded):
-            self._versions.loaded(event)
-        else:
-            self._out += self._versions.offered(event)
-
     def _opened(self, event: SourceOpened) -> None:
         self._rows_of[event.node] = event.rows
         self._unopened.discard(event.node)
-        if event.node in self._admissions:
-            self._admissions[event.node].rows = event.rows
+        if event.node in self.sources.admissions:
+            self.sources.admissions[event.node].rows = event.rows
 
     def _produced(self, event: Produced) -> None:
         chunk = self._dispatch.find(event.chunk)
@@ -271,7 +221,7 @@ class Coordinator:
             assert self._training.run is not None
             number = self._training.run.produced(node.name, event.ref, self._dispatch.fresh(chunk, event.ref.keys))
         else:
-            number = self._lanes[node.source].produced(node.name, event.ref)
+            number = self.sources.lanes[node.source].produced(node.name, event.ref)
         self._dispatch.made(chunk, number, event.ref)
 
     def _chunk_done(self, event: ChunkDone) -> None:
@@ -293,19 +243,16 @@ class Coordinator:
         if chunk.node.region == "step":
             assert self._training.run is not None
             return self._training.run.closed(chunk.node)
-        return self._lanes[chunk.node.source].closed(chunk.node, chunk.keys)
+        return self.sources.lanes[chunk.node.source].closed(chunk.node, chunk.keys)
 
     def _tombstoned(self, event: Tombstoned) -> None:
         node = self._nodes[event.node]
         if node.region != "stream":
             self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
-        elif self._lanes[node.source].drop(event.node, event.key[0], event.key[2]):
-            self._admissions[node.source].dropped += 1
-            self._first_dropped = self._first_dropped or f"{event.node} row {event.key}: {event.error}"
-            dropped, admitted = self._dropped(), self._admitted()
-            if dropped > max(10, self.settings.error_budget * admitted):
-                spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
-                self._fail(f"{spent} of {self.settings.error_budget:.0%}; the first: {self._first_dropped}")
+            return
+        too_many = self.sources.drop(node.source, event)
+        if too_many:
+            self._fail(too_many)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
@@ -336,24 +283,20 @@ class Coordinator:
         if self._round is not None:
             self._round.lost(worker)
         given_up = self._dispatch.lost(worker, gone)
-        if self.phase == "step" and self._training.lacks(self._late, gone) and self._training.undo():
+        if self.phase == "step" and self._training.lacks(self.sources.late, gone) and self._training.undo():
             self.phase = "gather"
-        for name in self._late:
-            slots, ready = self._lanes[name].lose(gone, trained=self._trained)
-            self._admissions[name].begin_again(slots)
-            self._assign(ready, 0)
+        self._assign(self.sources.lose(gone), 0)
         self._unissue(given_up)
         self._cut_due = self.phase == "checkpoint"
 
     def _unissue(self, chunks: Iterable[Chunk]) -> None:
         """Chunks above the cut came to nothing: their rows are to be made by others."""
         for chunk in chunks:
-            self._assign(self._lanes[chunk.node.source].unissue(chunk.node, chunk.keys), 0)
+            self._assign(self.sources.lanes[chunk.node.source].unissue(chunk.node, chunk.keys), 0)
 
     def _go_back(self, worker: str, error: str) -> None:
-        if self.phase not in ("finished", "gone"):
-            self.phase = "gone"
-            self._out.append(GoBack(worker=worker, error=error))
+        self.phase = "gone"
+        self._out.append(GoBack(worker=worker, error=error))
 
     # --- what follows -------------------------------------------------------------------------------------------
 
@@ -364,11 +307,11 @@ class Coordinator:
             moved = False
             self._out += self._versions.bring(moved_on=self._dispatch.moved_on)
             self._out += self._dispatch.tell(self._able)
-            for name, lane in self._lanes.items():
-                self._assign(lane.pump(), 0)
-                moved |= self._admissions[name].give_back()
+            for admission in self.sources.admissions.values():
+                self._assign(admission.lane.pump(), 0)
+                moved |= admission.give_back()
             moved |= getattr(self, f"_in_{self.phase}")()
-            for admission in self._admissions.values():
+            for admission in self.sources.admissions.values():
                 moved |= self._admit(admission)
             self._out += self._dispatch.tell(self._able)  # what has to be made again, as somebody asked for it
             self._beyond()
@@ -380,7 +323,7 @@ class Coordinator:
     def _beyond(self) -> None:
         """Go back where rows are asked for that were lost, and that nothing but a checkpoint can bring back."""
         number = self._dispatch.beyond
-        if number is not None:
+        if number is not None and self.phase not in ("finished", "gone"):
             worker = self._blocks.lost_with(number)
             self._go_back(worker, self._recovery.last_words(worker))
 
@@ -420,15 +363,14 @@ class Coordinator:
         return True
 
     def _in_gather(self) -> bool:
-        if self._stopping() or self._done() or self._drained():
+        if self._stopping() or self._done() or self.sources.drained:
             return self._end()
-        taken = {name: admission.take(self.version) for name, admission in self._admissions.items()}
-        if self._drained():
+        taken = self.sources.take(self.version)
+        if self.sources.drained:
             return self._end()
         if any(not len(slots) for slots in taken.values()):
             return False
-        for admission in self._admissions.values():
-            admission.formed()
+        self.sources.formed()
         self._training.form(self.version + 1, taken)
         self.phase = "step"
         return True
@@ -439,7 +381,8 @@ class Coordinator:
         self._out += step.tell(self._recovery.there)
         if not step.complete:
             return False
-        self._measure()
+        assert step.run is not None
+        self._metrics = self.sources.metrics(step.run.taken, self.version)
         self.version += 1
         self._dispatch.moved_on = False
         self._out += self._versions.publish(self.version)
@@ -450,7 +393,7 @@ class Coordinator:
         if not self._versions.settled:
             return False
         self._training.retire()
-        self._evaluate_or_close(self._due(last=self._done() or self._drained()))
+        self._evaluate_or_close(self._due(last=self._done() or self.sources.drained))
         return True
 
     def _in_checkpoint(self) -> bool:
@@ -465,9 +408,8 @@ class Coordinator:
 
     def _due(self, *, last: bool) -> list[PlannedNode]:
         """Evaluate nodes that have to run at this version; at the last one all of them."""
-        found = [
-            n for n in self._nodes.values() if n.work == "evaluate" and self._evaluated.get(n.name) != self.version
-        ]
+        found = [n for n in self._nodes.values() if n.work == "evaluate"]
+        found = [n for n in found if self._evaluated.get(n.name) != self.version]
         return [n for n in found if last or self.version % n.every == 0]
 
     def _evaluate_or_close(self, due: list[PlannedNode]) -> None:
@@ -485,7 +427,7 @@ class Coordinator:
             self._out.append(StepClosed(step=self.version, metrics=self._metrics))
             self._metrics = {}
         every = self.settings.checkpoint_every
-        if every and self.version % every == 0 and self._stored != self.version:
+        if every and not self.version % every and self._stored != self.version:
             self._checkpoint()
         else:
             self.phase = "gather"
@@ -497,17 +439,10 @@ class Coordinator:
 
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there."""
-        rows: dict[str, tuple[Keys, Gather]] = {}
-        for lane in self._lanes.values():
-            for node in lane.nodes if lane.count[FINISHED] else ():
-                stored = lane.stored(node.name)
-                reading = self._blocks.reading(node.name, (), stored.block, stored.row)
-                if not self._dispatch.there(reading.numbers):
-                    return
-                rows[node.name] = (stored.keys, self._blocks.gather(reading))
-        self._cut_due = False
-        sources = {name: admission.cut() for name, admission in self._admissions.items()}
-        self._out.append(Checkpoint(step=self.version, sources=sources, rows=rows))
+        message = self.sources.checkpoint(self.version, self._dispatch)
+        if message is not None:
+            self._cut_due = False
+            self._out.append(message)
 
     def _end(self) -> bool:
         """Whatever is left to do before the run is over, one after another: evaluate, store, finish."""
@@ -532,8 +467,7 @@ class Coordinator:
             self._training.retire()
         if self._round is not None:
             self._round.release()
-        for admission in self._admissions.values():
-            admission.abandon()
+        self.sources.abandon()
         self._dispatch.abandon(lambda node: True)
         self._release()
         self._out.append(message)
@@ -542,15 +476,10 @@ class Coordinator:
         """Whether the run ends here because somebody asked. In a synchronous run a Step begins with its admission, and
         is finished first: given up and begun again, its rows would be others.
         """
-        begun = any(a.source.max_lag == 0 and a.lane.outstanding for a in self._admissions.values())
-        return bool(self._stop) and (self._at_once or not begun)
+        return bool(self._stop) and (self._at_once or not self.sources.begun)
 
     def _done(self) -> bool:
         return self.settings.steps is not None and self.version >= self.settings.steps
-
-    def _drained(self) -> bool:
-        """Whether no further Step can be formed: some source has nothing left."""
-        return any(admission.exhausted for admission in self._admissions.values())
 
     # --- assignments --------------------------------------------------------------------------------------------
 
@@ -558,30 +487,6 @@ class Coordinator:
         for each in ready:
             self._dispatch.add(each, step)
         self._out += self._dispatch.tell(self._able)
-
-    def _measure(self) -> None:
-        run = self._training.run
-        assert run is not None
-        lag = self.version - np.concatenate([self._lanes[name].versions(slots) for name, slots in run.taken.items()])
-        self._metrics = {
-            "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
-            "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
-            "data/prompts": float(sum(len(s) for s in run.taken.values())),
-            "data/dropped": float(self._dropped()),
-            "data/admitted": float(self._admitted()),
-        }
-
-    def _dropped(self) -> int:
-        return sum(admission.dropped for admission in self._admissions.values())
-
-    def _admitted(self) -> int:
-        return sum(admission.admitted for admission in self._admissions.values())
-
-    def _lane(self, source: PlannedSource) -> Lane:
-        nodes = [n for n in self.plan.nodes if n.region == "stream" and n.source == source.name]
-        above = {n.name for n in nodes}
-        cut = [gate for n in self.plan.nodes if n.region == "step" for gate in n.gates if gate in above]
-        return Lane(source.name, nodes, cut, self._blocks)
 
     def _release(self) -> None:
         for worker, blocks in self._blocks.drain().items():

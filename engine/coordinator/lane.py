@@ -29,7 +29,18 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading, Readings
 from engine.coordinator.messages import NO_VERSION, Key, Ref, SourceCut
-from engine.coordinator.tables import ABSENT, NO_BLOCK, PENDING, PRESENT, StepRows, Table, prompt_runs
+from engine.coordinator.tables import (
+    ABSENT,
+    NO_BLOCK,
+    PENDING,
+    PRESENT,
+    StepRows,
+    Table,
+    input_state,
+    longer,
+    prompt_runs,
+    read_by,
+)
 from engine.plan.plan import PlannedNode
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
@@ -241,21 +252,7 @@ class Lane:
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never will."""
-        found: np.ndarray | None = None
-        for i in node.inputs:
-            gate = self._tables[i.gate].state[slots]
-            wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
-            if found is None:
-                found = wide
-            else:
-                found = np.where((wide == ABSENT) | (found == ABSENT), ABSENT, np.minimum(found, wide))
-        assert found is not None  # only a source has no input, and a source is never asked
-        if self._unmade:
-            for i in node.inputs:
-                for fetch in i.fetches:
-                    held = np.repeat(self._tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-                    found = np.where((held == PENDING) & (found == PRESENT), PENDING, found)
-        return found
+        return input_state(node, self._tables, slots, unmade=self._unmade)
 
     def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
         gone = (state == ABSENT) & ~self._issued[node.name][slots]
@@ -395,7 +392,7 @@ class Lane:
         table = self._tables[node.name]
         if not self._unmade:
             self._unmade = True
-            self._gates = {n.name: _read_by(n) for n in self.nodes}
+            self._gates = {n.name: read_by(n) for n in self.nodes}
         self.blocks.drop(table.block[at, samples])
         table.state[at, samples] = PENDING
         table.block[at, samples] = NO_BLOCK
@@ -497,17 +494,6 @@ class Lane:
         for table in self._tables.values():
             table.grow(slots)
         for name, old in self._issued.items():
-            self._issued[name] = _longer(old, slots)
+            self._issued[name] = longer(old, slots)
         for name in ("status", "position", "attempt", "begun", "cohort", "order", "_failed", "_dirty"):
-            setattr(self, name, _longer(getattr(self, name), slots))
-
-
-def _longer(old: np.ndarray, rows: int) -> np.ndarray:
-    new = np.zeros((rows, *old.shape[1:]), dtype=old.dtype)
-    new[: len(old)] = old
-    return new
-
-
-def _read_by(node: PlannedNode) -> frozenset[str]:
-    """The nodes whose rows it waits for or reads."""
-    return frozenset(node.gates).union(fetch.producer for i in node.inputs for fetch in i.fetches)
+            setattr(self, name, longer(getattr(self, name), slots))

@@ -7,7 +7,7 @@ a few bytes each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.messages import NO_VERSION, Ref
+from engine.plan.plan import PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
 """A row that may still come; one that has come; one that will never (selected away, or its group was dropped)."""
@@ -66,6 +67,31 @@ class Table:
         self.block[slots] = NO_BLOCK
         self.version[slots] = NO_VERSION
         return had[had != NO_BLOCK]
+
+
+def input_state(node: PlannedNode, tables: Mapping[str, Table], slots: np.ndarray, *, unmade: bool) -> np.ndarray:
+    """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input never will.
+
+    unmade: whether rows may have been lost that are to be made again: then a gate can be there, and the bytes not.
+    """
+    found: np.ndarray | None = None
+    for i in node.inputs:
+        gate = tables[i.gate].state[slots]
+        wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
+        if found is None:
+            found = wide
+        else:
+            found = np.where((wide == ABSENT) | (found == ABSENT), ABSENT, np.minimum(found, wide))
+    assert found is not None  # only a source has no input, and a source is never asked
+    for fetch in (fetch for i in node.inputs for fetch in i.fetches) if unmade else ():
+        held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
+        found = np.where((held == PENDING) & (found == PRESENT), PENDING, found)
+    return found
+
+
+def read_by(node: PlannedNode) -> frozenset[str]:
+    """The nodes whose rows a node waits for or reads."""
+    return frozenset(node.gates).union(fetch.producer for i in node.inputs for fetch in i.fetches)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,3 +150,10 @@ def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
     starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
     edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(positions)]
     return [np.arange(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def longer(old: np.ndarray, rows: int) -> np.ndarray:
+    """The same array with so many rows, the new ones 0."""
+    new = np.zeros((rows, *old.shape[1:]), dtype=old.dtype)
+    new[: len(old)] = old
+    return new

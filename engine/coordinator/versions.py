@@ -127,7 +127,14 @@ class Versions:
 
     # --- what comes of it ---------------------------------------------------------------------------------------
 
-    def offered(self, event: Offered) -> list[Bring]:
+    def heard(self, event: Loaded | Offered) -> list[Bring]:
+        """Take note of it; returns who is told what now."""
+        if isinstance(event, Offered):
+            return self._offered(event)
+        self._loaded(event)
+        return []
+
+    def _offered(self, event: Offered) -> list[Bring]:
         """The weights are a block: those who waited for it are told. A block that nobody waits for is let go."""
         weights = self._weights.get((event.model, event.version))
         if weights is None or weights.offered is not None:
@@ -138,7 +145,7 @@ class Versions:
         self._let_go()
         return [_addressed(message, event) for message in held]
 
-    def loaded(self, event: Loaded) -> None:
+    def _loaded(self, event: Loaded) -> None:
         """A reader has a version in one Worker; an older one than the published does not count."""
         place = (event.node, event.model, event.worker or self._nodes[event.node].workers[0])
         if event.version == self._published:

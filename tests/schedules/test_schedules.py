@@ -1,6 +1,7 @@
-"""A thousand random schedules: every promise of the coordinator holds, whatever the timing.
+"""A thousand random schedules: every promise of the coordinator holds, whatever the timing, and whoever dies.
 
-A failing seed prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000.
+A failing seed prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000. Workers die in those that
+are odd; `python -m tests.schedules.many` runs very many of that kind.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def replayable(seed: int) -> Iterator[Case]:
 
 @pytest.mark.parametrize("seeds", MANY, ids=str)
 def test_every_promise_holds(seeds: range) -> None:
-    for seed in seeds:
+    for seed in range(seeds.start + seeds.start % 2, seeds.stop, 2):
         with replayable(seed) as it:
             run = ended(begun(it, 0))
             Proof(it, run).all()
-            if it.synchronous and seed % 2:
+            if it.synchronous:
                 same_whatever_the_timing(it, run, ended(begun(it, 1)))
 
 
@@ -61,14 +62,14 @@ def same_whatever_the_timing(it: Case, one: Simulation, other: Simulation) -> No
             assert first == second
 
 
-@pytest.mark.parametrize("seeds", MANY[::2], ids=str)
+@pytest.mark.parametrize("seeds", MANY, ids=str)
 def test_workers_that_die_change_nothing(seeds: range) -> None:
-    for seed in seeds:
+    for seed in range(seeds.start + 1 - seeds.start % 2, seeds.stop, 2):
         with replayable(seed) as it:
-            prove(it, lambda it=it: ended(begun(it, 0)))
+            prove(it)
 
 
-@pytest.mark.parametrize("seeds", MANY[::4], ids=str)
+@pytest.mark.parametrize("seeds", MANY[::8], ids=str)
 def test_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
         with replayable(seed) as it:

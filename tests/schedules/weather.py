@@ -7,8 +7,6 @@ Does not own: what has to hold (proof.py), nor which faults there are (engine/si
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
 
 from engine.simulate.faults import Faults
 from engine.simulate.workers import Simulation, Stored
@@ -34,8 +32,8 @@ def ended(run: Simulation) -> Simulation:
 
 def _within_bounds(run: Simulation) -> bool:
     """Asserts the bound; never says that a run should stop."""
-    for name, admission in run.coordinator._admissions.items():
-        source, outstanding = admission.source, run.coordinator._lanes[name].outstanding
+    for name, admission in run.coordinator.sources.admissions.items():
+        source, outstanding = admission.source, admission.lane.outstanding
         assert outstanding <= (1 + source.max_lag) * source.batch, f"{name}: {outstanding} prompts are outstanding"
     return False
 
@@ -73,14 +71,16 @@ def drawn(draw: random.Random, deaths: int) -> Faults:
     )
 
 
-def prove(it: Case, plain: Callable[[], Simulation]) -> int:
+def prove(it: Case) -> int:
     """Every promise of a run in which Workers die, and, where it is synchronous, that its rows and chunks are those of
-    a run in which none does (`plain`). Returns how many died.
+    a run in which none does. Returns how many died.
     """
     run, past, deaths = weathered(it)
     Proof(it, run, past=past).all()
     if it.synchronous:
-        _same_as(it, run, plain(), past)
+        plain = ended(begun(it, 0))
+        Proof(it, plain).all()
+        _same_as(it, run, plain, past)
     return deaths
 
 
@@ -93,8 +93,3 @@ def _same_as(it: Case, run: Simulation, plain: Simulation, past: Past | None) ->
         for node, made in ours.items():
             assert set(made) <= set(theirs[node]), f"{node}: {set(made) - set(theirs[node])} is no chunk without deaths"
             assert past is not None or set(made) == set(theirs[node]), f"{node}: a chunk is missing"
-
-
-def checkpointed(it: Case, every: int) -> Case:
-    """The case with checkpoints at each so many Steps."""
-    return replace(it, settings=replace(it.settings, checkpoint_every=every))

@@ -1,0 +1,137 @@
+"""All training sources of a run: their lanes and their credit, as one.
+
+Owns: what is asked of every source at once: is there a Step, what is lost, what goes into a
+checkpoint, how much was dropped. Does not own: one source's prompts (lane.py) or credit
+(admission.py), nor when any of this is asked (core.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.admission import Admission
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.dispatch import Dispatch
+from engine.coordinator.lane import FINISHED, Lane, Ready
+from engine.coordinator.messages import Checkpoint, Gather, Tombstoned
+from engine.coordinator.settings import Restored, Settings
+from engine.plan.plan import Plan, PlannedSource
+
+
+class Sources:
+    """See the module. `lanes` and `admissions` are by the source's name."""
+
+    def __init__(self, plan: Plan, settings: Settings, blocks: Blocks) -> None:
+        self._settings = settings
+        self._blocks = blocks
+        self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
+        """Nodes whose rows are others once the weights have moved on."""
+        self.late = [s.name for s in plan.sources if s.max_lag > 0]
+        self.lanes = {s.name: _lane(plan, s, blocks) for s in plan.sources}
+        self.admissions = {
+            s.name: Admission(s, self.lanes[s.name], steps=settings.steps, last_batch=settings.last_batch)
+            for s in plan.sources
+        }
+        self._first_dropped = ""
+
+    def restore(self, restored: Restored) -> None:
+        """Take up what a checkpoint says."""
+        for name, cut in restored.sources.items():
+            self.admissions[name].restore(cut, dict(restored.rows.get(name, {})), restored.step)
+
+    # --- Steps --------------------------------------------------------------------------------------------------
+
+    def take(self, version: int) -> dict[str, np.ndarray]:
+        """For each source the slots that can form the next Step; none where there are too few."""
+        return {name: admission.take(version) for name, admission in self.admissions.items()}
+
+    def formed(self) -> None:
+        """A Step is formed."""
+        for admission in self.admissions.values():
+            admission.formed()
+
+    @property
+    def drained(self) -> bool:
+        """Whether no further Step can be formed: some source has nothing left."""
+        return any(admission.exhausted for admission in self.admissions.values())
+
+    @property
+    def begun(self) -> bool:
+        """Whether a synchronous Step has begun, which it does with its admission."""
+        return any(a.source.max_lag == 0 and a.lane.outstanding for a in self.admissions.values())
+
+    def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
+        """Of a Step that starts from this version, with these slots."""
+        lag = version - np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
+        return {
+            "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
+            "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
+            "data/prompts": float(sum(len(s) for s in taken.values())),
+            "data/dropped": float(sum(admission.dropped for admission in self.admissions.values())),
+            "data/admitted": float(sum(admission.admitted for admission in self.admissions.values())),
+        }
+
+    # --- failures and losses ------------------------------------------------------------------------------------
+
+    def drop(self, source: str, event: Tombstoned) -> str:
+        """A row failed for good: its group is given up. Returns why the run fails where that is too many."""
+        if not self.lanes[source].drop(event.node, event.key[0], event.key[2]):
+            return ""
+        self.admissions[source].dropped += 1
+        self._first_dropped = self._first_dropped or f"{event.node} row {event.key}: {event.error}"
+        dropped = sum(admission.dropped for admission in self.admissions.values())
+        admitted = sum(admission.admitted for admission in self.admissions.values())
+        if dropped <= max(10, self._settings.error_budget * admitted):
+            return ""
+        spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
+        return f"{spent} of {self._settings.error_budget:.0%}; the first: {self._first_dropped}"
+
+    def lose(self, blocks: frozenset[int]) -> list[Ready]:
+        """These blocks are gone. Where the weights have moved on meanwhile, the prompts of rows that a trained Model
+        made begin again; all other rows are made again. Returns what the sources are to make.
+        """
+        found: list[Ready] = []
+        for name in self.late:
+            slots, ready = self.lanes[name].lose(blocks, trained=self._trained)
+            self.admissions[name].begin_again(slots)
+            found += ready
+        return found
+
+    def abandon(self) -> None:
+        """The run is over: whatever is outstanding is wanted no longer."""
+        for admission in self.admissions.values():
+            admission.abandon()
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def checkpoint(self, step: int, dispatch: Dispatch) -> Checkpoint | None:
+        """The cut of now; None while a row that goes into it is not there."""
+        rows: dict[str, tuple[Keys, Gather]] = {}
+        for lane in self.lanes.values():
+            for node in lane.nodes if lane.count[FINISHED] else ():
+                stored = lane.stored(node.name)
+                reading = self._blocks.reading(node.name, (), stored.block, stored.row)
+                if not dispatch.there(reading.numbers):
+                    return None
+                rows[node.name] = (stored.keys, self._blocks.gather(reading))
+        cuts = {name: admission.cut() for name, admission in self.admissions.items()}
+        return Checkpoint(step=step, sources=cuts, rows=rows)
+
+    def waiting(self) -> list[str]:
+        """For the watchdog, in words."""
+        lines: list[str] = []
+        for name, lane in self.lanes.items():
+            lines += lane.waiting()
+            done = lane.count[FINISHED]
+            lines.append(f"intake of {name}: {done} of {self.admissions[name].source.batch} prompts are finished")
+        return lines
+
+
+def _lane(plan: Plan, source: PlannedSource, blocks: Blocks) -> Lane:
+    nodes = [n for n in plan.nodes if n.region == "stream" and n.source == source.name]
+    above = {n.name for n in nodes}
+    cut = [gate for n in plan.nodes if n.region == "step" for gate in n.gates if gate in above]
+    return Lane(source.name, nodes, cut, blocks)
