@@ -177,11 +177,13 @@ class HostsWorkers:
         while (left := end - time.monotonic()) > 0:
             self._changed.clear()
             try:
-                if any(isinstance(message, Ended) for message in remote.link.hear()):
-                    return
+                heard = remote.link.hear()
             except RunError:  # it was given up, which whoever closes knows
                 return
-            self._changed.wait(left)
+            if any(isinstance(message, Ended) for message in heard):
+                return
+            if not heard:
+                self._changed.wait(left)
 
     # --- the loop's thread ----------------------------------------------------------------------------------------
 
