@@ -23,5 +23,5 @@ bench: setup
 	.venv/bin/python -m benchmarks.against_trl --quick
 
 clean:
-	rm -rf .venv .venv-trl dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-trl .venv-ray dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find dataflow operators graphs engine tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

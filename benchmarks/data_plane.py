@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import tyro
 
+from benchmarks import data_plane_peers as peers
 from benchmarks import data_plane_reshard as reshard
 from benchmarks.data_plane_batch import MIB, make_batch, views
 from benchmarks.data_plane_reshard import Setting
@@ -167,13 +168,26 @@ def reshard_all(quick: bool) -> list[Result]:
     return found
 
 
+def peers_all(sizes: Sequence[str], rounds: dict[str, int], ours: dict[str, Timed]) -> list[Result]:
+    """Ray and TransferQueue; says why where they cannot be installed."""
+    reason = peers.prepare()
+    if reason:
+        print(f"Ray and TransferQueue are left out: .venv-ray cannot be made: {reason}")
+        return []
+    told = {size: (SIZES[size], min(20, rounds[size])) for size in sizes}
+    return peers.results(
+        {peer: peers.measure(peer, told) for peer in peers.PEERS}, {size: timed.seconds for size, timed in ours.items()}
+    )
+
+
 def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...] = ()) -> None:
     """Measure.
 
     Args:
         quick: fewer rounds, and nothing of 256 MB; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
-        only: the ways whose names contain one of these; "reshard" for that from several processes to several.
+        only: the ways whose names contain one of these; "reshard": from several processes to several; "peers": Ray and
+            TransferQueue.
     """
     sizes = [s for s in SIZES if not quick or s != "256 MB"]
     rounds = {size: max(5, n // 6) if quick else n for size, n in ROUNDS.items()}
@@ -182,7 +196,10 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = {route.name: measure(route, sizes, rounds) for route in routes}
         resharded = reshard_all(quick) if not only or "reshard" in only else []
-    rows, where = results(found) + resharded, machine()
+        rows = results(found) + resharded
+        if not only or "peers" in only:
+            rows += peers_all(sizes, rounds, found.get("shm, one copy", {}))
+    where = machine()
     show("from one process to another", rows, where)
     if json is not None:
         write_json(json, rows, where)

@@ -309,7 +309,8 @@ def results(setting: Setting, found: dict[Way, list[Round]]) -> list[Result]:
             Result(name=f"{name}, {way}, on cores", value=on_cores, unit="ms"),
             Result(name=f"{name}, {way}, through one", value=share, unit="of all bytes", goal=goal, least=False),
         ]
-    for way, goal in (("direct", LEAST), ("direct, joined", None)):
+    goals: dict[Way, float | None] = {"direct": LEAST, "direct, joined": None}
+    for way, goal in goals.items():
         pairs = list(zip(found["central"], found[way], strict=True))
         faster = median(c.seconds / d.seconds for c, d in pairs)
         rows.append(Result(name=f"{name}, central / {way}", value=faster, unit="x", goal=goal))

@@ -335,5 +335,5 @@ def copy_summed(buffer: pa.Buffer, target: np.ndarray) -> int:
     source, digest = np.frombuffer(buffer, np.uint8), xxhash.xxh3_64()
     for start in range(0, len(source), _HOT):
         target[start : start + _HOT] = source[start : start + _HOT]
-        digest.update(target[start : start + _HOT])
+        digest.update(target[start : start + _HOT].data)
     return digest.intdigest()

@@ -1,0 +1,67 @@
+"""Ray and TransferQueue beside this project's channels, in an environment of their own.
+
+Owns: making that environment, running a peer there, the goals against it. Does not own: what a peer does
+(ray_side.py), the batch, this project's own times (data_plane.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from statistics import median
+
+from benchmarks.report import Result
+
+PEERS = {
+    "ray-numpy": "Ray, NumPy",
+    "ray-arrow": "Ray, Arrow",
+    "transferqueue": "TransferQueue",
+}
+GOALS = {
+    ("ray-numpy", "4 kB"): 8.0,
+    ("ray-numpy", "16 MB"): 4.0,
+    ("transferqueue", "4 kB"): 25.0,
+    ("transferqueue", "16 MB"): 50.0,
+}
+"""How many times as fast shm with one copy has to be."""
+_SECONDS = 300
+_OURS = "shm, one copy"
+
+
+def prepare() -> str:
+    """Make the environment where it is not there; returns why it cannot be made, nothing where it can."""
+    done = subprocess.run(
+        ["benchmarks/ray_env.sh"], env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    return "" if not done.returncode else (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def measure(peer: str, sizes: Mapping[str, tuple[int, int]]) -> dict[str, float]:
+    """Median seconds of each size (bytes, rounds). Ends the benchmark where the peer fails.
+
+    What Ray writes into a home directory (an access token) and its sockets are gone afterwards.
+    """
+    command = [".venv-ray/bin/python", "-m", "benchmarks.ray_side", peer, json.dumps(sizes)]
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        environment = os.environ | {"HOME": folder, "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-20:])
+        raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{tail}")
+    return {size: median(seconds) for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def results(found: Mapping[str, Mapping[str, float]], ours: Mapping[str, float]) -> list[Result]:
+    """Milliseconds of each peer and size, and how many times as fast shm with one copy is."""
+    rows = []
+    for peer, by_size in found.items():
+        for size, seconds in by_size.items():
+            rows.append(Result(name=f"{PEERS[peer]}, {size}", value=1e3 * seconds, unit="ms"))
+            if size in ours:
+                name = f"{size}, {PEERS[peer]} / {_OURS}"
+                rows.append(Result(name=name, value=seconds / ours[size], unit="x", goal=GOALS.get((peer, size))))
+    return rows
