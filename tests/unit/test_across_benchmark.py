@@ -13,7 +13,9 @@ NODES = ("prompts", "rollout", "train_policy", "record")
 
 def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
     """Events of these spans (node, what, start, end), in seconds, each node in a process of its own."""
-    names = [{"ph": "M", "name": "thread_name", "pid": 1 + i, "tid": 0, "args": {"name": n}} for i, n in enumerate(NODES)]
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": 1 + i, "tid": 0, "args": {"name": n}} for i, n in enumerate(NODES)
+    ]
     return [*names] + [
         {"ph": "X", "name": what, "pid": 1 + NODES.index(node), "tid": 0, "ts": 1e6 * start, "dur": 1e6 * (end - start)}
         for node, what, start, end in spans
