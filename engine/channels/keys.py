@@ -36,9 +36,11 @@ class Address:
     key: bytes | None = None
 
 
-def require_safe(endpoint: str, keys: Keys | None) -> None:
-    """Raises RunError where others than this host's processes could read or write without a key."""
-    if keys is None and not is_local(endpoint):
+def require_safe(endpoint: str, keys: Keys | None, *, private: bool = False) -> None:
+    """Raises RunError where others than this host's processes could read or write without a key, unless somebody said
+    that the network is private.
+    """
+    if keys is None and not private and not is_local(endpoint):
         raise RunError(
             f"expected keys for {endpoint}, which other hosts can reach, found none. "
             "Fix: give the channel keys (they are made for each run), or bind to tcp://127.0.0.1:* or ipc://"

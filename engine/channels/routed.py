@@ -44,7 +44,9 @@ class Entry:
 
 
 class Book:
-    """Addresses of peers on other hosts; written by one thread, read by others. keys: their public keys."""
+    """Addresses of peers on other hosts; written by one thread, read by others. keys: their public keys, none of which
+    there are where the network is private.
+    """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = keys
@@ -63,7 +65,7 @@ class Book:
             entry = self._entries.get(peer)
         if entry is None or not entry.endpoint:
             raise PeerLost(peer, "expected its process on another host, found none. Fix: see its log for why it ended.")
-        return Address(endpoint=entry.endpoint, key=self._keys[peer])
+        return Address(endpoint=entry.endpoint, key=self._keys.get(peer))
 
     def require(self, request: Request) -> None:
         """Raises PeerLost where the incarnation that kept a block is not there any more."""

@@ -63,7 +63,8 @@ class ZmqChannel:
 
     bind: where to answer; `endpoint` then says where exactly. keys: this Worker's own, with which it answers and asks;
     allowed: the public keys of the run's Workers, with their names; it may change while the channel lives. outbox:
-    where the blocks are, None for one of its own; it is closed with the channel.
+    where the blocks are, None for one of its own; it is closed with the channel. private: nobody else is on the
+    network, so that it may be bound without keys.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ZmqChannel:
         patience: float = PATIENCE,
         heartbeat: float = HEARTBEAT,
         outbox: Channel | None = None,
+        private: bool = False,
     ) -> None:
         self.name = name
         self._peers = peers
@@ -100,6 +102,7 @@ class ZmqChannel:
                 find=self._find,
                 keys=keys,
                 allowed=known,
+                private=private,
             )
         except RunError:
             self._context.destroy(linger=0)

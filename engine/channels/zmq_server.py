@@ -47,8 +47,9 @@ class ZmqServer:
         find: Find,
         keys: Keys | None,
         allowed: Mapping[bytes, str],
+        private: bool = False,
     ) -> None:
-        require_safe(bind, keys)
+        require_safe(bind, keys, private=private)
         self._wrong: Counter[str] = Counter()
         self._find = find
         self._epoch = epoch

@@ -305,7 +305,9 @@ class HostsWorkers:
 
 
 def _networks(plan: Plan) -> dict[str, Network]:
-    """What each Worker is to know of the network: keys of its own, made now and for this run alone."""
+    """What each Worker is to know of the network: keys of its own, made now and for this run alone, unless nobody else
+    is there.
+    """
     assert plan.cluster is not None
     pairs = {worker: Keys.make() for worker in plan.workers}
     peers = {worker: keys.public for worker, keys in pairs.items()}
@@ -316,7 +318,7 @@ def _networks(plan: Plan) -> dict[str, Network]:
             near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),
             public=keys.public,
             secret=keys.secret,
-            peers=peers,
+            peers={} if plan.cluster.private else peers,
             lease=plan.cluster.lease,
         )
         for worker, keys in pairs.items()

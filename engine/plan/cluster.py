@@ -5,6 +5,7 @@ done with them, nor asking a host what it has (engine/launch/hosts.py).
 
     keys = "cluster.keys"     # `dataflow keys` makes it; a path beside this file
     lease = 30                # seconds without a word after which hosts give each other up
+    private = false           # true: nobody else is on this network, and rows and weights are not encrypted
 
     [hosts.a]                 # the first is the one on which runs are started
     address = "10.0.0.1"
@@ -61,7 +62,8 @@ class Cluster:
     """cores: that this process may use. memory: bytes of the host. gpus: bytes of each GPU's memory.
 
     hosts: of a cluster file, where there is one; these numbers are then the first one's. lease: seconds without a word
-    after which hosts give each other up. keys: the key file of the hosts.
+    after which hosts give each other up. private: whether rows may travel between hosts without encryption. keys: the
+    key file of the hosts.
     """
 
     cores: int
@@ -69,6 +71,7 @@ class Cluster:
     gpus: tuple[int, ...] = ()
     hosts: tuple[Host, ...] = ()
     lease: float = LEASE
+    private: bool = False
     keys: Path | None = None
 
     def describe(self) -> str:
@@ -109,7 +112,7 @@ def read_cluster(path: Path) -> Cluster:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PlanError(f"cluster file {path}: {error}. Fix: see engine/plan/cluster.py for one.") from error
-    _refuse_unknown(path, data, ("keys", "lease", "hosts"))
+    _refuse_unknown(path, data, ("keys", "lease", "private", "hosts"))
     hosts = tuple(_host(path, name, said) for name, said in _table(path, data, "hosts").items())
     if not hosts:
         raise PlanError(f"cluster file {path}: expected hosts, found none. Fix: [hosts.a] with its address.")
@@ -120,10 +123,14 @@ def read_cluster(path: Path) -> Cluster:
     lease = data.get("lease", LEASE)
     if isinstance(lease, bool) or not isinstance(lease, int | float) or lease < 1:
         raise PlanError(f"cluster file {path}: lease: expected seconds, at least 1, found {lease!r}. Fix: lease = 30.")
+    private = data.get("private", False)
+    if not isinstance(private, bool):
+        raise PlanError(f"cluster file {path}: private: expected true or false, found {private!r}. Fix: leave it out.")
     return Cluster(
         cores=cores,
         memory=memory,
         gpus=own.gpus,
+        private=private,
         hosts=(first, *hosts[1:]),
         lease=float(lease),
         keys=path.parent / str(data.get("keys", f"{path.stem}.keys")),

@@ -35,7 +35,8 @@ class Network:
     """A Worker's part in a run on several hosts.
 
     address: where its channel answers, at a port of its own choice. near: the Workers of its host, itself among them.
-    public, secret: its CURVE keys, made for this run; peers: the public keys of all Workers. lease: seconds within
+    public, secret: its CURVE keys, made for this run; peers: the public keys of all Workers; none of these where the
+    network is private, so that nothing is encrypted. lease: seconds within
     which a lost connection may come back.
     """
 

@@ -39,11 +39,11 @@ def cluster_file(folder: Path, *, lease: float = 10.0, addresses: Mapping[str, s
     return path
 
 
-def with_lease(path: Path, lease: float) -> Path:
+def with_lease(path: Path, lease: float, *, private: bool = False) -> Path:
     """The same cluster, for the side that starts runs, with another lease."""
     found = path.with_name(f"lease_{lease:g}.toml")
-    lines = path.read_text().splitlines()
-    found.write_text("\n".join([f"lease = {lease}", f'keys = "{path.stem}.keys"', *lines[1:]]) + "\n")
+    lines = [f"lease = {lease}", f"private = {str(private).lower()}", f'keys = "{path.stem}.keys"']
+    found.write_text("\n".join([*lines, *path.read_text().splitlines()[1:]]) + "\n")
     return found
 
 

@@ -10,7 +10,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ def start(tmp_path: Path, cluster: Path, there: HostProcess) -> Iterator[Start]:
 
     @contextlib.contextmanager
     def started(
-        where: dict[str, str], made: Plan | None = None, *, lease: float = 10.0, name: str = "run"
+        where: dict[str, str], made: Plan | None = None, *, lease: float = 10.0, name: str = "run", **how: bool
     ) -> Iterator[HostsWorkers]:
-        read = read_cluster(with_lease(cluster, lease))
+        read = read_cluster(with_lease(cluster, lease, **how))
         spread = replace(made or plan(), cluster=read, hosts=where)
         with RunFolder.create(name, tmp_path) as folder:
             folder.write_text("plan.json", spread.to_json())
@@ -125,9 +125,9 @@ def made(workers: HostsWorkers, number: int = 1, rows: range = range(4)) -> Any:
     return until(workers, ChunkDone)[0].ref
 
 
-@pytest.mark.parametrize("where", [APART, BACK], ids=["from here", "to here"])
-def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], tmp_path: Path) -> None:
-    with start(where) as workers:
+@pytest.mark.parametrize("where,private", [(APART, False), (BACK, True)], ids=["from here", "to here, plainly"])
+def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], private: bool, tmp_path: Path) -> None:
+    with start(where, private=private) as workers:
         told = [e.event for e in workers.opened]  # type: ignore[attr-defined]
         assert {type(e) for e in told} == {SourceOpened, WorkerOpened}
         assert {e.worker for e in told if isinstance(e, WorkerOpened)} == {"source", "host"}
@@ -295,13 +295,23 @@ def graph(folder: Path) -> Graph:
     return grpo(str(folder / "model"), str(folder / "marked.parquet"), vowels, n=4, batch=4, max_tokens=6, lr=1e-3)
 
 
+def kill_once(there: HostProcess, row: Mapping[str, float]) -> None:
+    """Kill the Worker that generates, after the second Step."""
+    if row["step"] == 2:
+        (pid,) = [p for p in there.workers() if b"gen" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")]
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
 def test_a_run_on_two_hosts(
     tiny: Path, cluster: Path, there: HostProcess, options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits of one process; rows by both routes, and none through the coordinator."""
+    """The bits of one process, although a Worker of the other host dies; rows by both routes, and none through the
+    coordinator.
+    """
     asked = [MARKER + a + b for a in "abcdefgh" for b in "xyz"]
     pq.write_table(pa.table({"prompt": asked}), tiny / "marked.parquet")
-    one = run(graph(tiny), options(3, name="one"))
+    one = run(graph(tiny), options(4, name="one"))
     heard: list[bytes] = []
     receive, take = Link.receive, HostLink._take
 
@@ -317,12 +327,15 @@ def test_a_run_on_two_hosts(
     monkeypatch.setattr(Link, "receive", received)
     monkeypatch.setattr(HostLink, "_take", taken)
     pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
-    two = run(graph(tiny), options(3, name="two", pin=pin, cluster=cluster))
+    two = run(
+        graph(tiny), options(4, name="two", pin=pin, cluster=cluster), on_step=[lambda row: kill_once(there, row)]
+    )
     assert timeless(metrics(two.folder)) == timeless(metrics(one.folder))
     assert weights(two) == weights(one)
     row = metrics(two.folder)[-1]
     assert min(row["edge/shm/bytes"], row["edge/zmq/bytes"], row["coordinator/bytes"]) > 0
     assert len(heard) > 50
+    assert "Worker gen was lost" in (two.folder / "logs" / "coordinator.log").read_text()
     marker = MARKER.encode()
     assert not [frame for frame in heard if marker in frame]
     assert any(marker in path.read_bytes() for path in (two.folder / "samples").iterdir()), "where rows are, it is"

@@ -94,6 +94,7 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ('[hosts.a]\naddress = "10.0.0.1"\nport = 70000', "port: expected a number, found 70000"),
         ('[hosts."a b"]\naddress = "10.0.0.1"', "host a b: expected a table of that name"),
         ('lease = "long"\n[hosts.a]\naddress = "10.0.0.1"', "lease: expected seconds, at least 1, found 'long'"),
+        ('private = 1\n[hosts.a]\naddress = "10.0.0.1"', "private: expected true or false, found 1"),
         ("[hosts", "cluster.toml: "),
     ],
 )
