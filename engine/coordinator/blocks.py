@@ -5,7 +5,7 @@
     lost          its Worker died with it; who reads it waits until its rows were made again
     moved         its rows were made again, and lie in other blocks now
 
-Owns: where blocks lie, and when each may be recycled. Does not own: who reads them and how
+Owns: where blocks lie, how long their rows are, and when each may be recycled. Does not own: who reads them and how
 lost ones are made again (dispatch.py).
 
 A block is needed by each of its rows that is wanted, by each chunk under way that reads it (a kernel looks at the
@@ -40,9 +40,11 @@ Readings = Mapping[str, tuple[Reading, ...]]
 
 
 class Blocks:
-    """See the module."""
+    """See the module. weigh: whether anybody will ask how many tokens rows have."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, weigh: bool = False) -> None:
+        self._weigh = weigh
+        self._tokens: dict[int, np.ndarray] = {}
         self._refs: dict[int, tuple[str, int]] = {}
         self._needed: dict[int, int] = {}
         self._lost: dict[int, str] = {}
@@ -60,6 +62,8 @@ class Blocks:
         self._next += 1
         self._refs[number] = (ref.worker, ref.block)
         self._needed[number] = wanted
+        if self._weigh:
+            self._tokens[number] = ref.lengths
         if not wanted:
             self._done.append(number)
         return number
@@ -105,6 +109,7 @@ class Blocks:
         if ref is not None:
             found.setdefault(ref[0], []).append(ref[1])
         self._lost.pop(number, None)
+        self._tokens.pop(number, None)
         if number in self._moved:
             self.let_go(np.unique(self._moved.pop(number)[0]).tolist())
         self.on_gone(number)
@@ -115,6 +120,15 @@ class Blocks:
         """These rows, by their blocks' numbers."""
         numbers, index = _indexed(block)
         return Reading(producer, columns, numbers, index, row)
+
+    def tokens(self, inputs: Readings, rows: int) -> np.ndarray:
+        """int64 [rows]: how many tokens each row has, the most that any of its inputs says; 0 where none does."""
+        found = np.zeros(rows, dtype=np.int64)
+        for reading in (each for many in inputs.values() for each in many) if self._weigh else ():
+            for index, number in enumerate(reading.numbers):
+                mine = np.flatnonzero(reading.block == index)
+                found[mine] = np.maximum(found[mine], self._tokens[number][reading.row[mine]])
+        return found
 
     def gather(self, reading: Reading) -> Gather:
         """Where these rows lie now, with the blocks numbered from 0. All of them have to be there."""

@@ -83,7 +83,7 @@ class Coordinator:
         self.settings = settings
         self.version = 0
         self.phase: Phase = "opening"
-        self._blocks = Blocks()
+        self._blocks = Blocks(weigh=any(n.chunks > 1 for n in plan.nodes))
         self._nodes = {n.name: n for n in plan.nodes}
         self.sources = Sources(plan, settings, self._blocks)
         self._rows_of: dict[str, int] = {}

@@ -36,9 +36,9 @@ from engine.coordinator.tables import (
     PRESENT,
     StepRows,
     Table,
+    by_prompt,
     input_state,
     longer,
-    prompt_runs,
     read_by,
 )
 from engine.plan.plan import PlannedNode
@@ -270,8 +270,9 @@ class Lane:
         if node.chunks == 1:
             yield self._chunk(node, at, samples)
             return
-        for run in prompt_runs(self.position[at], node.chunks):
-            yield self._chunk(node, at[run], samples[run])
+        tokens = self.blocks.tokens(self._chunk(node, at, samples).inputs, len(at))
+        for rows in by_prompt(self.position[at], tokens, node.chunks):
+            yield self._chunk(node, at[rows], samples[rows])
 
     def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> Ready:
         inputs: dict[str, tuple[Reading, ...]] = {}

@@ -29,7 +29,6 @@ from typing import Literal
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.balance import balanced
 from engine.coordinator.messages import (
     Event,
     Gather,
@@ -46,6 +45,7 @@ from engine.coordinator.messages import (
     Unfetched,
     WorkerLost,
 )
+from engine.coordinator.tables import shares
 from engine.plan.plan import Plan, PlannedNode
 
 
@@ -98,16 +98,11 @@ class Ranks:
         return [_share(message, worker, np.flatnonzero(rank_of == rank)) for rank, worker in enumerate(group.ranks)]
 
     def _split(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], ranks: int) -> np.ndarray:
-        """int64 [rows]: the rank of each row. Prompts stay whole; their tokens are what is balanced, and a row counts
-        one more than it has, so that rows without tokens are spread as well.
-        """
+        """int64 [rows]: the rank of each row."""
         tokens = np.zeros(len(keys), dtype=np.int64)
         for gather in (g for gathers in inputs.values() for g in gathers):
             np.maximum(tokens, self._tokens(gather), out=tokens)
-        _, prompt = np.unique(keys.position, return_inverse=True)
-        weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
-        np.add.at(weights, prompt, tokens + 1)
-        return balanced(weights, ranks)[prompt]
+        return shares(keys.position, tokens, ranks)
 
     def _tokens(self, gather: Gather) -> np.ndarray:
         """int64 [rows]: tokens of each row that is gathered."""

@@ -60,21 +60,27 @@ class StepRun:
     def _start(self, node: PlannedNode, found: list[Ready]) -> bool:
         """Take a node whose inputs are there up; returns whether it is done already, having no row.
 
-        Its rows are cut into as many chunks of whole prompts as the plan says; a node of batch scope sees them all at
-        once.
+        Its rows are cut into as many chunks of whole prompts as the plan says, of about as many tokens; a node of batch
+        scope sees them all at once.
         """
         del self._waiting[node.name]
         keys = self.keys(node.inputs)
         if not len(keys):
             self._rows[node.name] = StepRows.merge([])
             return True
-        parts = [keys] if node.scope == "batch" else by_prompt(keys, node.chunks)
+        parts = self._parted(node, keys)
         self._running[node.name] = len(parts)
         self._parts[node.name] = []
         self._expected[node.name] = keys
         for part in parts:
             found.append(Ready(node, part, *self.inputs(node.inputs, part)))
         return False
+
+    def _parted(self, node: PlannedNode, keys: Keys) -> list[Keys]:
+        if node.scope == "batch" or node.chunks == 1:
+            return [keys]
+        tokens = self._blocks.tokens(self.inputs(node.inputs, keys)[0], len(keys))
+        return [keys.take(rows) for rows in by_prompt(keys.position, tokens, node.chunks)]
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others still run, or when all have been trained."""

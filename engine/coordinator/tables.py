@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from dataflow.batch import Keys
+from engine.coordinator.balance import balanced
 from engine.coordinator.messages import NO_VERSION, Ref
 from engine.plan.plan import PlannedNode
 
@@ -140,9 +141,27 @@ def codes(position: np.ndarray, sample: np.ndarray) -> np.ndarray:
     return (position << _SAMPLE_BITS) | sample.astype(np.int64)
 
 
-def by_prompt(keys: Keys, parts: int) -> list[Keys]:
-    """Sorted keys in at most so many runs of about as many prompts each, no prompt in two of them."""
-    return [keys] if parts == 1 else [keys.take(run) for run in prompt_runs(keys.position, parts)]
+def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Indices into sorted positions, ascending, in at most so many parts of whole prompts: of about as many tokens each
+    where some row has any, else of about as many prompts that follow one another.
+
+    tokens: of each row. Equal rows give equal parts, whoever made them and when.
+    """
+    if parts == 1 or not tokens.any():
+        return prompt_runs(positions, parts)
+    share = shares(positions, tokens, parts)
+    found = [np.flatnonzero(share == part) for part in range(parts)]
+    return sorted((rows for rows in found if len(rows)), key=lambda rows: int(rows[0]))
+
+
+def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
+    """int64 [rows]: the part that each row goes to, prompts whole, tokens balanced; a row counts one more than it has,
+    so that rows without any are spread as well.
+    """
+    _, prompt = np.unique(positions, return_inverse=True)
+    weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
+    np.add.at(weights, prompt, tokens + 1)
+    return balanced(weights, parts)[prompt]
 
 
 def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:

@@ -149,15 +149,55 @@ def test_step_rows_find_an_ancestor_by_its_ratio() -> None:
     assert rows.having(Keys.of([4, 5, 6], [3, 0, 2]), 2).rows() == [(4, 3, 0)]
 
 
+def positions_of(sizes: list[int]) -> np.ndarray:
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=9), st.integers(1, 4))
-def test_replicas_get_whole_prompts(sizes: list[int], parts: int) -> None:
-    keys = Keys.of([p for p, n in enumerate(sizes) for _ in range(n)], [sample for n in sizes for sample in range(n)])
-    found = by_prompt(keys, parts)
-    assert [row for part in found for row in part.rows()] == keys.rows()
+def test_without_lengths_chunks_are_runs_of_whole_prompts(sizes: list[int], parts: int) -> None:
+    positions = positions_of(sizes)
+    found = by_prompt(positions, np.zeros(len(positions), dtype=np.int64), parts)
+    assert np.concatenate(found).tolist() == list(range(len(positions)))
     assert len(found) == min(parts, len(sizes))
-    homes = [set(part.position.tolist()) for part in found]
-    assert sum(len(home) for home in homes) == len(sizes)
+    assert sum(len(set(positions[rows].tolist())) for rows in found) == len(sizes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=3), min_size=1, max_size=9), st.integers(1, 4))
+def test_with_lengths_chunks_are_whole_prompts_of_balanced_tokens(tokens: list[list[int]], parts: int) -> None:
+    positions, each = positions_of([len(t) for t in tokens]), np.array([n for t in tokens for n in t])
+    found = by_prompt(positions, each, parts)
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(positions)))
+    assert all((np.diff(rows) > 0).all() for rows in found)
+    assert sum(len(set(positions[rows].tolist())) for rows in found) == len(tokens)
+    assert len(found) <= parts
+    weights = [sum(t) + len(t) for t in tokens]
+    heaviest = max(int((each[rows] + 1).sum()) for rows in found)
+    assert heaviest <= -(-sum(weights) // parts) + max(weights)
+
+
+def test_tokens_are_those_of_the_longest_input() -> None:
+    blocks = Blocks(weigh=True)
+    lengths = {
+        n: np.array(values) for n, values in {"rollout": [5, 0, 7], "reward": [0, 0, 0], "ref": [2, 9, 1]}.items()
+    }
+    numbers = {n: blocks.add(replace(ref(Keys.of([0, 1, 2])), lengths=some), 3) for n, some in lengths.items()}
+    rows = np.array([2, 0, 1], dtype=np.int32)
+    inputs = {n: (blocks.reading(n, (), np.full(3, number), rows),) for n, number in numbers.items()}
+    assert blocks.tokens(inputs, 3).tolist() == [7, 5, 9]
+    assert Blocks().tokens(inputs, 3).tolist() == [0, 0, 0]
+
+
+def test_a_long_prompt_has_a_chunk_to_itself() -> None:
+    it, _ = lane(node("logprobs", "rollout", chunks=2))
+    it.admit([0, 1, 2], [0, 0, 0], 0)
+    feed(it, "prompts", Keys.of([0, 1, 2]))
+    keys = Keys.of([0, 0, 1, 1, 2, 2], [0, 1] * 3)
+    it.produced("rollout", replace(ref(keys), lengths=np.array([1, 1, 50, 50, 2, 2])))
+    first, second = it.pump()
+    assert first.keys.position.tolist() == [0, 0, 2, 2]
+    assert second.keys.position.tolist() == [1, 1]
 
 
 # --- a prompt's states ----------------------------------------------------------------------------------------------
@@ -176,7 +216,7 @@ ROLLOUT = node("rollout", "prompts", relation="expand", inner=1, work="decode")
 
 
 def lane(*more: PlannedNode) -> tuple[Lane, Blocks]:
-    blocks = Blocks()
+    blocks = Blocks(weigh=True)
     return Lane("prompts", (PROMPTS, ROLLOUT, *more), [more[-1].name if more else "rollout"], blocks), blocks
 
 
