@@ -213,7 +213,7 @@ class Desk:
     def _beat(self) -> None:
         if self._line is None:
             return
-        self._put(self._peer, self._line.aside(encode(HostBeat(doing=tuple(self.doing())))))
+        self._put(self._peer, self._line.aside(encode(HostBeat(now=time.monotonic(), doing=tuple(self.doing())))))
         silent = time.monotonic() - self._heard
         if silent > self._lease and not self._ended:
             _log.warning("nothing was heard of the run for %.0f s: its Workers here are ended", silent)

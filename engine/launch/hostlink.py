@@ -11,12 +11,14 @@ acknowledgements (line.py), what is said (hosts.py).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -42,6 +44,8 @@ class HostLink:
     def __init__(self, host: Host, own: Keys, server: bytes, lease: float, on_change: Callable[[], None]) -> None:
         self.host = host
         self.doing: tuple[Doing, ...] = ()
+        self.ahead = math.inf
+        """Seconds by which this host's clock is ahead of the other's, and the fastest message's way."""
         self.moved = 0
         """Bytes sent and received."""
         self._lease = lease
@@ -135,7 +139,8 @@ class HostLink:
             return self._refused(beat.why)
         self._heard, self._spoke = time.monotonic(), True
         if isinstance(beat, HostBeat):
-            self.doing = beat.doing
+            self.ahead = min(self.ahead, self._heard - beat.now)
+            self.doing = tuple(replace(d, since=d.since + self.ahead) for d in beat.doing)
         with self._changed:
             self._came.extend(bodies)
         return bool(bodies)

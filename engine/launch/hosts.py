@@ -13,12 +13,13 @@ the lease fails the run; what its Workers had is lost, and a resume goes on from
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
 def _asked(host: Host, own: Keys, server: bytes, lease: float) -> Host:
     here = look(host, own, server, lease)
     return replace(host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus)
+
+
+def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
+    """Spans in the time of this host, whose clock is ahead of theirs; as they are where that is not known yet."""
+    shift = ahead if math.isfinite(ahead) else 0.0
+    return [(track, what, start + shift, end + shift) for track, what, start, end in spans]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -245,7 +252,7 @@ class HostsWorkers:
         return found
 
     def spans(self) -> list[SpanOf]:
-        """What was done since the last call; times of other hosts are those of their own clocks."""
+        """What was done since the last call, in this host's time."""
         found = [*self._local.spans(), *self._spans]
         self._spans = []
         return found
@@ -284,7 +291,7 @@ class HostsWorkers:
                 remote.told = message
                 self._events.extend(message.events)
                 self._reports.extend(message.reports)
-                self._spans.extend(message.spans)
+                self._spans.extend(of_this_clock(message.spans, remote.link.ahead))
             case HostAnswer(number=0):
                 raise WorkerGone(message.gone, message.problem)
             case HostAnswer():

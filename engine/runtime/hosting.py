@@ -109,8 +109,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBeat:
-    """The host is there, and its Workers do this."""
+    """The host is there, its monotonic clock says `now`, and its Workers do this."""
 
+    now: float
     doing: tuple[Doing, ...] = ()
 
 

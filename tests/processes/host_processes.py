@@ -93,11 +93,15 @@ class HostProcess:
         return children(self.serving)
 
     def close(self) -> None:
-        """End it, and everything below it."""
-        with contextlib.suppress(ValueError):
-            os.kill(self.serving, signal.SIGCONT)
+        """End it; everything below it ends with it."""
+        handles = [os.pidfd_open(pid) for pid in children(self.process.pid)]
+        for handle in handles:
+            signal.pidfd_send_signal(handle, signal.SIGCONT)
         self.process.terminate()
         self.process.wait()
+        for handle in handles:
+            assert select.select([handle], [], [], 10.0)[0], "what served a run is there still"
+            os.close(handle)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

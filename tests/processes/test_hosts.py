@@ -127,6 +127,7 @@ def made(workers: HostsWorkers, number: int = 1, rows: range = range(4)) -> Any:
 
 @pytest.mark.parametrize("where,private", [(APART, False), (BACK, True)], ids=["from here", "to here, plainly"])
 def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], private: bool, tmp_path: Path) -> None:
+    began = time.monotonic()
     with start(where, private=private) as workers:
         told = [e.event for e in workers.opened]  # type: ignore[attr-defined]
         assert {type(e) for e in told} == {SourceOpened, WorkerOpened}
@@ -149,7 +150,9 @@ def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], private:
         assert {"numbers/made", "time/doubled", "edge/zmq/bytes", CONTROL_BYTES} <= set(reports)
         assert reports["edge/zmq/bytes"] > 0
         assert "edge/shm/bytes" not in reports
-        assert {"source/numbers", "host/doubled"} <= {track for track, *_ in workers.spans()}
+        spans = workers.spans()
+        assert {"source/numbers", "host/doubled"} <= {track for track, *_ in spans}
+        assert all(began - 5.0 < begin <= end < time.monotonic() + 1.0 for _, _, begin, end in spans)
         assert {d.worker for d in workers.doing()} == {"source", "host"}
 
 

@@ -13,6 +13,7 @@ from dataflow.errors import PlanError, RunError
 from engine import options as run_options
 from engine.channels.keys import Keys
 from engine.cli import main
+from engine.launch.hosts import of_this_clock
 from engine.launch.keyfile import make_keys, read_keys
 from engine.launch.line import Line, aside, opened
 from engine.options import RunOptions
@@ -67,6 +68,12 @@ def test_whatever_a_network_does_each_message_comes_once_and_in_order(seed: int,
 def test_what_is_no_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(RunError, match="expected a message between hosts"):
         opened(data)
+
+
+def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
+    spans = [("gen/rollout", "chunk 1", 10.0, 12.5)]
+    assert of_this_clock(spans, 90.0) == [("gen/rollout", "chunk 1", 100.0, 102.5)]
+    assert of_this_clock(spans, float("inf")) == spans
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
