@@ -1,0 +1,410 @@
+"""What is lost with a Worker: incarnations, moved blocks, lineage, further attempts, weights brought anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Keys
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.fence import Fence
+from engine.coordinator.lane import FINISHED, RUNNING, Lane
+from engine.coordinator.messages import (
+    NO_VERSION,
+    ChunkDone,
+    Finish,
+    From,
+    GoBack,
+    Instruction,
+    Loaded,
+    Offer,
+    Offered,
+    Produced,
+    Publish,
+    Ref,
+    Release,
+    Respawn,
+    RunChunk,
+    SourceOpened,
+    Stepped,
+    TrainStep,
+    Unfetched,
+    WorkerLost,
+    WorkerOpened,
+)
+from engine.coordinator.recovery import DEATHS, Recovery
+from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.simulate.behaviour import Outcomes, Timing
+from engine.simulate.faults import Faults
+from engine.simulate.workers import Simulation
+
+# --- the fence ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), count=st.integers(0, 12))
+def test_whatever_the_order_and_however_often_each_comes_once_and_in_order(data: st.DataObject, count: int) -> None:
+    sent = data.draw(st.permutations([n for n in range(count) for _ in range(data.draw(st.integers(1, 3)))]))
+    fence: Fence[int] = Fence(4)
+    assert [m for n in sent for m in fence.take(4, n, n)] == list(range(count))
+    assert fence.missing is None
+
+
+def test_a_zombie_is_not_heard() -> None:
+    fence: Fence[str] = Fence()
+    assert fence.take(0, 1, "early") == []
+    assert fence.missing == 0
+    fence.close()
+    assert fence.take(0, 0, "late") == []
+    assert fence.take(1, 0, "new") == ["new"]
+    assert fence.take(1, 1, "next") == ["next"]
+
+
+# --- incarnations ---------------------------------------------------------------------------------------------------
+
+
+def lost(worker: str, epoch: int = 0, error: str = "killed") -> WorkerLost:
+    return WorkerLost(worker=worker, epoch=epoch, error=error)
+
+
+def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
+    it = Recovery(["w"])
+    assert it.lost(lost("w"))
+    assert not it.lost(lost("w"))
+    assert not it.there("w")
+    assert not it.opened(WorkerOpened(worker="w", epoch=0))
+    assert it.opened(WorkerOpened(worker="w", epoch=1))
+    assert it.there("w")
+    assert it.in_order(From(worker="w", epoch=0, number=0, event=lost("w"))) == []
+
+
+def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_told() -> None:
+    it = Recovery(["w"])
+    for epoch in range(DEATHS - 1):
+        it.lost(lost("w", epoch, f"death {epoch}"))
+    assert not it.hopeless("w")
+    it.finished("w")
+    for epoch in range(DEATHS - 1, 2 * DEATHS - 1):
+        assert not it.hopeless("w")
+        it.lost(lost("w", epoch, f"death {epoch}"))
+    assert f"The first time: death {DEATHS - 1}" in it.hopeless("w")
+
+
+# --- blocks that moved ----------------------------------------------------------------------------------------------
+
+
+def ref(keys: Keys, block: int = 1, version: int = NO_VERSION, worker: str = "w", content: int = 0) -> Ref:
+    rows = len(keys)
+    return Ref(
+        worker=worker,
+        block=block,
+        keys=keys,
+        lengths=np.ones(rows, dtype=np.int64),
+        version=np.full(rows, version, dtype=np.int32),
+        digest=np.full(rows, content, dtype=np.uint64),
+    )
+
+
+def test_who_reads_a_block_that_moved_twice_finds_its_rows() -> None:
+    blocks = Blocks()
+    old = blocks.add(ref(Keys.of([0, 1, 2]), block=1, worker="a"), 3)
+    reading = blocks.reading("n", (), np.array([old, old]), np.array([2, 0], dtype=np.int32))
+    assert blocks.lose("a") == {old}
+    assert blocks.missing([old]) == {old}
+    first, second = (blocks.add(ref(Keys.of([0]), block=b, worker="b"), 1) for b in (5, 6))
+    blocks.move(old, np.array([first, second, second]), np.array([0, 0, 1], dtype=np.int32))
+    assert blocks.missing([old]) == set()
+    gather = blocks.gather(reading)
+    assert [gather.refs[b] for b in gather.block] == [("b", 6), ("b", 5)]
+    assert gather.row.tolist() == [1, 0]
+    assert blocks.lose("b") == {first, second}
+    assert blocks.missing([old]) == {first, second}
+    third = blocks.add(ref(Keys.of([0]), block=9, worker="c"), 0)
+    blocks.move(first, np.array([third]), np.array([3], dtype=np.int32))
+    blocks.move(second, np.array([third, third]), np.array([4, 5], dtype=np.int32))
+    gather = blocks.gather(reading)
+    assert gather.refs == (("c", 9),)
+    assert gather.row.tolist() == [5, 3]
+    assert blocks.drain() == {}
+
+
+def test_where_rows_moved_is_kept_for_as_long_as_what_they_were_is_needed() -> None:
+    blocks = Blocks()
+    old = blocks.add(ref(Keys.of([0]), worker="a"), 1)
+    blocks.lose("a")
+    new = blocks.add(ref(Keys.of([0]), block=7, worker="b"), 0)
+    blocks.move(old, np.array([new]), np.array([0], dtype=np.int32))
+    assert blocks.drain() == {}
+    blocks.drop(np.array([old]))
+    assert blocks.drain() == {"b": (7,)}
+    assert len(blocks) == 0
+
+
+def test_lost_blocks_are_not_released() -> None:
+    blocks = Blocks()
+    old = blocks.add(ref(Keys.of([0]), worker="a"), 1)
+    blocks.lose("a")
+    blocks.drop(np.array([old]))
+    assert blocks.drain() == {}
+    assert len(blocks) == 0
+
+
+# --- a run by hand --------------------------------------------------------------------------------------------------
+
+POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
+
+
+def node(
+    name: str, *gates: str, worker: str, relation: str = "same", work: str = "host", **more: object
+) -> PlannedNode:
+    inputs = tuple(PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=("x",)),)) for g in gates)
+    fields = {"operator": name, "scope": "row", "region": "stream", "source": "prompts", "workers": (worker,)} | more
+    return PlannedNode(name=name, work=work, relation=relation, inputs=inputs, **fields)
+
+
+def plan(max_lag: int = 0) -> Plan:
+    chunking = "ready" if max_lag else "cohort"
+    learn = ModelUse(param="model", model="policy", access="write")
+    return Plan(
+        graph="g",
+        digest="",
+        seed=0,
+        nodes=(
+            node("prompts", worker="data", relation="source", work="source"),
+            node("rollout", "prompts", worker="gen", work="decode", models=(POLICY,), chunking=chunking),
+            node("score", "rollout", worker="judge", chunking=chunking),
+            node(
+                "learn",
+                "rollout",
+                "score",
+                worker="train",
+                relation="sink",
+                work="train",
+                region="step",
+                models=(learn,),
+            ),
+        ),
+        sources=(PlannedSource(name="prompts", batch=2, max_lag=max_lag),),
+        models=(PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),),
+    )
+
+
+class ByHand:
+    """A coordinator, and answers to what it says."""
+
+    def __init__(self, it: Plan) -> None:
+        self.it = Coordinator(it, Settings(steps=9))
+        self.blocks = 0
+        self.said: list[Instruction] = self.it.start()
+        self.opened()
+
+    def opened(self) -> None:
+        (offer,) = self.new(Offer)
+        self.hear(Offered(model="policy", version=0, worker="train", block=self.block(), digest="d"))
+        assert offer.worker == "train"
+        assert [p.worker for p in self.new(Publish)] == ["gen"]
+        self.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+        self.hear(SourceOpened(node="prompts", rows=99))
+
+    def block(self) -> int:
+        self.blocks += 1
+        return self.blocks
+
+    def hear(self, event: object) -> None:
+        self.said += self.it.handle(event, 0.0)  # type: ignore[arg-type]
+
+    def new(self, kind: type) -> list:
+        found = [i for i in self.said if isinstance(i, kind)]
+        self.said = [i for i in self.said if not isinstance(i, kind)]
+        return found
+
+    def run(self, chunk: RunChunk, version: int = NO_VERSION, content: int = 0) -> None:
+        made = ref(chunk.keys, self.block(), version, chunk.worker, content)
+        self.hear(Produced(chunk=chunk.id, node=chunk.node, ref=made))
+        self.hear(ChunkDone(chunk=chunk.id, node=chunk.node))
+
+    def chunk(self, name: str) -> RunChunk:
+        (found,) = self.new(RunChunk)
+        assert found.node == name
+        return found
+
+    def die(self, worker: str, epoch: int = 0) -> None:
+        self.hear(lost(worker, epoch))
+        assert self.new(Respawn) == [Respawn(workers=(worker,))]
+
+    def come_back(self, worker: str, epoch: int = 1) -> None:
+        self.hear(WorkerOpened(worker=worker, epoch=epoch))
+
+
+def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_weights_are_there() -> None:
+    it = ByHand(plan())
+    it.run(it.chunk("prompts"))
+    first = it.chunk("rollout")
+    it.die("gen")
+    assert it.new(RunChunk) == []
+    it.come_back("gen")
+    assert it.new(Offer) == [Offer(model="policy", writer="learn", worker="train", version=0)]
+    assert it.new(RunChunk) == []
+    it.hear(Offered(model="policy", version=0, worker="train", block=77, digest="d"))
+    (publish,) = it.new(Publish)
+    assert (publish.worker, publish.source, publish.block, publish.digest) == ("gen", "train", 77, "d")
+    it.new(Release)
+    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    again = it.chunk("rollout")
+    assert again.id != first.id
+    assert again.keys.rows() == first.keys.rows()
+    assert it.new(Release) == [Release(worker="train", blocks=(77,))]
+
+
+def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
+    it = ByHand(plan())
+    it.run(it.chunk("prompts"))
+    it.run(it.chunk("rollout"), version=0)
+    it.chunk("score")
+    it.die("data")
+    it.come_back("data")
+    assert it.new(RunChunk) == []  # nobody asks for the prompts
+    it.die("judge")
+    it.come_back("judge")
+    score = it.chunk("score")
+    it.hear(Unfetched(node="score", worker="judge", peer="gen", chunk=score.id))
+    assert it.new(RunChunk) == []  # until the loss is told here, too
+    it.die("gen")
+    it.come_back("gen")
+    it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
+    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    it.run(it.chunk("prompts"))
+    it.run(it.chunk("rollout"), version=0)
+    again = it.chunk("score")
+    assert again.inputs["rollout"][0].refs == (("gen", it.blocks),)
+    it.run(again)
+    (train,) = it.new(TrainStep)
+    assert train.keys.rows() == [(0, 0, 0), (1, 0, 0)]
+
+
+def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel() -> None:
+    it = ByHand(plan())
+    it.run(it.chunk("prompts"), content=5)
+    rollout = it.chunk("rollout")
+    it.die("data")
+    it.come_back("data")
+    it.hear(Unfetched(node="rollout", worker="gen", peer="data", chunk=rollout.id))
+    it.run(it.chunk("prompts"), content=6)
+    (finish,) = it.new(Finish)
+    assert "prompts: its chunk was run again" in finish.error
+    assert "row (0, 0, 0) is another" in finish.error
+    assert "not deterministic" in finish.error
+
+
+def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
+    it = ByHand(plan())
+    it.run(it.chunk("prompts"))
+    it.run(it.chunk("rollout"), version=0)
+    it.run(it.chunk("score"))
+    (train,) = it.new(TrainStep)
+    it.die("judge")
+    it.hear(Unfetched(node="learn", worker="train", peer="judge", sequence=train.sequence))
+    it.come_back("judge")
+    it.run(it.chunk("score"))
+    (again,) = it.new(TrainStep)
+    assert again.sequence == train.sequence + 1
+    assert again.keys.rows() == train.keys.rows()
+
+
+def test_a_worker_with_state_takes_the_run_back() -> None:
+    it = ByHand(plan())
+    it.hear(lost("train", error="out of memory"))
+    assert it.new(GoBack) == [GoBack(worker="train", error="out of memory")]
+    it.said.clear()
+    it.run(RunChunk(id=0, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
+    assert it.said == []
+
+
+def test_what_the_weights_have_moved_on_from_takes_the_run_back() -> None:
+    """Rows of a rollout that a second train node needs, after the first has trained."""
+    base = plan()
+    second = replace(base.node("learn"), name="other", workers=("train2",), models=())
+    it = ByHand(replace(base, nodes=(*base.nodes, second)))
+    it.run(it.chunk("prompts"))
+    it.run(it.chunk("rollout"), version=0)
+    it.run(it.chunk("score"))
+    (train,) = it.new(TrainStep)
+    it.die("gen")
+    it.come_back("gen")
+    assert it.new(GoBack) == []
+    assert it.new(Offer) == []  # the writer may be training already
+
+    it.hear(Stepped(node=train.node, step=1, worker="train"))
+    assert [g.worker for g in it.new(GoBack)] == ["gen"]
+
+
+def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> None:
+    it = ByHand(plan(max_lag=1))
+    it.run(it.chunk("prompts"))
+    it.run(it.chunk("rollout"), version=0)
+    score = it.chunk("score")
+    it.die("judge")  # of what it was doing nothing is left; the rollouts are
+    it.come_back("judge")
+    again = it.chunk("score")
+    assert again.keys.rows() == score.keys.rows()
+    it.die("gen")
+    it.come_back("gen")
+    it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
+    assert it.new(RunChunk) == []  # admission waits for the reader
+    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    assert it.chunk("prompts").keys.rows() == [(p, 0, 1) for p in range(4)]
+
+
+def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
+    base = plan(max_lag=1)
+    it = Lane("prompts", base.nodes[:3], ["rollout", "score"], Blocks())
+    it.admit([0, 1], [0, 0], 0)
+    keys = Keys.of([0, 1])
+    for number, name in enumerate(("prompts", "rollout", "score")):
+        it.produced(name, ref(keys, block=number, version=0 if name == "rollout" else NO_VERSION, worker=name))
+        it.pump()
+    assert it.count[FINISHED] == 2
+    slots, ready = it.lose(it.blocks.lose("score"), trained={"rollout"})
+    assert (len(slots), ready) == (0, [])
+    assert it.count[RUNNING] == 2
+    (chunk,) = it.pump()
+    assert (chunk.node.name, chunk.keys.rows()) == ("score", keys.rows())
+    slots, ready = it.lose(it.blocks.lose("prompts"), trained={"rollout"})
+    assert [r.keys.rows() for r in ready] == [keys.rows()]
+    slots, _ = it.lose(it.blocks.lose("rollout"), trained={"rollout"})
+    assert it.again(slots) == [(0, 1), (1, 1)]
+
+
+# --- in the simulator -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_worker_that_dies_again_and_again_fails_the_run(max_lag: int) -> None:
+    it = ByHand(plan(max_lag))
+    for epoch in range(DEATHS):
+        it.new(Respawn)
+        it.hear(lost("data", epoch, f"segmentation fault {epoch}"))
+        it.come_back("data", epoch + 1)
+    assert it.new(Respawn) == []
+    (finish,) = it.new(Finish)
+    assert "worker data died 3 times" in finish.error
+    assert "segmentation fault 0" in finish.error
+
+
+def test_a_run_with_faults_repeats_exactly() -> None:
+    def story() -> list[str]:
+        faults = Faults(seed=3, deaths=4, rate=0.3, stateful=0.0)
+        run = Simulation(
+            plan(1), Settings(steps=4), rows={"prompts": 50}, timing=Timing(), outcomes=Outcomes(), faults=faults
+        )
+        run.begin()
+        assert run.run() == Finish(reason="all steps are done")
+        assert run.deaths > 0
+        return [f"{when:.6f} {type(event).__name__}" for when, event in run.history.events]
+
+    assert story() == story()
