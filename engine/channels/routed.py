@@ -115,6 +115,11 @@ class RoutedChannel:
         """How many messages and handshakes of each peer were refused."""
         return self._shm.refused | ({} if self._zmq is None else self._zmq.refused)
 
+    @property
+    def spilled(self) -> int:
+        """Bytes of the outbox that lie in files."""
+        return self._shm.spilled
+
     def keep(self, batch: Batch) -> int:
         """Into the slabs; other hosts are sent from there."""
         return self._shm.keep(batch)

@@ -229,11 +229,21 @@ def _sealed_memory(size: int) -> tuple[int, mmap.mmap]:
 
 def _unlinked_file(size: int, directory: Path) -> tuple[int, mmap.mmap]:
     """A file without a name, its blocks reserved, mapped."""
-    descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)
+    descriptor = _nameless(directory)
     try:
-        os.unlink(name)
         os.posix_fallocate(descriptor, 0, size)
         return descriptor, mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
     except OSError:
         os.close(descriptor)
         raise
+
+
+def _nameless(directory: Path) -> int:
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)  # a file system without such files
+    os.unlink(name)
+    return descriptor

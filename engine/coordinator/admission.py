@@ -5,6 +5,7 @@ much a refilling select may reject. Does not own: the policies' formulas (intake
 the prompts stand (lane.py), nor the phases that decide when any of this happens (core.py).
 
 Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the remaining Steps can train.
+While some outbox spills to files, none is admitted beyond one batch: a Step can always be formed, so that it ends.
 Back-pressure acts here and nowhere else.
 """
 
@@ -44,10 +45,12 @@ class Admission:
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
-    def admit(self, version: int) -> list[Ready]:
-        """Take up all that the credit allows, in cohorts; returns the source's rows to make."""
+    def admit(self, version: int, *, sparing: bool = False) -> list[Ready]:
+        """Take up all that the credit allows, in cohorts; returns the source's rows to make. sparing: no more than one
+        batch is to be outstanding.
+        """
         found = []
-        room = self._room(version)
+        room = self._room(version, 0 if sparing else self.source.max_lag)
         while room > 0:
             chosen = self._next_prompts(min(room, self.source.cohort or room))
             if not chosen:
@@ -76,8 +79,8 @@ class Admission:
             f"max_attempts is {most}: the data is too easy or too hard, or the reward constant"
         )
 
-    def _room(self, version: int) -> int:
-        room = (1 + self.source.max_lag) * self.source.batch
+    def _room(self, version: int, ahead: int) -> int:
+        room = (1 + ahead) * self.source.batch
         if self._steps is not None:
             room = min(room, (self._steps - version) * self.source.batch)
         room -= self.lane.outstanding

@@ -334,7 +334,7 @@ class Coordinator:
             return False
         if admission.source.max_lag == 0 and (self.phase != "gather" or lane.running):
             return False
-        found = admission.admit(self.version)
+        found = admission.admit(self.version, sparing=self._recovery.spilling)
         self._assign(found, 0)
         starved = admission.starved(self.version + 1) if self.phase == "gather" and not found else ""
         if starved:

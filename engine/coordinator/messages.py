@@ -165,6 +165,14 @@ class Slept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spilled:
+    """A Worker's outbox has gone over its memory: so many bytes of it lie in files; 0 when none does any more."""
+
+    worker: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Samples and row metrics of a Step are written; its rows may go."""
 
@@ -204,6 +212,7 @@ Event = (
     | WorkerLost
     | Woken
     | Slept
+    | Spilled
 )
 
 

@@ -5,7 +5,7 @@
     down          its process, its kernels     WorkerOpened of the next epoch -> there
                                                WorkerLost -> down, with the epoch after that
 
-Owns: incarnations, the order of what each one says, and the limit on deaths. Does not own: what a
+Owns: incarnations, the order of what each one says, whose outbox spills, and the limit on deaths. Does not own: what a
 loss means for rows (lane.py, dispatch.py), weights (versions.py) or the Step (training.py).
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.coordinator.fence import Fence
-from engine.coordinator.messages import Event, From, WorkerLost, WorkerOpened
+from engine.coordinator.messages import Event, From, Spilled, WorkerLost, WorkerOpened
 
 DEATHS = 3
 """So many deaths of a Worker without an assignment that it finished in between fail the run."""
@@ -26,6 +26,7 @@ class Recovery:
     def __init__(self, workers: Iterable[str]) -> None:
         self._fences: dict[str, Fence[Event]] = {worker: Fence() for worker in workers}
         self._down: set[str] = set()
+        self._spilling: set[str] = set()
         self._deaths: dict[str, list[str]] = {}
         """What each Worker died of since it last finished something."""
 
@@ -33,9 +34,19 @@ class Recovery:
         """What counts, now that this has come: a Worker in another process may repeat or overtake itself, and be heard
         after its death.
         """
-        if not isinstance(event, From):
-            return [event]
-        return self._fences[event.worker].take(event.epoch, event.number, event.event)
+        if isinstance(event, From):
+            found = self._fences[event.worker].take(event.epoch, event.number, event.event)
+        else:
+            found = [event]
+        for each in found:
+            if isinstance(each, Spilled):
+                (self._spilling.add if each.nbytes else self._spilling.discard)(each.worker)
+        return found
+
+    @property
+    def spilling(self) -> bool:
+        """Whether the outbox of some Worker has gone over its memory."""
+        return bool(self._spilling)
 
     def lost(self, event: WorkerLost) -> bool:
         """A Worker is gone; False where that is known, or a later incarnation is there."""
@@ -44,6 +55,7 @@ class Recovery:
             return False
         fence.close()
         self._down.add(event.worker)
+        self._spilling.discard(event.worker)
         self._deaths.setdefault(event.worker, []).append(event.error)
         return True
 

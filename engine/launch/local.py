@@ -190,6 +190,7 @@ class Supervisor:
             samples_every=self._options.samples_every,
             seat=None if meeting is None else meeting.seat(child.name),
             network=self._part.workers[child.name],
+            spill=self._folder.path,
         )
         child.send(opened, () if meeting is None else meeting.descriptors(child.name))
         if self._elsewhere:

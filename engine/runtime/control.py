@@ -53,8 +53,9 @@ class Network:
 class Open:
     """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only pickle that there is.
 
-    outbox: bytes of memory that its rows may take before they go to files. samples: the folder of sample files, None
-    where this Worker writes none. seat: where its nodes have several ranks. network: where there are several hosts.
+    outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the system's folder).
+    samples: the folder of sample files, None where this Worker writes none. seat: where its nodes have several ranks.
+    network: where there are several hosts.
     """
 
     worker: str
@@ -66,6 +67,7 @@ class Open:
     samples_every: int = 1
     seat: Seat | None = None
     network: Network | None = None
+    spill: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

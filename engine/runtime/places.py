@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.channels.keys import Keys
 from engine.channels.routed import Book, Entry, RoutedChannel
@@ -25,6 +25,8 @@ class Place:
     channel: RoutedChannel
     shm: ShmChannel
     book: Book | None = None
+    _refused: list[int] = field(default_factory=lambda: [0])
+    """How many were told of."""
 
     def serve(self, peer: str, connection: socket.socket) -> None:
         """A peer on this host reads over this socket."""
@@ -37,13 +39,18 @@ class Place:
                 self.book.write(peer, Entry(endpoint=endpoint, epoch=epoch))
 
     def reports(self) -> list[Report]:
-        """Payload bytes that came since the last call, by route."""
-        return [(f"edge/{route}/bytes", float(size), 1.0) for route, size in self.channel.moved().items()]
+        """Since the last call: payload bytes that came, by route, and messages of peers that were refused."""
+        found = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in self.channel.moved().items()]
+        refused = sum(self.channel.refused.values()) - self._refused[0]
+        if refused:
+            self._refused[0] += refused
+            found.append(("edge/refused", float(refused), 1.0))
+        return found
 
 
 def place(opened: Open, dial: Callable[[str], socket.socket]) -> Place:
     """The channel of a Worker. Raises RunError where its address is none of this host."""
-    shm = ShmChannel(opened.worker, opened.epoch, dial, limit=opened.outbox)
+    shm = ShmChannel(opened.worker, opened.epoch, dial, limit=opened.outbox, directory=opened.spill)
     network = opened.network
     if network is None:
         return Place(channel=RoutedChannel(shm), shm=shm)

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -44,6 +44,7 @@ from engine.coordinator.messages import (
     Publish,
     Recorded,
     Release,
+    Spilled,
     Stepped,
     Tombstoned,
     ToWorker,
@@ -91,6 +92,7 @@ class Outgoing:
         self._epoch = epoch
         self._lock = threading.Lock()
         self._number = 0
+        self._spills = False
         self._ended = 0
         self._ended_told = 0
         self._events: list[From] = []
@@ -100,8 +102,23 @@ class Outgoing:
     def event(self, event: Event) -> None:
         """To be told with the next flush."""
         with self._lock:
-            self._events.append(From(worker=self._worker, epoch=self._epoch, number=self._number, event=event))
-            self._number += 1
+            self._number_event(event)
+
+    def _number_event(self, event: Event) -> None:
+        self._events.append(From(worker=self._worker, epoch=self._epoch, number=self._number, event=event))
+        self._number += 1
+
+    def spilled(self, nbytes: Callable[[], int]) -> bool:
+        """To be told, likewise, when it begins and when it ends; returns whether one of them is the case. Asked within
+        the lock, so that the last word is true.
+        """
+        with self._lock:
+            now = nbytes()
+            changed = bool(now) != self._spills
+            if changed:
+                self._spills = bool(now)
+                self._number_event(Spilled(worker=self._worker, nbytes=now))
+            return changed
 
     def report(self, reports: list[Any]) -> None:
         """Metrics, likewise."""
@@ -260,6 +277,8 @@ class Incarnation:
         """
         if isinstance(instruction, Release):
             self._worker.release(instruction.blocks)
+            if self._out.spilled(self._spilled):
+                self._out.flush()
             return
         weights = isinstance(instruction, (Publish, Follow))
         if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
@@ -346,7 +365,11 @@ class Incarnation:
         self._flush()
         self._link.send(encode(answer))
 
+    def _spilled(self) -> int:
+        return self._place.channel.spilled
+
     def _flush(self) -> None:
+        self._out.spilled(self._spilled)
         self._out.report([*self._worker.reports(), *self._place.reports()])
         self._out.flush()
 

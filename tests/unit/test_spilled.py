@@ -1,0 +1,65 @@
+"""Memory that runs out: blocks go to files without a name, who keeps them says so, and less is admitted."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataflow.batch import Batch, Keys
+from engine.channels.shm import ShmChannel
+from engine.coordinator.admission import Admission
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.lane import Lane
+from engine.coordinator.messages import From, Spilled, WorkerLost
+from engine.coordinator.recovery import Recovery
+from engine.plan.plan import PlannedNode, PlannedSource
+
+MIB = 1 << 20
+
+
+def megabytes(count: int) -> Batch:
+    return Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": pa.array([np.ones(count * MIB // 8)])}))
+
+
+def test_what_is_beyond_the_limit_lies_in_files_without_a_name_until_it_is_released(tmp_path) -> None:
+    channel = ShmChannel("a", 0, lambda _: pytest.fail("nobody is asked"), limit=12 * MIB, directory=tmp_path)
+    blocks = [channel.keep(megabytes(4)) for _ in range(4)]
+    assert channel.spilled > 0
+    assert os.listdir(tmp_path) == []
+    for block in blocks:
+        channel.release(block)
+    assert channel.spilled == 0
+    channel.close()
+
+
+def spilled(nbytes: int, number: int, worker: str = "w", epoch: int = 0) -> From:
+    return From(worker=worker, epoch=epoch, number=number, event=Spilled(worker=worker, nbytes=nbytes))
+
+
+def test_a_worker_spills_until_it_says_that_it_does_not_or_is_gone() -> None:
+    workers = Recovery(["w", "v"])
+    workers.in_order(spilled(5, 0))
+    workers.in_order(spilled(5, 0, worker="v"))
+    workers.in_order(spilled(0, 1))
+    assert workers.spilling
+    workers.in_order(spilled(7, 1))  # once more, and wrong
+    workers.lost(WorkerLost(worker="v", epoch=0, error="killed"))
+    assert not workers.spilling
+    workers.in_order(spilled(3, 1, worker="v"))  # from beyond the grave
+    assert not workers.spilling
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -> None:
+    source = PlannedNode(
+        name="prompts", operator="prompts", work="source", scope="row", region="stream", relation="source", source="p"
+    )
+    planned = PlannedSource(name="p", batch=4, max_lag=max_lag)
+    admission = Admission(planned, Lane("p", (source,), ["prompts"], Blocks()), steps=9, last_batch="train")
+    assert sum(len(ready.keys) for ready in admission.admit(0, sparing=True)) == 4
+    assert admission.admit(0, sparing=True) == []
+    assert sum(len(ready.keys) for ready in admission.admit(0)) == 4 * max_lag
+    assert admission.admit(0, sparing=True) == []
