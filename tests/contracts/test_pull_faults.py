@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,77 +18,28 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zmq as pyzmq
+from pull_liars import Owner, answered, changed_frames, changed_messages, outcome, resident
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
 from pull_worlds import World, shm, zmq
 
 from dataflow.batch import Batch, Keys
-from dataflow.errors import DataError, RunError
+from dataflow.errors import RunError
 from dataflow.schema import Rollout
 from engine.channels.contract import PeerLost, Request
-from engine.channels.descriptors import Ask, Fetch, Reply, ShapeHere, SlabHere, encode
+from engine.channels.descriptors import Ask, Fetch, ShapeHere, encode
 from engine.channels.keys import Address
 from engine.channels.keys import Keys as KeyPair
 from engine.channels.multipart import _sealed, header_bytes, header_of, question_bytes, question_of, received, sent
-from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import LARGEST, Packets
 from engine.channels.reader import Reader, deadline_in
 from engine.channels.shm import ShmChannel
-from engine.channels.slabs import POISON, SlabPool
+from engine.channels.slabs import POISON
 from engine.channels.zmq import ZmqChannel
 
 pytestmark = pytest.mark.timeout(60)
 
-Asked = pa.RecordBatch | type[Exception]
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def outcome(what: Callable[[], pa.RecordBatch]) -> Asked:
-    """The rows, or what kind of clear error there was."""
-    try:
-        return what()
-    except (RunError, DataError, KeyError) as error:
-        return type(error)
-
-
 # --- shared memory: what the owner says ----------------------------------------------------------------------------
-
-
-class Owner:
-    """Plays the owner of one block, honestly or not, over a socket pair."""
-
-    def __init__(self, rows: Batch) -> None:
-        self.outbox = SlabOutbox(SlabPool(limit=1 << 30), 0)
-        self.block = self.outbox.keep(rows)
-
-    def says(self, number: int, *, content: bool) -> list[tuple[bytes, int | None]]:
-        """The messages of an honest answer, with their descriptors."""
-        answer, slabs, forms = self.outbox.describe(Ask(self.block, (), content))
-        assert forms is not None
-        here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
-        return [*here, (encode(ShapeHere(forms.hash, forms.data)), None), (encode(Reply(number, [answer])), None)]
-
-
-def answered(
-    owner: Owner, content: bool, change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]]
-) -> Asked:
-    """What a reader makes of an answer that was changed, with an honest one to the same request behind it."""
-    mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=content), Packets(its)
-    request = Request(worker="a", block=owner.block)
-    try:
-        number = reader.ask([request])
-        honest = owner.says(number, content=content)
-        for message, descriptor in [*change(honest), *honest]:
-            sender.send(message, descriptor)
-        return outcome(lambda: reader.answer(number, [request], deadline_in(5.0))[0])
-    finally:
-        reader.close()
-        sender.close()
 
 
 @pytest.mark.parametrize("content", [True, False])
@@ -99,14 +49,8 @@ def test_a_thousand_mutated_descriptors(content) -> None:
     before, started = len(os.listdir("/proc/self/fd")), resident()
     outcomes = {"right": 0, "refused": 0}
 
-    def change(messages: list[tuple[bytes, int | None]]) -> list[tuple[bytes, int | None]]:
-        which = int(rng.choice(len(messages), p=[0.15, 0.15, 0.7]))
-        mutate = bytes_mutated if rng.random() < 0.3 else value_mutated
-        message, descriptor = messages[which]
-        return [*messages[:which], (mutate(message, rng), descriptor), *messages[which + 1 :]]
-
     for _ in range(1000):
-        found = answered(owner, content, change)
+        found = answered(owner, content, lambda honest: changed_messages(honest, rng))
         if isinstance(found, pa.RecordBatch):
             found.validate(full=True)
             outcomes["right"] += 1
@@ -322,26 +266,12 @@ def test_mutated_frames_between_hosts() -> None:
     port = router.bind_to_random_port("tcp://127.0.0.1")
     over = threading.Event()
 
-    def changed(frames: list[bytes]) -> list[bytes]:
-        which = int(rng.integers(0, len(frames)))
-        match int(rng.integers(0, 6)):
-            case 0 | 1:  # a liar who knows how to make checksums
-                return [_sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
-            case 2:
-                return [bytes_mutated(frames[0], rng), *frames[1:]]
-            case 3:
-                return [*frames[:which], bytes_mutated(frames[which], rng), *frames[which + 1 :]]
-            case 4:
-                return [*frames[:which], *frames[which + 1 :]] or [b""]
-            case _:
-                return [*frames[:which], frames[which], *frames[which:]]
-
     def play() -> None:
         while not over.is_set():
             if router.poll(50):
                 identity, question = router.recv_multipart()
                 honest = [header_bytes(question_of(question).id, [answer]), *(b.to_pybytes() for b in buffers)]
-                for frames in (changed(honest), honest):
+                for frames in (changed_frames(honest, rng), honest):
                     router.send_multipart([identity, *frames])
 
     thread = threading.Thread(target=play)

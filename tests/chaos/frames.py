@@ -1,0 +1,136 @@
+"""Wrong messages by the hundred thousand against live receivers of the data plane.
+
+    python -m tests.chaos.frames --count 100000 --seed 0
+
+Half of them are what an owner of slabs says to a reader (structure and content verified), half are frames between
+hosts. Each wrong answer is followed by an honest one. Asserted: nobody crashes, nothing wrong is accepted, descriptors
+and memory stay what they were.
+
+Owns: how many, and the bounds. Does not own: the mutations (tests/contracts/pull_mutants.py), the receivers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import zmq as pyzmq
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contracts"))
+
+from pull_liars import Owner, answered, changed_frames, changed_messages, outcome, resident
+from pull_rows import batch
+
+from dataflow.schema import Rollout
+from engine.channels.contract import Request
+from engine.channels.keys import Address
+from engine.channels.multipart import header_bytes, question_of, sent
+from engine.channels.zmq import ZmqChannel
+
+GROWTH = 64 << 20
+"""Bytes that the process may grow by."""
+_OFTEN = 5000
+
+
+def through_slabs(count: int, rng: np.random.Generator, *, content: bool) -> Counter[str]:
+    """What a reader makes of changed descriptors."""
+    rows = batch(Rollout, 7, 1, skipped=1)
+    owner, found = Owner(rows), Counter[str]()
+
+    for _ in range(count):
+        seen = answered(owner, content, lambda honest: changed_messages(honest, rng))
+        found["right" if isinstance(seen, pa.RecordBatch) else seen.__name__] += 1
+        if isinstance(seen, pa.RecordBatch):
+            seen.validate(full=True)
+            assert not content or seen.equals(rows.records), "rows were accepted that nobody kept"
+    owner.outbox.close()
+    return found
+
+
+def between_hosts(count: int, rng: np.random.Generator) -> Counter[str]:
+    """What a channel makes of changed frames."""
+    rows, found = batch(Rollout, 6, 2), Counter[str]()
+    with liar(rows.records, rng) as endpoint:
+        channel = ZmqChannel("b", 0, lambda _: Address(endpoint=endpoint), patience=5.0)
+        for _ in range(count):
+            seen = outcome(lambda: channel.fetch([Request(worker="a", block=0)])[0])
+            found["right" if isinstance(seen, pa.RecordBatch) else seen.__name__] += 1
+            if isinstance(seen, pa.RecordBatch):
+                assert seen.num_rows == 6, "rows were accepted that nobody kept"
+                seen.validate(full=True)
+        channel.close()
+    return found
+
+
+@contextmanager
+def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
+    """Somebody who answers every question with changed frames, then with honest ones; yields where."""
+    answer, buffers = sent(0, records)
+    context = pyzmq.Context()
+    router = context.socket(pyzmq.ROUTER)
+    endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    over = threading.Event()
+
+    def play() -> None:
+        while not over.is_set():
+            if router.poll(50):
+                identity, question = router.recv_multipart()
+                honest = [header_bytes(question_of(question).id, [answer]), *(b.to_pybytes() for b in buffers)]
+                for frames in (changed_frames(honest, rng), honest):
+                    router.send_multipart([identity, *frames])
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        over.set()
+        thread.join()
+        router.close(0)
+        context.destroy(linger=0)
+
+
+def main() -> None:
+    """Send them, in parts, and look at the process after each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)  # a line for each refusal
+    rng, start = np.random.default_rng(given.seed), time.monotonic()
+    ways: dict[str, Callable[[int], Counter[str]]] = {
+        "slabs, structure": lambda n: through_slabs(n, rng, content=False),
+        "slabs, content": lambda n: through_slabs(n, rng, content=True),
+        "between hosts": lambda n: between_hosts(n, rng),
+    }
+    for name, part in (("slabs, structure", 4), ("slabs, content", 4), ("between hosts", 2)):
+        _sent(name, ways[name], given.count // part)
+    print(f"{given.count} wrong messages in {time.monotonic() - start:.0f} s")
+
+
+def _sent(name: str, way: Callable[[int], Counter[str]], count: int) -> None:
+    found = way(min(200, count))  # so that what is made once is there
+    before, started, left = len(os.listdir("/proc/self/fd")), resident(), count - min(200, count)
+    while left:
+        found += way(min(_OFTEN, left))
+        left -= min(_OFTEN, left)
+        descriptors, grown = len(os.listdir("/proc/self/fd")), resident() - started
+        assert descriptors <= before, f"{name}: expected {before} descriptors, found {descriptors}"
+        assert grown < GROWTH, f"{name}: the process has grown by {grown} bytes"
+    assert found.total() == count
+    assert found["right"] < count // 2, f"{name}: most were taken: {dict(found)}"
+    print(f"{name}: {', '.join(f'{kind} {n}' for kind, n in found.most_common())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
