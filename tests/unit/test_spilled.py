@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,10 @@ from engine.coordinator.lane import Lane
 from engine.coordinator.messages import From, Spilled, WorkerLost
 from engine.coordinator.recovery import Recovery
 from engine.plan.plan import PlannedNode, PlannedSource
+from engine.runtime.control import Told
+from engine.runtime.link import Link
+from engine.runtime.process import Outgoing
+from engine.runtime.wire import decode
 
 MIB = 1 << 20
 
@@ -63,3 +68,18 @@ def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -
     assert admission.admit(0, sparing=True) == []
     assert sum(len(ready.keys) for ready in admission.admit(0)) == 4 * max_lag
     assert admission.admit(0, sparing=True) == []
+
+
+def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
+    mine, its = socket.socketpair()
+    link, other = Link(mine), Link(its)
+    out = Outgoing(link, "w", 3)
+    assert [out.spilled(lambda n=n: n) for n in (0, 5, 9, 0, 0)] == [False, True, False, True, False]
+    out.flush()
+    frames = other.receive()
+    assert frames is not None
+    (told,) = [decode(frame.payload, (Told,)) for frame in frames]
+    assert [e.event for e in told.events] == [Spilled(worker="w", nbytes=5), Spilled(worker="w", nbytes=0)]
+    assert [e.number for e in told.events] == [0, 1]
+    link.close()
+    other.close()

@@ -267,7 +267,7 @@ class TorchTrain:
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """What the module says of these rows (probe.py)."""
-        return probed(self._module, ids, head=self._model.head, within=self._split)
+        return probed(self._module, ids, head=self._model.head, within=self._split and self._split.look)
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
