@@ -173,6 +173,23 @@ class Spilled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What a node says of the probe's rows with a version's weights: the loop compares writer and readers.
+
+    numbers: float32, of each token but a row's first. dtypes: of the writer's weights. vocabulary: token ids that the
+    node knows.
+    """
+
+    node: str
+    model: str
+    version: int
+    reads: bool
+    numbers: bytes
+    vocabulary: int
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Samples and row metrics of a Step are written; its rows may go."""
 
@@ -213,6 +230,7 @@ Event = (
     | Woken
     | Slept
     | Spilled
+    | Probed
 )
 
 

@@ -6,8 +6,12 @@
     Follow     the same                               the same
 
 Owns: offering a version as a block, bringing one into a reader's module (once, however many of
-its nodes read that) and probing it there, and new weights for a chunk that is running. Does not own: when a version
-is published (coordinator), the block's form (engine/weights), its transport (engine/channels).
+its nodes read that), saying the probe's numbers at both ends, and new weights for a chunk that is running. Does not
+own: when a version is published (coordinator), the block's form (engine/weights), its transport (engine/channels), nor
+the comparison of what is said (probes.py).
+
+Nobody waits for a probe: the writer says its numbers once its block is offered, a reader after its next chunk, or before
+anything else is done with its weights.
 """
 
 from __future__ import annotations
@@ -15,31 +19,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from engine.channels.contract import Channel, PeerLost, Request
-from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, Publish, Unfetched
+from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, Probed, Publish, Unfetched
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.timing import Timing
-from engine.weights.pieces import dtypes_of, from_records, probe_of, to_batch
-from engine.weights.probe import Ends, Tolerance, compare, probe_rows, tolerance_of
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a version's writer says of the probe's rows, kept beyond its block, and how near a reader has to come."""
-
-    numbers: np.ndarray
-    tolerance: Tolerance
-
-
-def _said(records: pa.RecordBatch) -> Said | None:
-    numbers = probe_of(records)
-    return None if numbers is None else Said(numbers.copy(), tolerance_of(dtypes_of(records)))
+from engine.weights.pieces import dtypes_of, from_records, to_batch
+from engine.weights.probe import probe_rows
 
 
 class Delivery:
@@ -54,6 +43,8 @@ class Delivery:
         self._lags = {s.name: s.max_lag for s in plan.sources}
         self._given: dict[str, int] = {}
         """The version that each module was given last."""
+        self._unprobed: deque[Publish] = deque()
+        """What was brought from elsewhere and not probed yet."""
         self._lock = threading.Lock()
         self._open_to: str = ""
         """The node that is running and takes new weights meanwhile."""
@@ -61,40 +52,68 @@ class Delivery:
 
     # --- one version --------------------------------------------------------------------------------------------
 
-    def offer(self, message: Offer, *, first: bool) -> Offered:
+    def offer(self, message: Offer, *, first: bool) -> Iterator[Event]:
         """Keep the writer's weights as a block; of several ranks the first does, the others only take part."""
+        block, digest, dtypes = -1, "", ()
         with self._timing.during(message.writer, f"offer version {message.version}", counted=first):
-            said = self._probe(message.writer)
             pieces = self._kernels[message.writer].pieces()
             if not first:
                 deque(pieces, maxlen=0)
-                block, digest = -1, ""
             else:
-                batch, digest = to_batch(pieces, self._channel.allocate, probe=said)
-                block = self._channel.keep(batch)
+                batch, digest = to_batch(pieces, self._channel.allocate)
+                block, dtypes = self._channel.keep(batch), tuple(dtypes_of(batch.records))
         worker = self._timing.worker
-        return Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
+        yield Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
+        said = self._probed(message.writer, message.model, message.version, dtypes, counted=first)
+        if first and said is not None:
+            yield said
 
     def bring(self, message: Publish | Follow) -> Iterator[Event]:
         """Load a version into a reader, or move a follower; Unfetched where the Worker that offered it is gone.
 
-        What came from elsewhere is probed after it is told that it is loaded, as others go on meanwhile: before this
-        Worker does anything else with it.
+        What came from elsewhere is to be probed: see `settle`.
         """
+        yield from self.settle()
         worker = self._timing.worker
         what = f"{'follow' if isinstance(message, Follow) else 'load'} version {message.version}"
         module = self._use(message).module
         try:
             with self._timing.during(message.reader, what):
-                said = self._load(message, module)
+                fetched = self._load(message, module)
         except PeerLost as lost:
             yield Unfetched(node=message.reader, worker=worker, peer=lost.peer)
             return
         self._given[module] = message.version
         yield Loaded(node=message.reader, model=message.model, version=message.version, worker=worker)
-        if said is not None:
-            with self._timing.during(message.reader, f"probe version {message.version}"):
-                self._compare(message, said)
+        if fetched and isinstance(message, Publish):
+            self._unprobed.append(message)
+
+    def settle(self) -> Iterator[Event]:
+        """Say what the readers whose weights came from elsewhere say of the probe's rows, once for each version."""
+        while self._unprobed:
+            message = self._unprobed.popleft()
+            said = self._probed(message.reader, message.model, message.version)
+            if said is not None:
+                yield said
+
+    def _probed(
+        self, node: str, model: str, version: int, dtypes: tuple[str, ...] | None = None, *, counted: bool = True
+    ) -> Probed | None:
+        """What a node's kernel says with its weights; None where it has no such door. dtypes: of a writer's weights."""
+        kernel = self._kernels[node]
+        if not hasattr(kernel, "probe"):
+            return None
+        with self._timing.during(node, f"probe version {version}", counted=counted):
+            numbers = np.asarray(kernel.probe(probe_rows(self._plan.seed, kernel.vocabulary)), dtype=np.float32)
+        return Probed(
+            node=node,
+            model=model,
+            version=version,
+            reads=dtypes is None,
+            numbers=numbers.tobytes(),
+            vocabulary=kernel.vocabulary,
+            dtypes=dtypes or (),
+        )
 
     def _use(self, message: Publish | Follow) -> ModelUse:
         uses = self._nodes[message.reader].models
@@ -105,10 +124,8 @@ class Delivery:
         alias = isinstance(message, Publish) and message.alias
         return alias or self._given.get(module) == message.version
 
-    def _load(self, message: Publish | Follow, module: str) -> Said | None:
-        """From the writer's kernel here, or from the block that its Worker keeps, each piece verified; what the writer
-        said of that block's version.
-        """
+    def _load(self, message: Publish | Follow, module: str) -> bool:
+        """From the writer's kernel here, or from the block that its Worker keeps, each piece verified: then True."""
         kernel = self._kernels[message.reader]
         rate = message.rate if isinstance(message, Follow) else 1.0
         if self._has(message, module):
@@ -118,22 +135,8 @@ class Delivery:
         else:
             records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
             kernel.load(from_records(records, message.digest), message.version, rate=rate)
-            return _said(records) if isinstance(message, Publish) else None
-        return None
-
-    def _probe(self, node: str) -> np.ndarray | None:
-        """What a node's kernel says of the probe's rows with its weights; None where it has no such door."""
-        kernel = self._kernels[node]
-        return kernel.probe(probe_rows(self._plan.seed, kernel.vocabulary)) if hasattr(kernel, "probe") else None
-
-    def _compare(self, message: Publish | Follow, said: Said) -> None:
-        """Whether the reader says with the weights what their writer said. Raises RunError where it does not."""
-        reader = self._probe(message.reader)
-        if reader is None:
-            return
-        rows = probe_rows(self._plan.seed, self._kernels[message.reader].vocabulary)
-        ends = Ends(model=message.model, writer=message.writer, reader=message.reader, version=message.version)
-        compare(said.numbers, reader, rows, said.tolerance, ends)
+            return True
+        return False
 
     # --- while a chunk runs -------------------------------------------------------------------------------------
 

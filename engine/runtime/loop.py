@@ -34,6 +34,7 @@ from engine.coordinator.messages import (
     From,
     GoBack,
     Instruction,
+    Probed,
     Respawn,
     StepClosed,
     StopRequested,
@@ -44,6 +45,7 @@ from engine.observe.sinks import JsonLines, Sink
 from engine.observe.trace import Trace
 from engine.plan.plan import Plan
 from engine.runtime.files import save_best, write_checkpoint
+from engine.runtime.probes import Probes
 from engine.runtime.stop import Stop
 from engine.runtime.workers import WorkerGone, Workers
 
@@ -99,6 +101,7 @@ class Loop:
         self._observers = observers
         self._stop = stop
         self._accounts = StepAccounts(plan.workers)
+        self._probes = Probes(plan.seed)
         self._told = False
         self._end: Finish | GoBack | None = None
         self.last: dict[str, float] = {}
@@ -148,6 +151,8 @@ class Loop:
             self._keep_best(what)
         elif isinstance(what, WorkerLost):
             self._lost(what)
+        elif isinstance(what, Probed):
+            self._probes.hear(what)
         self._carry_out(self._coordinator.handle(event, time.monotonic()))
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:

@@ -171,9 +171,12 @@ class Worker:
             yield _unfetched(instruction, self.name, lost.peer)
 
     def _carry_out(self, instruction: ToWorker) -> Iterator[Event]:
+        if not isinstance(instruction, RunChunk):
+            yield from self._delivery.settle()
         match instruction:
             case RunChunk():
                 yield from self._run_chunk(instruction)
+                yield from self._delivery.settle()
             case TrainStep():
                 yield self._train(instruction)
             case Go():
@@ -184,7 +187,7 @@ class Worker:
                 self._record(instruction)
                 yield Recorded(step=instruction.step)
             case Offer():
-                yield self._delivery.offer(instruction, first=self._rank(self._nodes[instruction.writer]) == 0)
+                yield from self._delivery.offer(instruction, first=self._rank(self._nodes[instruction.writer]) == 0)
             case Publish() | Follow():
                 yield from self._delivery.bring(instruction)
             case Release():

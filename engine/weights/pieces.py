@@ -45,21 +45,16 @@ DTYPES = (
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 
-PROBE = -1
-"""The number of the row after the pieces, in which the writer's probe travels (probe.py); no part of the digest."""
-
 Allocate = Callable[[int], Any]
 """Bytes -> a writable buffer of exactly so many bytes, with the buffer protocol."""
 
 
-def to_batch(
-    pieces: Iterable[Piece], allocate: Allocate | None = None, *, probe: np.ndarray | None = None
-) -> tuple[Batch, str]:
+def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
     """A snapshot of the pieces as a batch of `SCHEMA`, and its digest; the tensors may be changed afterwards.
 
     Every tensor is copied once, from whatever device, into one buffer: that of `allocate` (a channel's own memory, so
-    that nothing is copied again), else one of this process. probe: float32, what the writer says of the probe's rows.
-    Raises RunError for a name that comes twice and for a dtype that cannot travel.
+    that nothing is copied again), else one of this process. Raises RunError for a name that comes twice and for a dtype
+    that cannot travel.
     """
     given = list(pieces)
     _require_once([piece.name for piece in given])
@@ -67,9 +62,6 @@ def to_batch(
         _Row(number, piece.name, dtype_of(piece), tuple(piece.data.shape), bytes_of(piece.data))
         for number, piece in enumerate(given)
     ]
-    if probe is not None:
-        said = np.ascontiguousarray(probe, dtype=np.float32)
-        rows.append(_Row(PROBE, "probe", "float32", said.shape, said.view(np.uint8)))
     offsets = np.concatenate([[0], np.cumsum([len(row.data) for row in rows], dtype=np.int64)]).astype(np.int64)
     size = int(offsets[-1])
     data = np.frombuffer((allocate or _own)(size) if size else b"", dtype=np.uint8)
@@ -84,7 +76,7 @@ def to_batch(
         pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), _buffer(data)]),
     ]
     batch = Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
-    return batch, digest_of(hashes[: len(given)])
+    return batch, digest_of(hashes)
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
@@ -95,25 +87,15 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
     """
     _require_schema(records)
     rows, hashes = _verified(records)
-    rows = [row for row in rows if row.number != PROBE]
     _require_once([row.name for row in rows])
     _require_order([row.name for row in rows], [row.number for row in rows])
-    if digest_of(hashes[: len(rows)]) != digest:
+    if digest_of(hashes) != digest:
         raise RunError(
             f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r}, have digest "
-            f"{digest_of(hashes[: len(rows)])}, expected {digest}: pieces after it are missing, or it is another "
+            f"{digest_of(hashes)}, expected {digest}: pieces after it are missing, or it is another "
             "version. Fix: fetch the block that Offered names, whole."
         )
     return iter([Piece(row.name, _tensor(row)) for row in rows])
-
-
-def probe_of(records: pa.RecordBatch) -> np.ndarray | None:
-    """float32: what the writer says of the probe's rows; None where the block has no probe. A view of the block."""
-    _require_schema(records)
-    if not records.num_rows or records.column("number")[-1].as_py() != PROBE:
-        return None
-    (row,), _ = _verified(records.slice(records.num_rows - 1))
-    return row.data.view(np.float32)
 
 
 def dtypes_of(records: pa.RecordBatch) -> list[str]:

@@ -113,7 +113,7 @@ def chunk(node: str, worker: str, count: int = 3) -> RunChunk:
 
 
 def offered(worker: Worker, kernel: str, version: int) -> Offered:
-    (told,) = worker.execute(Offer(model="policy", writer=kernel, worker=worker.name, version=version))
+    told = next(worker.execute(Offer(model="policy", writer=kernel, worker=worker.name, version=version)))
     assert isinstance(told, Offered)
     return told
 

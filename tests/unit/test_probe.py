@@ -19,11 +19,11 @@ from dataflow.loss import Loss
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
 from engine.channels.world import leave, world
-from engine.coordinator.messages import Loaded, Offer, Publish
+from engine.coordinator.messages import Event, Loaded, Offer, Offered, Probed, Publish
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.delivery import Delivery
+from engine.runtime.probes import Probes
 from engine.runtime.timing import Timing
-from engine.weights.pieces import from_records, probe_of, to_batch
 from engine.weights.probe import LENGTH, ROWS, TOLERANCES, Ends, Tolerance, compare, probe_rows, tolerance_of
 from operators import losses
 from operators.kernels.torch.forward import TorchLogprobs, TorchValues
@@ -176,18 +176,6 @@ def test_the_coarsest_dtype_gives_the_tolerance() -> None:
 # --- on its way ---------------------------------------------------------------------------------------------------
 
 
-def test_the_probe_travels_in_the_block_and_is_no_part_of_the_version() -> None:
-    given = [Piece("odd", torch.arange(3, dtype=torch.uint8)), Piece("w", torch.ones(4))]
-    plain, digest = to_batch(given)
-    batch, same = to_batch(given, probe=numbers())
-    assert same == digest
-    assert probe_of(plain.records) is None
-    found = probe_of(batch.records)
-    assert found is not None
-    assert np.array_equal(found, numbers())
-    assert [p.name for p in from_records(batch.records, digest)] == ["odd", "w"]
-
-
 def delivery(writer: Any, reader: Any) -> Delivery:
     """Both ends in one channel, as if they were two Workers'."""
     use = ModelUse(param="policy", model="m", access="read", trained=True, module="copy")
@@ -199,22 +187,50 @@ def delivery(writer: Any, reader: Any) -> Delivery:
     return Delivery(plan, {"train": writer, "rollout": reader}, InprocChannel(), Timing("w"))
 
 
-def publish(ends: Delivery) -> Any:
-    offered = ends.offer(Offer(model="m", writer="train", worker="w", version=1), first=True)
+def publish(ends: Delivery) -> list[Event]:
+    """What both ends tell of one version, until the reader has said its numbers."""
+    offered, said = ends.offer(Offer(model="m", writer="train", worker="w", version=1), first=True)
+    assert isinstance(offered, Offered)
     message = Publish(
         model="m", writer="train", reader="rollout", version=1, alias=False, worker="w", source="w",
         block=offered.block, digest=offered.digest,
     )  # fmt: skip
-    return list(ends.bring(message))
+    return [said, *ends.bring(message), *ends.settle()]
 
 
 def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(base: str, tmp_path: Path) -> None:
     writer = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
     other = save_tiny(tmp_path / "other", seed=9)
     reader = opened(TorchGenerate(), "policy", other, max_tokens=4)
-    (told,) = publish(delivery(writer, reader))
-    assert isinstance(told, Loaded)
+    said, loaded, answered = publish(delivery(writer, reader))
+    assert isinstance(loaded, Loaded)
+    assert isinstance(said, Probed)
+    assert isinstance(answered, Probed)
+    for order in ([said, answered], [answered, said], [said, answered, answered]):
+        probes = Probes(5)
+        for one in order:
+            probes.hear(one)
     # The same names and shapes, and another meaning: an attention that turns positions with another base.
     odd = opened(TorchGenerate(), "policy", save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4)
-    with pytest.raises(RunError, match=r"rollout has version 1 of train.*says other things"):
-        publish(delivery(writer, odd))
+    told = [one for one in publish(delivery(writer, odd)) if isinstance(one, Probed)]
+    for order in (told, told[::-1]):
+        probes = Probes(5)
+        probes.hear(order[0])
+        with pytest.raises(RunError, match=r"rollout has version 1 of train.*says other things"):
+            probes.hear(order[1])
+
+
+def test_only_numbers_of_one_version_are_compared() -> None:
+    probes = Probes(0)
+    for version, reads in ((1, False), (2, True), (3, False)):
+        probes.hear(said_of(version, numbers() + version, reads=reads))
+    with pytest.raises(RunError, match="version 2 of train_policy"):
+        probes.hear(said_of(2, numbers(), reads=False))
+
+
+def said_of(version: int, says: np.ndarray, *, reads: bool) -> Probed:
+    node = "rollout" if reads else "train_policy"
+    dtypes = () if reads else ("float32",)
+    return Probed(
+        node=node, model="m", version=version, reads=reads, numbers=says.tobytes(), vocabulary=50, dtypes=dtypes
+    )

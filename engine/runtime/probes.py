@@ -1,0 +1,54 @@
+"""What both ends of each weight edge said of the probe's rows, compared as soon as both have.
+
+Owns: which numbers belong together. Does not own: the rows, the tolerances and the comparison (engine/weights/probe.py),
+when a Worker says its numbers (delivery.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from engine.coordinator.messages import Probed
+from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
+
+KEPT = 64
+"""Versions of which a writer's numbers are remembered: a reader that begins anew may take an old one again."""
+
+
+class Probes:
+    """The numbers of one attempt at a run."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._writers: deque[Probed] = deque(maxlen=KEPT)
+        self._early: deque[Probed] = deque(maxlen=KEPT)
+        """Of readers that were faster than their writer."""
+
+    def hear(self, said: Probed) -> None:
+        """Compare with the other end, where that has spoken. Raises RunError where they do not mean the same."""
+        if said.reads:
+            writer = next((w for w in self._writers if _same(w, said)), None)
+            if writer is None:
+                self._early.append(said)
+            else:
+                self._compare(writer, said)
+            return
+        self._writers.append(said)
+        for reader in [r for r in self._early if _same(said, r)]:
+            self._early.remove(reader)
+            self._compare(said, reader)
+
+    def _compare(self, writer: Probed, reader: Probed) -> None:
+        rows = probe_rows(self._seed, reader.vocabulary)
+        ends = Ends(model=writer.model, writer=writer.node, reader=reader.node, version=writer.version)
+        compare(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
+
+
+def _same(one: Probed, other: Probed) -> bool:
+    return (one.model, one.version) == (other.model, other.version)
+
+
+def _numbers(said: Probed) -> np.ndarray:
+    return np.frombuffer(said.numbers, dtype=np.float32)
