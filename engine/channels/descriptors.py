@@ -3,8 +3,9 @@
 Owns: the messages of engine/channels/shm.py and their bounds. Does not own: framing (packets.py).
 
     reader -> owner     Fetch
-    owner -> reader     SlabHere (with the descriptor), ShapeHere, before the first Reply that needs them; Reply;
-                        SlabGone whenever one was given back to the system
+    owner -> reader     BoardHere (with the descriptor) at first; SlabHere (with the descriptor), ShapeHere, before the
+                        first Reply that needs them; Reply; SlabGone whenever one was given back to the system
+    on the board        Lies, of all columns of a block
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ class Fetch(Struct, array_like=True, frozen=True, tag="fetch"):
 
     id: Count
     asks: tuple[Ask, ...]
+
+
+class BoardHere(Struct, array_like=True, frozen=True, tag="board"):
+    """The owner's board (board.py), whose descriptor comes beside this message."""
+
+    size: Count
 
 
 class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
@@ -90,11 +97,12 @@ class Reply(Struct, array_like=True, frozen=True, tag="reply"):
     answers: list[Lies | Unknown | Lacks]
 
 
-FromOwner = SlabHere | SlabGone | ShapeHere | Reply
+FromOwner = BoardHere | SlabHere | SlabGone | ShapeHere | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 _from_owner = msgspec.msgpack.Decoder(FromOwner)
 _fetch = msgspec.msgpack.Decoder(Fetch)
+_lies = msgspec.msgpack.Decoder(Lies)
 _T = TypeVar("_T")
 
 
@@ -111,6 +119,11 @@ def decode_fetch(data: bytes) -> Fetch:
 def decode_from_owner(data: bytes) -> FromOwner:
     """Raises RunError for what is no message of an owner."""
     return _decoded(_from_owner, data)
+
+
+def decode_lies(data: bytes) -> Lies:
+    """Raises RunError for what is no note of a board."""
+    return _decoded(_lies, data)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:

@@ -309,6 +309,8 @@ def _together(form: Form, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | N
     if code == "null":
         return pa.nulls(length)
     valid = next(buffers)
+    if bool(nulls) != (valid is not None and valid.size > 0):  # nulls that are counted away would be values
+        raise RunError(f"an array with {nulls} nulls {'with' if valid else 'without'} a map of them")
     own = [valid if nulls else None]
     if code != "struct" and code != "fixed":
         own += [b if b is not None else _NOTHING for b in islice(buffers, 2 if code == "text" else 1)]

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError
-from engine.channels.descriptors import Ask, Lacks, Lies, Unknown
+from engine.channels.board import Board
+from engine.channels.descriptors import Ask, Lacks, Lies, Unknown, encode
 from engine.channels.frames import Forms, checksums, chosen, copy_summed, put_together, taken_apart
 from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
 
@@ -49,6 +50,7 @@ class SlabOutbox:
         self.lock = threading.RLock()
         """Held while a block's places are used to send: no slab goes meanwhile."""
         self.pool = pool
+        self.board = Board()
         self._epoch = epoch
         self._content = content
         self._numbers = itertools.count(epoch << 32)
@@ -100,12 +102,14 @@ class SlabOutbox:
         with self.lock:
             number = next(self._numbers)
             self._blocks[number] = block
+            self.board.note(number, encode(_lies(number, block, block.forms, block.nodes, block.places, block.sums)))
         return number
 
     def release(self, number: int) -> None:
         """Forget a block. Raises KeyError where there is none."""
         with self.lock:
             self._collect()
+            self.board.wipe(number)
             for region in self._blocks.pop(number).regions:
                 self.pool.let_go(region)
 
@@ -137,11 +141,9 @@ class SlabOutbox:
             _, nodes, lies, index = _chosen(block, ask.columns)
         except DataError as error:
             return Lacks(ask.block, str(error)), [], None
-        told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in lies]
         sums = _sums(block, index) if ask.content else []
         slabs = list({p[0].number: p[0] for p in lies if p is not None}.values())
-        answer = Lies(ask.block, block.rows, block.forms.hash, nodes, told, sums)
-        return answer, slabs, block.forms
+        return _lies(ask.block, block, block.forms, nodes, lies, sums), slabs, block.forms
 
     def close(self) -> None:
         """Forget every block and close every slab."""
@@ -149,6 +151,7 @@ class SlabOutbox:
             self._blocks.clear()
             self._built.clear()
             self.pool.close()
+            self.board.close()
 
     def _collect(self) -> None:
         """Let go of built regions whose arrays are gone."""
@@ -211,6 +214,14 @@ def _chosen(
     node, buffer = block.forms.node, block.forms.buffer
     nodes = [n for i in index for n in block.nodes[node[i] : node[i + 1]]]
     return forms, nodes, [p for i in index for p in block.places[buffer[i] : buffer[i + 1]]], index
+
+
+def _lies(
+    number: int, block: Block, forms: Forms, nodes: list[tuple[int, int]], places: list[Place | None], sums: list[int]
+) -> Lies:
+    """What readers are told of these columns."""
+    told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in places]
+    return Lies(number, block.rows, forms.hash, nodes, told, sums)
 
 
 def _sums(block: Block, index: Sequence[int]) -> list[int]:

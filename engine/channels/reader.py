@@ -20,9 +20,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from dataflow.errors import DataError, RunError
+from engine.channels.board import SIZE, noted
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import (
     Ask,
+    BoardHere,
     Fetch,
     Lacks,
     Lies,
@@ -32,6 +34,7 @@ from engine.channels.descriptors import (
     SlabHere,
     Unknown,
     decode_from_owner,
+    decode_lies,
     encode,
 )
 from engine.channels.frames import Forms, checked_together, checksums, chosen, forms_from
@@ -49,9 +52,25 @@ class Reader:
         self._content = content
         self._slabs: dict[int, pa.Buffer] = {}
         self._shapes: dict[int, Forms] = {}
+        self._board: pa.Buffer | None = None
         self._last = 0
         self.broken = False
         """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
+
+    def look(self, request: Request) -> pa.RecordBatch | None:
+        """The rows, where the peer's board says where they lie and all of that is known here; None: it has to be asked.
+
+        Raises DataError, and RunError for a note that cannot be right.
+        """
+        note = None if self._board is None else noted(self._board, request.block)
+        if note is None:
+            return None
+        lies = decode_lies(note)
+        forms = self._shapes.get(lies.shape)
+        unmapped = any(length and slab not in self._slabs for slab, _, length in lies.places)
+        if forms is None or unmapped or (self._content and not lies.sums):
+            return None
+        return self._rows(self._of_columns(lies, forms, request), request)
 
     def ask(self, requests: Sequence[Request]) -> int:
         """Ask for blocks; returns the number of the request. Raises PeerLost."""
@@ -88,6 +107,7 @@ class Reader:
         """Close the connection. Mappings go with the last view of them."""
         self._packets.close()
         self._slabs.clear()
+        self._board = None
 
     def __len__(self) -> int:
         return len(self._slabs)
@@ -108,14 +128,18 @@ class Reader:
                 if reply.id == number:
                     return reply
 
-    def _take(self, message: SlabHere | SlabGone | ShapeHere | Reply) -> Reply | None:
+    def _take(self, message: BoardHere | SlabHere | SlabGone | ShapeHere | Reply) -> Reply | None:
         match message:
             case Reply():
                 if message.id > self._last:
                     raise self._wrong(f"expected an answer to request {self._last}, found one to {message.id}")
                 return message
             case SlabHere():
-                self._map(message)
+                self._slabs[message.number] = self._mapped(f"slab {message.number}", message.size, message.on_disk)
+            case BoardHere():
+                if message.size != SIZE:
+                    raise self._wrong(f"a board of {message.size} bytes, expected {SIZE}")
+                self._board = self._mapped("its board", SIZE, on_disk=False)
             case SlabGone():
                 for slab in message.numbers:
                     self._slabs.pop(slab, None)
@@ -126,23 +150,23 @@ class Reader:
                 self._shapes[message.hash] = forms
         return None
 
-    def _map(self, slab: SlabHere) -> None:
-        """Map a slab for reading, if its descriptor is what the peer says it is."""
+    def _mapped(self, what: str, size: int, on_disk: bool) -> pa.Buffer:
+        """Memory mapped for reading, if its descriptor is what the peer says it is."""
         if not self._packets.descriptors:
-            raise self._wrong(f"slab {slab.number} without its descriptor")
+            raise self._wrong(f"{what} without its descriptor")
         descriptor = self._packets.descriptors.popleft()
         try:
             found = os.fstat(descriptor)
-            named_file = found.st_nlink > 0 if slab.on_disk else not is_sealed(descriptor)
-            if found.st_size != slab.size or not stat.S_ISREG(found.st_mode) or not slab.size or named_file:
+            named_file = found.st_nlink > 0 if on_disk else not is_sealed(descriptor)
+            if found.st_size != size or not stat.S_ISREG(found.st_mode) or not size or named_file:
                 raise self._wrong(
-                    f"slab {slab.number}: expected {slab.size} bytes that nobody can take away, found "
-                    f"{found.st_size} bytes of mode {found.st_mode:o}"
+                    f"{what}: expected {size} bytes that nobody can take away, found {found.st_size} bytes of mode "
+                    f"{found.st_mode:o}"
                 )
-            flags = mmap.MAP_SHARED | (0 if slab.on_disk else mmap.MAP_POPULATE)
-            self._slabs[slab.number] = pa.py_buffer(mmap.mmap(descriptor, slab.size, flags=flags, prot=mmap.PROT_READ))
+            flags = mmap.MAP_SHARED | (0 if on_disk else mmap.MAP_POPULATE)
+            return pa.py_buffer(mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ))
         except OSError as error:
-            raise RunError(f"{self.peer}: slab {slab.number} of {slab.size} bytes cannot be mapped: {error}") from error
+            raise RunError(f"{self.peer}: {what} of {size} bytes cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)
 
@@ -160,6 +184,22 @@ class Reader:
                 raise DataError(answer.error)
             case Lies():
                 return of_rows(self._columns(answer, request), request.rows)
+
+    def _of_columns(self, lies: Lies, forms: Forms, request: Request) -> Lies:
+        """A note of all columns, cut down to those asked for."""
+        _, index = chosen(forms, tuple(request.columns))
+        node, buffer = forms.node, forms.buffer
+        sums = lies.sums or [0] * len(lies.places)
+        if not len(lies.nodes) == node[-1] or not len(lies.places) == len(sums) == buffer[-1]:
+            raise self._wrong(f"a note of block {lies.block} that does not fit its schema")
+        return Lies(
+            lies.block,
+            lies.rows,
+            lies.shape,
+            [n for i in index for n in lies.nodes[node[i] : node[i + 1]]],
+            [p for i in index for p in lies.places[buffer[i] : buffer[i + 1]]],
+            [s for i in index for s in sums[buffer[i] : buffer[i + 1]]],
+        )
 
     def _columns(self, lies: Lies, request: Request) -> pa.RecordBatch:
         forms = self._shapes.get(lies.shape)

@@ -22,7 +22,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
-from engine.channels.descriptors import Fetch, Reply, ShapeHere, SlabGone, SlabHere, decode_fetch, encode
+from engine.channels.board import SIZE
+from engine.channels.descriptors import BoardHere, Fetch, Reply, ShapeHere, SlabGone, SlabHere, decode_fetch, encode
 from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import Closed, Packets
 from engine.channels.slabs import Slab
@@ -100,10 +101,18 @@ class Server:
             reader = _Reader(peer=peer, packets=Packets(connection))
             self._readers.append(reader)
             self._selector.register(connection, selectors.EVENT_READ, reader)
+            self._show_board(reader)
         with self._outbox.lock:
             gone = set(self._outbox.pool.gone())
         for reader in list(self._readers) if gone else ():
             self._tell_gone(reader, gone & reader.slabs)
+
+    def _show_board(self, reader: _Reader) -> None:
+        try:
+            reader.packets.send(encode(BoardHere(SIZE)), self._outbox.board.descriptor)
+            self._watch(reader)
+        except Closed:
+            self._drop(reader)
 
     def _tell_gone(self, reader: _Reader, numbers: set[int]) -> None:
         reader.slabs -= numbers

@@ -3,8 +3,9 @@
 Owns: both ends of one Worker: its outbox and its connections. Does not own: who is connected with
 whom (the Supervisor makes the socket pairs), slabs (slabs.py), what is said (descriptors.py).
 
-    fetch waits for            unblocked by
-    the reply of each peer     that peer's server thread, or the end of its process
+    fetch waits for                                    unblocked by
+    the reply of each peer whose board (board.py)      that peer's server thread, or the end of its process
+    does not say where the rows lie
 
 A block is copied into a slab once, or built there (`allocate`); reading copies nothing but row subsets. What was read
 is valid until the block is released: the slab is used again then, and does not say so.
@@ -145,14 +146,26 @@ class ShmChannel:
     def _fetch_others(
         self, requests: Sequence[Request], others: dict[str, list[int]], found: dict[int, pa.RecordBatch]
     ) -> None:
-        """Ask every peer, then take the answers."""
+        """Look at every peer's board, ask those that have to be asked, then take the answers."""
         self._hear_others()
+        self._look(requests, others, found)
         deadline = deadline_in(self._patience)
-        mine = {peer: [requests[i] for i in indices] for peer, indices in others.items()}
+        left = {peer: unseen for peer, indices in others.items() if (unseen := [i for i in indices if i not in found])}
+        mine = {peer: [requests[i] for i in indices] for peer, indices in left.items()}
         numbers = {peer: self._from(peer, lambda r, m=many: r.ask(m)) for peer, many in mine.items()}
-        for peer, indices in others.items():
+        for peer, indices in left.items():
             rows = self._from(peer, lambda r, p=peer: r.answer(numbers[p], mine[p], deadline))
             found.update(zip(indices, rows, strict=True))
+
+    def _look(
+        self, requests: Sequence[Request], others: dict[str, list[int]], found: dict[int, pa.RecordBatch]
+    ) -> None:
+        """Take what the boards of peers say that is known here: of those nobody has to be asked."""
+        for peer, indices in others.items():
+            for index in indices:
+                rows = self._from(peer, lambda r, i=index: r.look(requests[i]))
+                if rows is not None:
+                    found[index] = rows
 
     def _hear_others(self) -> None:
         """Let go of slabs that their owners have given back; whoever is gone is noticed when it is asked."""

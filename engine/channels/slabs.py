@@ -46,7 +46,7 @@ class Slab:
         self.number = number
         self.size = size
         self.on_disk = directory is not None
-        self.descriptor, self._memory = _sealed_memory(size) if directory is None else _unlinked_file(size, directory)
+        self.descriptor, self._memory = sealed_memory(size) if directory is None else _unlinked_file(size, directory)
         self.buffer = pa.py_buffer(self._memory)
         self.used = 0
         self.live = 0
@@ -211,7 +211,7 @@ def _size_class(length: int) -> int:
     return -(-length // step) * step
 
 
-def _sealed_memory(size: int) -> tuple[int, mmap.mmap]:
+def sealed_memory(size: int) -> tuple[int, mmap.mmap]:
     """A memfd with its pages there, mapped, its size sealed, and read-only for whoever maps it later."""
     descriptor = os.memfd_create("dataflow-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -10,8 +10,8 @@ its nodes read that), saying the probe's numbers at both ends, and new weights f
 own: when a version is published (coordinator), the block's form (engine/weights), its transport (engine/channels), nor
 the comparison of what is said (probes.py).
 
-Nobody waits for a probe: the writer says its numbers once its block is offered, a reader after its next chunk, or before
-anything else is done with its weights.
+Nobody waits for a probe: the writer says its numbers once its block is offered, a reader after its next chunk, or
+before anything else is done with its weights.
 """
 
 from __future__ import annotations

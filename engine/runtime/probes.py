@@ -1,7 +1,7 @@
 """What both ends of each weight edge said of the probe's rows, compared as soon as both have.
 
-Owns: which numbers belong together. Does not own: the rows, the tolerances and the comparison (engine/weights/probe.py),
-when a Worker says its numbers (delivery.py).
+Owns: which numbers belong together. Does not own: the rows, the tolerances and the comparison
+(engine/weights/probe.py), nor when a Worker says its numbers (delivery.py).
 """
 
 from __future__ import annotations

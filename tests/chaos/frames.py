@@ -2,9 +2,9 @@
 
     python -m tests.chaos.frames --count 100000 --seed 0
 
-Half of them are what an owner of slabs says to a reader (structure and content verified), half are frames between
-hosts. Each wrong answer is followed by an honest one. Asserted: nobody crashes, nothing wrong is accepted, descriptors
-and memory stay what they were.
+Half of them are what an owner of slabs says to a reader, or writes on its board (structure and content verified), half
+are frames between hosts. Each wrong answer is followed by an honest one. Asserted: nobody crashes, nothing wrong is
+accepted, descriptors and memory stay what they were.
 
 Owns: how many, and the bounds. Does not own: the mutations (tests/contracts/pull_mutants.py), the receivers.
 """
@@ -28,7 +28,7 @@ import zmq as pyzmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contracts"))
 
-from pull_liars import Owner, answered, changed_frames, changed_messages, outcome, resident
+from pull_liars import Owner, answered, changed_frames, changed_messages, noted_wrongly, outcome, resident
 from pull_rows import batch
 
 from dataflow.schema import Rollout
@@ -47,9 +47,12 @@ def through_slabs(count: int, rng: np.random.Generator, *, content: bool) -> Cou
     rows = batch(Rollout, 7, 1, skipped=1)
     owner, found = Owner(rows), Counter[str]()
 
-    for _ in range(count):
-        seen = answered(owner, content, lambda honest: changed_messages(honest, rng))
-        found["right" if isinstance(seen, pa.RecordBatch) else seen.__name__] += 1
+    for number in range(count):
+        if number % 4:
+            seen = answered(owner, content, lambda honest: changed_messages(honest, rng))
+        else:
+            seen = noted_wrongly(owner, content, rng)
+        found["right" if isinstance(seen, pa.RecordBatch) else "asked" if seen is None else seen.__name__] += 1
         if isinstance(seen, pa.RecordBatch):
             seen.validate(full=True)
             assert not content or seen.equals(rows.records), "rows were accepted that nobody kept"

@@ -13,15 +13,17 @@ from pull_mutants import bytes_mutated, value_mutated
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, RunError
+from engine.channels.board import NOTES, ROOM, SIZE
 from engine.channels.contract import Request
-from engine.channels.descriptors import Ask, Reply, ShapeHere, SlabHere, encode
+from engine.channels.descriptors import Ask, BoardHere, Reply, ShapeHere, SlabHere, encode
 from engine.channels.multipart import _sealed
 from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import Packets
 from engine.channels.reader import Reader, deadline_in
 from engine.channels.slabs import SlabPool
 
-Asked = pa.RecordBatch | type[Exception]
+Asked = pa.RecordBatch | type[Exception] | None
+"""None: not refused, and not taken either; the reader asks."""
 
 
 def resident() -> int:
@@ -29,7 +31,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def outcome(what: Callable[[], pa.RecordBatch]) -> Asked:
+def outcome(what: Callable[[], pa.RecordBatch | None]) -> Asked:
     """The rows, or what kind of clear error there was."""
     try:
         return what()
@@ -68,6 +70,41 @@ def answered(
     finally:
         reader.close()
         sender.close()
+
+
+def noted(
+    owner: Owner, content: bool, change: Callable[[bytes], bytes] | None, spoil: Callable[[bytes], bytes]
+) -> Asked:
+    """What a reader that knows slab and schema makes of a board. change: of the note's text, whose hash is right then;
+    spoil: of the note as it lies in memory.
+    """
+    mine, its = socket.socketpair()
+    reader, sender = Reader("a", mine, content=content), Packets(its)
+    request = Request(worker="a", block=owner.block)
+    board, memory = owner.outbox.board, owner.outbox.board._memory
+    at = owner.block % NOTES * ROOM
+    honest = bytes(memory[at : at + ROOM])
+    try:
+        sender.send(encode(BoardHere(SIZE)), board.descriptor)
+        for message, descriptor in owner.says(reader.ask([request]), content=content):
+            sender.send(message, descriptor)
+        reader.answer(1, [request], deadline_in(5.0))
+        if change is not None:
+            answer, _, _ = owner.outbox.describe(Ask(owner.block, (), content))
+            board.note(owner.block, change(encode(answer)))
+        memory[at : at + ROOM] = spoil(bytes(memory[at : at + ROOM]))[:ROOM].ljust(ROOM, b"\0")
+        return outcome(lambda: reader.look(request))
+    finally:
+        memory[at : at + ROOM] = honest
+        reader.close()
+        sender.close()
+
+
+def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Asked:
+    """What a reader makes of a note with one thing wrong: by a liar who makes its hash right, or by an accident."""
+    if rng.random() < 0.5:
+        return noted(owner, content, lambda text: value_mutated(text, rng), lambda there: there)
+    return noted(owner, content, None, lambda there: bytes_mutated(there, rng))
 
 
 def changed_frames(frames: list[bytes], rng: np.random.Generator) -> list[bytes]:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zmq as pyzmq
-from pull_liars import Owner, answered, changed_frames, changed_messages, outcome, resident
+from pull_liars import Owner, answered, changed_frames, changed_messages, noted, noted_wrongly, outcome, resident
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
 from pull_worlds import World, shm, zmq
@@ -26,6 +26,8 @@ from pull_worlds import World, shm, zmq
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.schema import Rollout
+from engine.channels.board import ROOM
+from engine.channels.board import noted as read_note
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Ask, Fetch, ShapeHere, encode
 from engine.channels.keys import Address
@@ -62,6 +64,47 @@ def test_a_thousand_mutated_descriptors(content) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
     assert resident() - started < 64 << 20
     owner.outbox.close()
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_mutated_notes_of_the_board(content: bool) -> None:
+    rows = batch(Rollout, 7, 1, skipped=1)
+    owner, rng = Owner(rows), np.random.default_rng(8)
+    before, started = len(os.listdir("/proc/self/fd")), resident()
+    (right, asked, refused) = (0, 0, 0)
+
+    for _ in range(600):
+        found = noted_wrongly(owner, content, rng)
+        if isinstance(found, pa.RecordBatch):
+            found.validate(full=True)
+            right += 1
+            assert not content or found.equals(rows.records)
+        asked += found is None
+        refused += isinstance(found, type)
+    assert refused > 100
+    assert asked > 100
+    assert right + asked + refused == 600
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert resident() - started < 64 << 20
+    owner.outbox.close()
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_what_the_board_says_is_what_an_answer_says(content: bool) -> None:
+    rows = batch(Rollout, 7, 1, skipped=1)
+    owner = Owner(rows)
+    owner.outbox.sum_up([Ask(owner.block, (), content)])
+    found = noted(owner, content, lambda text: text, lambda there: there)
+    assert isinstance(found, pa.RecordBatch)
+    assert found.equals(rows.records)
+    assert noted(owner, content, lambda text: text + bytes(ROOM), lambda there: there) is None
+    owner.outbox.release(owner.block)
+    assert noted_note(owner) is None
+    owner.outbox.close()
+
+
+def noted_note(owner: Owner) -> bytes | None:
+    return read_note(pa.py_buffer(owner.outbox.board._memory), owner.block)
 
 
 def test_slabs_that_could_be_taken_away_are_not_mapped() -> None:
@@ -237,8 +280,10 @@ def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> Non
     channel = ShmChannel("b", 0, lambda _: rows, patience=0.3)
     (found,) = channel.fetch([Request(worker="a", block=0)])
     stop(process)
+    (again,) = channel.fetch([Request(worker="a", block=1)])  # its board says where: nobody is asked
+    assert again.equals(rollouts(100, 50, 1).records)
     with pytest.raises(PeerLost, match="in time"):
-        channel.fetch([Request(worker="a", block=1)])
+        channel.fetch([Request(worker="a", block=99)])
     process.kill()
     process.wait()
     assert found.equals(rollouts(100, 50, 0).records)
