@@ -166,7 +166,10 @@ class RowKernel(Kernel, Protocol):
     """Rows in, rows out."""
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """Yield finished rows, each row of the chunk's output once, in any order and in any number of batches."""
+        """Yield finished rows, each row of the chunk's output once, in any order and in any number of batches.
+
+        Metrics belong before the last rows: what comes after them may miss their Step's line.
+        """
         ...
 
 

@@ -44,6 +44,7 @@ from engine.coordinator.messages import (
     Publish,
     Recorded,
     Release,
+    RunChunk,
     Spilled,
     Stepped,
     Tombstoned,
@@ -350,6 +351,10 @@ class Incarnation:
             self._within()
         self._out.ended()
         self._flush()
+        if isinstance(instruction, RunChunk):
+            for event in self._worker.settle():
+                self._out.event(event)
+                self._flush()
 
     def _within(self) -> None:
         """What need not wait for the end of a chunk that is suspended."""

@@ -176,7 +176,6 @@ class Worker:
         match instruction:
             case RunChunk():
                 yield from self._run_chunk(instruction)
-                yield from self._delivery.settle()
             case TrainStep():
                 yield self._train(instruction)
             case Go():
@@ -199,6 +198,10 @@ class Worker:
             case Wake():
                 self._each("wake")
                 yield Woken(worker=self.name)
+
+    def settle(self) -> Iterator[Event]:
+        """What nobody waits for, once an instruction has been carried out and told of: probes."""
+        return self._delivery.settle()
 
     def interrupt_with(self, message: Publish | Follow) -> bool:
         """From any thread, while `execute` runs a chunk: let it go on under this version.

@@ -106,11 +106,14 @@ class TorchGenerate:
             return
         prompts = self._encoded(chunk)
         decoder = Decoder(self._module, self._task(prompts, keys), self._version)
+        left = len(keys)
         for rows in _whole_groups(decoder.finished(self._told), self._n, len(keys), self._least(len(keys))):
+            left -= len(rows)
+            if not left:  # metrics go with the last rows: a Step may be over soon after them
+                self._count(decoder)
             yield self._batch(decoder, prompts, keys, rows)
             if self._version != decoder.version:
                 self._renew(decoder)
-        self._count(decoder)
 
     @property
     def interrupt(self) -> Callable[[], None]:
