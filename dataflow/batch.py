@@ -138,6 +138,7 @@ class Batch:
     ) -> Batch:
         """Build from columns; those named in the schema are brought to its types, others keep their own.
 
+        Contiguous numbers that have their column's type already are not copied: the batch is a view of them.
         Raises DataError where a column cannot be brought to its type, has another length, or where a required
         column holds nulls.
         """

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dataflow.batch import Batch, Keys, Ragged
 
@@ -147,6 +148,24 @@ class Session(Protocol):
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
         """The module of a Model: made by `make`, or the one of a kernel that the plan lets this one share with."""
+        ...
+
+    def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
+        """`count` numbers of this dtype, [count], in memory from which other Workers read: a column that is built there
+        is not copied when the batch with it is yielded. For large columns (below some 64 KiB the copy is as cheap):
+
+            values = session.allocate(tokens, np.float32)
+            ...
+            yield Batch.make(keys, {"logprobs": Ragged(values, offsets)}, Logprobs)
+
+        Give it to Batch.make as it is, or a contiguous part of it, in the column's declared type (its element's type in
+        a list column, whose offsets are int64): what has to be converted is a copy. Any other column of the batch may
+        lie anywhere. The contents are whatever was there before, not zeros. The memory is the kernel's until it yields
+        a batch with it; from then on it must not be changed, since others read it, and it is used again once the engine
+        has released those rows and no view of it is left here. What is never yielded is free with its last view: keep
+        none from chunk to chunk. Where no other process reads (one process), it is ordinary memory; in an outbox it
+        begins on a 64-byte boundary. Raises KernelError for a negative count or a dtype of objects.
+        """
         ...
 
 

@@ -1,7 +1,8 @@
 """The session: all of the engine that a kernel sees.
 
-Owns: random streams, metrics and tombstones of one node, and the modules that nodes of a
-Worker share. Does not own: the kernels, nor where reports go.
+Owns: random streams, metrics and tombstones of one node, the modules that nodes of a Worker
+share, and the kernels' door to the outbox's memory. Does not own: the kernels, that memory
+(engine/channels), nor where reports go.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dataflow.batch import Keys
+from dataflow.errors import KernelError
 from dataflow.randomness import row_seeds
 
 T = TypeVar("T")
 
 Report = tuple[str, float, float]
 """(metric, value, count)."""
+
+Allocate = Callable[[int], np.ndarray]
+"""A number of bytes -> uint8 [bytes]: `engine.channels.contract.Outbox.allocate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +50,18 @@ class Modules:
 
 
 class NodeSession:
-    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group, where it has one."""
+    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group, where it has one.
+    memory: where `allocate` takes it from; ordinary memory where there is no outbox.
+    """
 
     def __init__(
-        self, node: str, seed: int, modules: Modules, names: Mapping[str, str], ranks: Ranks | None = None
+        self,
+        node: str,
+        seed: int,
+        modules: Modules,
+        names: Mapping[str, str],
+        ranks: Ranks | None = None,
+        memory: Allocate | None = None,
     ) -> None:
         ranks = ranks or Ranks()
         self.seed = seed
@@ -57,6 +71,7 @@ class NodeSession:
         self._node = node
         self._modules = modules
         self._names = names
+        self._memory = memory or _ordinary
         self._reports: list[Report] = []
         self._tombstones: list[tuple[tuple[int, int, int], str]] = []
 
@@ -76,6 +91,16 @@ class NodeSession:
         """The module that the plan lets this node use for a Model."""
         return self._modules.get(self._names[model.name], make)
 
+    def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
+        """[count] of the outbox's memory, one allocation a call."""
+        kind = np.dtype(dtype)
+        if count < 0 or kind.hasobject:
+            raise KernelError(
+                f"{self._node}: allocate: expected at least 0 numbers of a fixed size, found {count} of {kind}. "
+                "Fix: the length of the column, and the type that its schema declares."
+            )
+        return self._memory(count * kind.itemsize).view(kind)
+
     def reports(self) -> list[Report]:
         """Metrics since the last call."""
         found, self._reports = self._reports, []
@@ -85,3 +110,7 @@ class NodeSession:
         """Failed rows since the last call."""
         found, self._tombstones = self._tombstones, []
         return found
+
+
+def _ordinary(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)

@@ -31,6 +31,9 @@ CHATML = (
 class Session:
     seed, rank, world = 7, 0, 1
 
+    def allocate(self, count: int, dtype: Any) -> np.ndarray:
+        return np.empty(count, dtype)
+
 
 def jsonl(path: Path, *rows: Any) -> str:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))

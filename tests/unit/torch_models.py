@@ -100,6 +100,10 @@ class FakeSession:
             self.modules[model.name] = make()
         return self.modules[model.name]
 
+    def allocate(self, count: int, dtype: Any) -> np.ndarray:
+        """As in an outbox it holds whatever was there: here what no column can take for zeros."""
+        return np.full(count * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
+
 
 def prompt_chunk(prompts: Sequence[Any], positions: Sequence[int] | None = None) -> Chunk:
     """A chunk of the operator `generate` with these prompts (strings or message lists)."""

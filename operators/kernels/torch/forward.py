@@ -38,7 +38,7 @@ class _Forward:
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         self._model: Model = node.models["model"]
         model = self._model
-        self._tokens = layout.tokens
+        self._session, self._tokens = session, layout.tokens
         self._temperature = float(node.params.get("temperature") or 1.0)
         self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
@@ -83,7 +83,8 @@ class _Forward:
         """One batch for the whole chunk: rows are not finished one by one here."""
         rows = chunk.inputs["rows"]
         prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
-        found = torch.zeros(int(completions.offsets[-1]) if self.per_token else len(rows))
+        count = int(completions.offsets[-1]) if self.per_token else len(rows)
+        found = torch.from_numpy(self._session.allocate(count, np.float32)).zero_()
         groups = prompt_groups(rows.keys.position, prompts)
         every = np.arange(len(rows))
         for part in micro_batches(prompts, completions, every, groups, tokens=self._tokens, atomic=False):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dataflow.batch import Batch, Keys, Ragged, list_array
+from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
@@ -195,23 +195,37 @@ class TorchGenerate:
     def _batch(self, decoder: Decoder, prompts: Ragged, keys: Keys, rows: np.ndarray) -> Batch:
         """The wanted columns of some finished rows."""
         written = decoder.written
-        lengths = written.length[rows]
-        inside = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        ids = Ragged(written.tokens[rows, : inside.shape[1]][inside], offsets)
+        spans = list(zip(rows.tolist(), written.length[rows].tolist(), strict=True))
+
+        def column(data: np.ndarray) -> Ragged:
+            return self._packed([data[row, :length] for row, length in spans], data.dtype)
+
+        ids = column(written.tokens)
         make = {
-            "prompt_ids": lambda: list_array(prompts.values, prompts.offsets, pa.int32()).take(
-                pa.array(rows // self._n)
-            ),
+            "prompt_ids": lambda: self._packed([prompts[g] for g in (rows // self._n).tolist()], prompts.values.dtype),
             "completion_ids": lambda: ids,
-            "completion_mask": lambda: ids.like(np.ones(len(ids.values), np.uint8)),
+            "completion_mask": lambda: ids.like(self._ones(len(ids.values))),
             "completion": lambda: pa.array(self._tokenizer.decode(ids) if len(ids) else [], pa.utf8()),
-            "sampler_logprobs": lambda: ids.like(written.logprobs[rows, : inside.shape[1]][inside]),
-            "version": lambda: ids.like(written.versions[rows, : inside.shape[1]][inside]),
+            "sampler_logprobs": lambda: column(written.logprobs),
+            "version": lambda: column(written.versions),
             "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
         }
         wanted = self._node.returns or tuple(make)
         return Batch.make(keys.take(rows), {name: make[name]() for name in make if name in wanted}, Rollout)
+
+    def _packed(self, rows: list[np.ndarray], kind: np.dtype) -> Ragged:
+        """A list column of these rows, built where it is kept: each value is moved once."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        values = self._session.allocate(int(offsets[-1]), kind)
+        if rows:
+            np.concatenate(rows, out=values)
+        return Ragged(values, offsets)
+
+    def _ones(self, count: int) -> np.ndarray:
+        values = self._session.allocate(count, np.uint8)
+        values.fill(1)
+        return values
 
     def _count(self, decoder: Decoder) -> None:
         counts, lengths = decoder.counts, decoder.written.length
