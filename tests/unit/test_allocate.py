@@ -1,0 +1,208 @@
+"""Columns that kernels build in the outbox's own memory: kept without a copy, given back when nobody wants them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from torch_models import FakeSession, prompt_chunk, save_tiny
+from torch_rows import random_rows
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import KernelError
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from dataflow.schema import Logprobs
+from engine.channels.inproc import InprocChannel
+from engine.channels.outbox import SlabOutbox
+from engine.channels.slabs import POISON, SlabPool
+from engine.runtime.session import Allocate, Modules, NodeSession
+from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
+from operators.kernels.torch.generate import TorchGenerate
+
+
+class Heard:
+    """A slab outbox that remembers which memory it gave out, and how many bytes."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.pool = SlabPool(limit=1 << 30, directory=tmp_path, poison=True)
+        self.outbox = SlabOutbox(self.pool, 0)
+        self.given: dict[int, int] = {}
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        memory = self.outbox.allocate(nbytes)
+        self.given[memory.ctypes.data] = nbytes
+        return memory
+
+    def built(self, block: int) -> set[str]:
+        """Columns of a block whose values lie where they were built."""
+        records = self.outbox.records(block, ())
+        return {name for name in records.schema.names if _values(records.column(name)).address in self.given}
+
+    def live(self) -> int:
+        """Regions that are held, once all views that nobody has are gone."""
+        gc.collect()
+        self.outbox.allocate(1)  # takes note of what has been dropped before
+        return self.pool.live - 1
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[Heard]:
+    made = Heard(tmp_path)
+    yield made
+    made.outbox.close()
+
+
+def session_on(memory: Allocate | None) -> NodeSession:
+    return NodeSession("n", 0, Modules(), {"m": "m"}, memory=memory)
+
+
+def _values(array: pa.Array) -> pa.Buffer:
+    return (array.values if pa.types.is_large_list(array.type) else array).buffers()[1]
+
+
+def logprobs(values: np.ndarray, offsets: np.ndarray) -> Batch:
+    return Batch.make(Keys.of(range(len(offsets) - 1)), {"logprobs": Ragged(values, offsets)}, Logprobs)
+
+
+# the door
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+def test_memory_is_aligned_typed_and_as_long_as_asked(heard: Heard, dtype: Any) -> None:
+    for count in (0, 1, 1000):
+        array = session_on(heard.allocate).allocate(count, dtype)
+        assert (array.dtype, array.shape, array.flags.writeable) == (np.dtype(dtype), (count,), True)
+        assert not count or array.ctypes.data % 64 == 0
+
+
+def test_a_batch_of_built_columns_is_kept_where_it_lies(heard: Heard) -> None:
+    session = session_on(heard.allocate)
+    values, offsets = session.allocate(1000, np.float32), session.allocate(11, np.int64)
+    values[:], offsets[:] = np.arange(1000), np.arange(0, 1001, 100)
+    before = heard.pool.live
+    block = heard.outbox.keep(logprobs(values, offsets))
+    assert heard.pool.live == before == 2, "no region for a copy"
+    column = heard.outbox.records(block, ()).column("logprobs")
+    assert column.values.buffers()[1].address == values.ctypes.data
+    assert column.buffers()[1].address == offsets.ctypes.data
+    assert column.to_pylist()[9] == list(range(900, 1000))
+    heard.outbox.release(block)
+    assert values[5] == 5, "a view of it is left"
+    del values, offsets, column
+    assert heard.live() == 0
+
+
+def test_other_columns_of_the_batch_are_copied_alone(heard: Heard) -> None:
+    values, offsets = session_on(heard.allocate).allocate(1000, np.float32), np.arange(0, 1001, 100)
+    values[:] = np.arange(1000)
+    batch = logprobs(values, offsets).with_columns({"note": pa.array(["x"] * 10), "other": pa.array(range(10))})
+    block = heard.outbox.keep(batch)
+    assert heard.built(block) == {"logprobs"}
+    assert heard.pool.live == 2, "one copy of all the rest"
+    offsets[:] = 0
+    assert heard.outbox.records(block, ()).equals(
+        logprobs(np.arange(1000, dtype=np.float32), np.arange(0, 1001, 100))
+        .with_columns({"note": pa.array(["x"] * 10), "other": pa.array(range(10))})
+        .records
+    )
+
+
+def test_what_has_to_be_converted_is_a_copy(heard: Heard) -> None:
+    session = session_on(heard.allocate)
+    doubles, strided = session.allocate(8, np.float64), session.allocate(16, np.float32)
+    doubles[:], strided[:] = 1.0, 2.0
+    blocks = [heard.outbox.keep(logprobs(values, np.array([0, 8]))) for values in (doubles, strided[::2])]
+    assert [heard.built(block) for block in blocks] == [set(), set()]
+    assert [heard.outbox.records(b, ()).column("logprobs").to_pylist() for b in blocks] == [[[1.0] * 8], [[2.0] * 8]]
+
+
+def test_what_is_never_yielded_is_given_back(heard: Heard) -> None:
+    session = session_on(heard.allocate)
+    part = session.allocate(1 << 20, np.float32)[:10]
+    part[:] = 7.0
+    gc.collect()
+    more = session.allocate(4, np.float32)
+    assert (part == 7.0).all(), "a part of it is still looked at"
+    assert heard.pool.live == 2
+    del part
+    gc.collect()
+    again = session.allocate(1 << 20, np.float32)
+    assert heard.pool.live == 2, "the same memory, free in between"
+    assert (again[:10].view(np.uint8) == POISON).all()
+    del more
+
+
+@pytest.mark.parametrize("memory", [None, InprocChannel().allocate])
+def test_without_other_processes_it_is_ordinary_memory(memory: Allocate | None) -> None:
+    values = session_on(memory).allocate(100, np.float32)
+    values[:] = np.arange(100)
+    batch = logprobs(values, np.array([0, 60, 100]))
+    assert _values(batch.array("logprobs")).address == values.ctypes.data
+    channel = InprocChannel()
+    assert channel._blocks[channel.keep(batch)] is batch
+
+
+@pytest.mark.parametrize("count,dtype,found", [(-1, np.int32, "-1 of int32"), (3, object, "3 of object")])
+def test_no_memory_of_no_size(heard: Heard, count: int, dtype: Any, found: str) -> None:
+    with pytest.raises(KernelError, match=f"n: allocate: expected .*found {found}.*Fix: "):
+        session_on(heard.allocate).allocate(count, dtype)
+    assert heard.pool.live == 0
+
+
+# the kernels that make large columns
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("allocate") / "qwen2", "qwen2")
+
+
+def made(kernel: Any, session: Any, chunk: Chunk, model: Model, **params: Any) -> Batch:
+    """What the kernel yields in one batch; the kernel has ended."""
+    models = {"model": model, "policy": model}
+    kernel.open(KernelNode(name="n", operator="o", models=models, params=params), Layout(), session)
+    (found,) = kernel.run(chunk)
+    kernel.close()
+    return found
+
+
+def rows_chunk() -> Chunk:
+    rows = random_rows(4, 3)
+    return Chunk(id=0, step=1, keys=rows.keys, inputs={"rows": rows})
+
+
+KERNELS = {
+    "logprobs": (TorchLogprobs, "lm", {}, {"logprobs"}),
+    "values": (TorchValues, "scalar", {}, {"values"}),
+    "scores": (TorchScores, "scalar", {}, {"reward"}),
+    "generate": (
+        TorchGenerate,
+        "lm",
+        {"n": 2, "max_tokens": 12},
+        {"prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_their_columns_are_kept_where_they_were_built(heard: Heard, base: str, name: str) -> None:
+    kernel, head, params, built = KERNELS[name]
+    chunk = prompt_chunk(["abc", "de"]) if kernel is TorchGenerate else rows_chunk()
+    model = Model("m", base, head=head)  # type: ignore[arg-type]
+    batch = made(kernel(), session_on(heard.allocate), chunk, model, **params)
+    block = heard.outbox.keep(batch)
+    assert heard.built(block) == built
+    ordinary = made(kernel(), FakeSession(node="n"), chunk, model, **params)
+    assert heard.outbox.records(block, ()).equals(ordinary.records)
+    assert heard.pool.live <= len(heard.given) + 1, "what it asked for, and at most one copy of all the rest"
+    heard.outbox.release(block)
+    del batch
+    gc.collect()
+    assert heard.live() == 0
+
