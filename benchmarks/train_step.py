@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import tyro
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -56,6 +57,10 @@ class OneProcess:
     def module(self, model: Any, make: Callable[[], T]) -> T:
         """Nobody to share with."""
         return make()
+
+    def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
+        """Nobody reads from here: ordinary memory."""
+        return np.empty(count, dtype)
 
 
 def answers(draw: np.random.Generator, kind: str) -> list[list[int]]:

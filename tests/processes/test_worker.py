@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from run_graphs import evaluated, small
 
-from dataflow.batch import Batch, Keys
+from dataflow.batch import Batch, Keys, Ragged
 from dataflow.graph import Graph
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
 from dataflow.schema import Rollout
 from engine.api import plan
-from engine.channels.contract import PeerLost, Request
+from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.inproc import InprocChannel
+from engine.channels.shm import ShmChannel
 from engine.coordinator.messages import (
     ChunkDone,
     Event,
@@ -99,7 +100,7 @@ class Gone(InprocChannel):
         raise PeerLost("data", "its process is gone")
 
 
-def opened(graph: Graph, name: str, channel: InprocChannel | None = None, **options: Any) -> tuple[Worker, Any]:
+def opened(graph: Graph, name: str, channel: Channel | None = None, **options: Any) -> tuple[Worker, Any]:
     """The Worker of this name, and its kernels by node."""
     made = plan(graph, RunOptions(threads=1, **options))
     nodes = tuple(replace(n, kernel=f"{__name__}:Scripted") for n in made.nodes)
@@ -188,6 +189,24 @@ def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny: Path) -> None:
             assert told == Loaded(node=reader, model="policy", version=version, worker="gen")
     assert kernels["greedy_rollout"].asked == [(1, ["a", "b"]), (2, ["a", "b"])]
     assert kernels["rollout"].asked == kernels["sampled_rollout"].asked == [(1, []), (2, [])]
+
+
+def test_kernels_build_columns_in_the_memory_of_the_workers_channel(tiny: Path, tmp_path: Path) -> None:
+    def alone(peer: str) -> NoReturn:
+        raise PeerLost(peer, "is not there")
+
+    channel = ShmChannel("gen", 0, alone, directory=tmp_path)
+    worker, kernels = opened(small(tiny, max_lag=1), "gen", channel, pin={"rollout": "gen", "train_policy": "train"})
+    ids = kernels["rollout"].session.allocate(100, np.int32)
+    ids[:] = np.arange(100)
+    made = Batch.make(Keys.of(range(2)), {"completion_ids": Ragged(ids, np.array([0, 40, 100]))}, Rollout)
+    ref = worker.keep(made)
+    (found,) = channel.fetch([Request(worker="gen", block=ref.block)])
+    assert found.column("completion_ids").values.buffers()[1].address == ids.ctypes.data
+    assert found.equals(made.records)
+    worker.release([ref.block])
+    worker.close()
+    channel.close()
 
 
 def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:

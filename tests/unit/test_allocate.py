@@ -205,4 +205,3 @@ def test_their_columns_are_kept_where_they_were_built(heard: Heard, base: str, n
     del batch
     gc.collect()
     assert heard.live() == 0
-
