@@ -20,6 +20,9 @@ chaos: setup
 bench: setup
 	.venv/bin/python -m benchmarks.check_and_plan --quick
 	.venv/bin/python -m benchmarks.overhead --quick
+	.venv/bin/python -m benchmarks.overlap --quick
+	.venv/bin/python -m benchmarks.across --quick
+	.venv/bin/python -m benchmarks.data_plane --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
 
 clean:
