@@ -20,6 +20,9 @@ From the moment that another Worker of the lease waits, what the holder is told 
 nobody starves, and a turn is long where the core tells much at once. What is under way always ends without anything
 else being told to the same Worker but Go and Release, which pass at once; so no two leases can wait for each other. Two
 ranks of one node are never in one lease (the plan sees to it): each would wait for the other.
+
+What one rank of a node could not fetch, no rank begins: one that has not heard of it yet never does, and of the others
+each still says that it is prepared, or that it could not fetch its rows either.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from engine.coordinator.messages import (
     Loaded,
     Offer,
     Offered,
+    Prepared,
     Publish,
     Record,
     Recorded,
@@ -88,6 +92,8 @@ class Leases:
         self._lease_of = {name: lease for lease in self._leases for name in lease.workers}
         self._ended_epoch: dict[str, int] = {}
         """The last incarnation of each Worker that has died: a death that is told twice is one."""
+        self._dropped: dict[str, int] = {}
+        """Train node -> the last assignment that some rank could not fetch."""
 
     # --- what the core says --------------------------------------------------------------------------------------
 
@@ -135,12 +141,14 @@ class Leases:
                 return self._ended("", lambda work: work == ("chunk", event.chunk))
             case Unfetched() if event.chunk >= 0:
                 return self._ended("", lambda work: work == ("chunk", event.chunk))
-            case Unfetched() if event.sequence >= 0:  # nor will any other rank begin: one that is prepared only waits
-                return self._ended("", lambda work: work == ("train", event.node))
+            case Unfetched() if event.sequence >= 0:
+                return self._unfetched(event)
             case Unfetched():
                 return self._ended(event.worker, lambda work: _is_other(work, event.node))
+            case Prepared():
+                return self._prepared(event)
             case Stepped():
-                return self._ended(event.worker, lambda work: work == ("train", event.node))
+                return self._ended(event.worker, lambda work: _is_step(work, event.node))
             case Loaded():  # a reader that takes a later version takes no earlier one any more
                 return self._ended(event.worker, lambda work: _is_load(work, event))
             case Evaluated():
@@ -163,6 +171,25 @@ class Leases:
         lease = self._lease_of[name]
         lease.state, lease.holder = "free", ""
         return _moved(lease)
+
+    def _unfetched(self, event: Unfetched) -> list[Instruction]:
+        """An assignment is dropped: to who waits for its turn it is not told, and who is prepared waits for no Go."""
+        self._dropped[event.node] = max(event.sequence, self._dropped.get(event.node, -1))
+        for lease in self._leases:
+            for worker in lease.workers.values():
+                worker.held = deque(each for each in worker.held if not _is_told(each, event))
+            lease.turns = deque(name for name in lease.turns if lease.workers[name].held)
+        out = self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
+        return out + self._ended("", lambda work: work == ("prepared", event.node, event.sequence))
+
+    def _prepared(self, event: Prepared) -> list[Instruction]:
+        """A rank waits for Go from now on; for nothing, where another one could not fetch its rows."""
+        lease = self._lease_of.get(event.worker)
+        if lease is None:
+            return []
+        if self._dropped.get(event.node, -1) < event.sequence:
+            lease.workers[event.worker].under_way.add(("prepared", event.node, event.sequence))
+        return self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
 
     def _ended(self, name: str, is_it: Callable[[Work], bool]) -> list[Instruction]:
         """Something has been answered, by this Worker (where no name is given: by whoever was told)."""
@@ -213,7 +240,7 @@ def _work_of(instruction: _Leased) -> Work:
         case RunChunk():
             return ("chunk", instruction.id)
         case TrainStep():
-            return ("train", instruction.node)
+            return ("train", instruction.node, instruction.sequence)
         case Evaluate():
             return ("evaluate", instruction.node, instruction.version)
         case Record():
@@ -227,6 +254,16 @@ def _work_of(instruction: _Leased) -> Work:
 def _is_other(work: Work, node: str) -> bool:
     """Whether this is what could not be begun, as something that it reads is gone: samples, an evaluation, weights."""
     return work[0] == "record" if node == "record" else work[0] in ("evaluate", "load") and work[1] == node
+
+
+def _is_step(work: Work, node: str) -> bool:
+    """Whether this is an assignment of a train node, begun at once or upon Go."""
+    return work[0] in ("train", "prepared") and work[1] == node
+
+
+def _is_told(instruction: _Leased, event: Unfetched) -> bool:
+    """Whether this is the assignment that could not be fetched."""
+    return _work_of(instruction) == ("train", event.node, event.sequence)
 
 
 def _is_load(work: Work, event: Loaded) -> bool:

@@ -196,10 +196,11 @@ class Proof:
             assert steps.pop(0) == self.last_step
         assert steps == list(range(self.first_step + 1 if self.past else 0, self.last_step + 1))
         order = {n.name: i for i, n in enumerate(self.trains)}
-        told = [m for m in self.said(TrainStep) if m.worker == self.plan.node(m.node).workers[0]]
-        said = self.once((m.step, order[m.node]) for m in sorted(told, key=lambda m: m.sequence))
+        told = {m.sequence: (m.step, order[m.node]) for m in self.said(TrainStep)}
+        assert all(told[m.sequence] == (m.step, order[m.node]) for m in self.said(TrainStep)), "two of one sequence"
+        assert sorted(told) == list(range(1, len(told) + 1))
+        said = self.once(told[sequence] for sequence in sorted(told))
         assert said == sorted(set(said)), f"train nodes out of order: {said}"
-        assert sorted(m.sequence for m in told) == list(range(1, len(told) + 1))
         if not self.faulty:  # else a Step may have been told, and undone, or told once more
             self._nothing_beside()
         self._one_after_another()

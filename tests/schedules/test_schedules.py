@@ -25,6 +25,8 @@ from tests.schedules.weather import begun, ended, prove
 
 FIRST, END = (int(x) for x in os.environ.get("SCHEDULE_SEEDS", "0:1000").split(":"))
 MANY = [range(start, min(start + 25, END)) for start in range(FIRST, END, 25)]
+ONCE_FAILED = (8605, 15399)
+"""Seeds beyond those with which `python -m tests.schedules.many` found what was wrong."""
 
 
 @contextmanager
@@ -67,6 +69,11 @@ def test_workers_that_die_change_nothing(seeds: range) -> None:
     for seed in range(seeds.start + 1 - seeds.start % 2, seeds.stop, 2):
         with replayable(seed) as it:
             prove(it)
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_what_once_failed_holds(seed: int) -> None:
+    prove(case(seed))
 
 
 @pytest.mark.parametrize("seeds", MANY[::8], ids=str)

@@ -22,6 +22,7 @@ from engine.coordinator.messages import (
     Loaded,
     Offer,
     Offered,
+    Prepared,
     Publish,
     Record,
     Recorded,
@@ -191,15 +192,69 @@ def test_release_and_go_pass_a_sleeping_worker() -> None:
     assert it.told(passing) == passing
 
 
-def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up() -> None:
+def steps(sequence: int, *workers: str) -> list[TrainStep]:
+    """What the ranks of one node are told."""
+    none = Keys.of([])
+    return [TrainStep(sequence=sequence, node="learn", worker=w, step=1, keys=none, inputs={}) for w in workers]
+
+
+def prepared(worker: str, sequence: int) -> Prepared:
+    return Prepared(node="learn", worker=worker, sequence=sequence)
+
+
+def unfetched(worker: str, sequence: int) -> Unfetched:
+    return Unfetched(node="learn", worker=worker, peer="gone", sequence=sequence)
+
+
+@pytest.mark.parametrize("last", ["prepared", "unfetched"])
+def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(last: str) -> None:
     it = leases(("a", "gen"), ("b", "other"))
-    steps = [TrainStep(sequence=7, node="learn", worker=w, step=1, keys=Keys.of([]), inputs={}) for w in ("a", "b")]
-    assert it.told(steps) == [Wake(worker="a"), Wake(worker="b")]
-    assert it.heard(Woken(worker="a")) == [steps[0]]
-    assert it.heard(Woken(worker="b")) == [steps[1]]
+    told = steps(7, "a", "b")
+    assert it.told(told) == [Wake(worker="a"), Wake(worker="b")]
+    assert it.heard(Woken(worker="a")) == told[:1]
+    assert it.heard(Woken(worker="b")) == told[1:]
     assert it.told([chunk(1, "gen")]) == []
-    gone = Unfetched(node="learn", worker="b", peer="gen2", sequence=7)
-    assert it.heard(gone) == [Sleep(worker="a")]
+    events = [prepared("a", 7), unfetched("b", 7)]
+    assert it.heard(events.pop(last == "prepared")) == []
+    assert it.heard(events.pop()) == [Sleep(worker="a")]
+
+
+def test_a_rank_in_its_sleep_is_not_told_of_an_assignment_that_another_could_not_fetch() -> None:
+    it = leases(("a", "gen"), ("b", "other"))
+    first, second = chunk(1, "gen"), chunk(2, "gen")
+    assert it.told([first]) == [Wake(worker="gen")]
+    assert it.heard(Woken(worker="gen")) == [first]
+    told = steps(7, "a", "b")
+    assert it.told(told) == [Wake(worker="b")]
+    assert it.heard(Woken(worker="b")) == told[1:]
+    assert it.heard(unfetched("b", 7)) == []
+    assert it.heard(ChunkDone(chunk=1, node="on_gen")) == []  # nobody waits for its devices any more
+    assert it.told([second]) == [second]
+
+
+def test_a_rank_that_wakes_for_an_assignment_that_another_could_not_fetch_passes_its_devices_on() -> None:
+    it = leases(("a", "gen"), ("b", "other"))
+    told = steps(7, "a", "b")
+    assert it.told(told) == [Wake(worker="a"), Wake(worker="b")]
+    assert it.heard(Woken(worker="b")) == told[1:]
+    assert it.heard(unfetched("b", 7)) == []
+    assert it.told([chunk(1, "gen")]) == []
+    assert it.heard(Woken(worker="a")) == [Sleep(worker="a")]
+
+
+def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> None:
+    it = leases(("a", "gen"), ("b", "other"))
+    first, second = steps(7, "a", "b"), steps(8, "a", "b")
+    it.told(first)
+    assert [*it.heard(Woken(worker="a")), *it.heard(Woken(worker="b"))] == first
+    assert it.heard(unfetched("b", 7)) == []
+    assert it.told(second) == second
+    assert it.heard(prepared("b", 8)) == []
+    assert it.told([chunk(1, "other"), chunk(2, "gen")]) == []
+    assert it.heard(unfetched("a", 7)) == []
+    assert it.heard(prepared("a", 8)) == []
+    assert it.heard(Stepped(node="learn", step=1, worker="a")) == [Sleep(worker="a")]
+    assert it.heard(Stepped(node="learn", step=1, worker="b")) == [Sleep(worker="b")]
 
 
 @pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Publish])
