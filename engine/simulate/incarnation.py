@@ -95,6 +95,8 @@ class Incarnation:
         self._timing = world.timing
         self._times = world.times
         self._stopped_until = 0.0
+        self._put_off: deque[Done] = deque()
+        """What would have happened while it stood still, in order."""
         self._queue: deque[Task] = deque()
         self._first: deque[Task] = deque()
         self._busy = False
@@ -112,8 +114,8 @@ class Incarnation:
         self._world.devices.sleep(self.name)
 
     def stop(self, seconds: float) -> None:
-        """It does nothing for a time, then goes on as if nothing had been."""
-        self._stopped_until = self._world.clock.now + seconds
+        """It does nothing for a time, then goes on as if nothing had been; the longest time counts."""
+        self._stopped_until = max(self._stopped_until, self._world.clock.now + seconds)
 
     @property
     def stopped(self) -> bool:
@@ -125,12 +127,22 @@ class Incarnation:
         self._world.clock.after(seconds, partial(self._act, action))
 
     def _act(self, action: Done) -> None:
+        """Now, or where it stands still as soon as it goes on: behind all that was to be before."""
         if self.gone:
             return
-        if self.stopped:
-            self._world.clock.after(self._stopped_until - self._world.clock.now, partial(self._act, action))
-        else:
+        if not self._put_off and not self.stopped:
             action()
+            return
+        if not self._put_off:
+            self._world.clock.after(self._stopped_until - self._world.clock.now, self._go_on)
+        self._put_off.append(action)
+
+    def _go_on(self) -> None:
+        if self.stopped:
+            self._world.clock.after(self._stopped_until - self._world.clock.now, self._go_on)
+            return
+        while self._put_off and not self.gone:
+            self._put_off.popleft()()
 
     def _hear(self, event: Event) -> None:
         self._world.sent(self, event)

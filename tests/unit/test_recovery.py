@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ from engine.coordinator.recovery import DEATHS, Recovery
 from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.faults import Faults
+from engine.simulate.incarnation import Incarnation
 from engine.simulate.workers import Simulation
 
 # --- the fence ------------------------------------------------------------------------------------------------------
@@ -394,6 +396,27 @@ def test_a_worker_that_dies_again_and_again_fails_the_run(max_lag: int) -> None:
     (finish,) = it.new(Finish)
     assert "worker data died 3 times" in finish.error
     assert "segmentation fault 0" in finish.error
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    times=st.lists(st.floats(0.0, 50.0), max_size=8),
+    stops=st.lists(st.tuples(st.floats(0.0, 40.0), st.floats(0.1, 30.0)), min_size=1, max_size=3),
+)
+def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_have(
+    times: list[float], stops: list[tuple[float, float]]
+) -> None:
+    world = Simulation(plan(1), Settings(steps=1), rows={"prompts": 1}, timing=Timing(), outcomes=Outcomes())
+    it, done = Incarnation(world, "rollout", 0), list[tuple[float, int]]()
+    for when, seconds in stops:
+        world.clock.after(when, partial(it.stop, seconds))
+    for number, when in enumerate(times):
+        it.after(when, partial(lambda n: done.append((world.clock.now, n)), number))
+    while world.clock.step():
+        pass
+    assert [n for _, n in done] == sorted(range(len(times)), key=times.__getitem__)
+    still = [(when, when + seconds) for when, seconds in stops]
+    assert not [(at, s) for at, _ in done for s in still if s[0] < at < s[1]]
 
 
 def test_a_run_with_faults_repeats_exactly() -> None:
