@@ -70,7 +70,7 @@ Work = tuple[str | int, ...]
 class _Worker:
     """What a Worker of a lease was told and has not ended, and what is held back until it is awake."""
 
-    under_way: set[Work] = field(default_factory=set)
+    under_way: list[Work] = field(default_factory=list)
     held: deque[_Leased] = field(default_factory=deque)
 
 
@@ -115,7 +115,7 @@ class Leases:
     def _leased(self, lease: _Lease, instruction: _Leased) -> list[Instruction]:
         name, worker = instruction.worker, lease.workers[instruction.worker]
         if lease.state == "held" and lease.holder == name and not lease.turns:
-            worker.under_way.add(_work_of(instruction))
+            worker.under_way.append(_work_of(instruction))
             return [instruction]
         worker.held.append(instruction)
         waking = lease.state == "waking" and lease.holder == name
@@ -155,15 +155,16 @@ class Leases:
                 return self._ended("", lambda work: work == ("evaluate", event.node, event.version))
             case Recorded():
                 return self._ended("", lambda work: work == ("record", event.step))
-            case Offered():
-                return self._ended(event.worker, lambda work: work == ("offer", event.model, event.version))
+            case Offered():  # of a version that is wanted once more each offer is answered
+                offer = ("offer", event.model, event.version)
+                return self._ended(event.worker, lambda work: work == offer, every=False)
         return []
 
     def _woken(self, name: str) -> list[Instruction]:
         lease, worker = self._lease_of[name], self._lease_of[name].workers[name]
         lease.state = "held"
         out: list[Instruction] = list(worker.held)
-        worker.under_way.update(_work_of(each) for each in worker.held)
+        worker.under_way.extend(_work_of(each) for each in worker.held)
         worker.held.clear()
         return out + _moved(lease)
 
@@ -188,15 +189,19 @@ class Leases:
         if lease is None:
             return []
         if self._dropped.get(event.node, -1) < event.sequence:
-            lease.workers[event.worker].under_way.add(("prepared", event.node, event.sequence))
+            lease.workers[event.worker].under_way.append(("prepared", event.node, event.sequence))
         return self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
 
-    def _ended(self, name: str, is_it: Callable[[Work], bool]) -> list[Instruction]:
-        """Something has been answered, by this Worker (where no name is given: by whoever was told)."""
+    def _ended(self, name: str, is_it: Callable[[Work], bool], *, every: bool = True) -> list[Instruction]:
+        """Something has been answered, by this Worker (where no name is given: by whoever was told). every: all of it,
+        else what was told first.
+        """
         out: list[Instruction] = []
         for lease in self._leases:
             for worker in lease.workers.values() if not name else filter(None, (lease.workers.get(name),)):
-                worker.under_way = {work for work in worker.under_way if not is_it(work)}
+                ended = [work for work in worker.under_way if is_it(work)]
+                for work in ended if every else ended[:1]:
+                    worker.under_way.remove(work)
             out += _moved(lease)
         return out
 

@@ -278,6 +278,16 @@ def test_a_later_load_counts_for_the_earlier_ones() -> None:
     assert it.heard(Loaded(node="r", model="m", version=2, worker="a")) == [Sleep(worker="a")]
 
 
+def test_of_a_version_that_was_asked_for_twice_each_offer_is_answered() -> None:
+    it = leases(("a", "b"))
+    offers = [Offer(model="m", writer="w", worker="a", version=0) for _ in range(2)]
+    it.told(offers)
+    assert it.heard(Woken(worker="a")) == offers
+    it.told([chunk(0, "b")])
+    assert it.heard(answer(offers[0])) == []
+    assert it.heard(answer(offers[1])) == [Sleep(worker="a")]
+
+
 @pytest.mark.parametrize("state", ["waking", "held", "sleeping"])
 def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state: str) -> None:
     it = leases(("a", "b"))
