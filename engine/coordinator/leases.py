@@ -21,8 +21,8 @@ nobody starves, and a turn is long where the core tells much at once. What is un
 else being told to the same Worker but Go and Release, which pass at once; so no two leases can wait for each other. Two
 ranks of one node are never in one lease (the plan sees to it): each would wait for the other.
 
-What one rank of a node could not fetch, no rank begins: one that has not heard of it yet never does, and of the others
-each still says that it is prepared, or that it could not fetch its rows either.
+What one rank of a node could not fetch, no rank begins; but each of the others still says that it is prepared, or that
+it could not fetch its rows either, and one that sleeps takes its turn for that.
 """
 
 from __future__ import annotations
@@ -174,12 +174,8 @@ class Leases:
         return _moved(lease)
 
     def _unfetched(self, event: Unfetched) -> list[Instruction]:
-        """An assignment is dropped: to who waits for its turn it is not told, and who is prepared waits for no Go."""
+        """An assignment is dropped: who is prepared for it waits for no Go."""
         self._dropped[event.node] = max(event.sequence, self._dropped.get(event.node, -1))
-        for lease in self._leases:
-            for worker in lease.workers.values():
-                worker.held = deque(each for each in worker.held if not _is_told(each, event))
-            lease.turns = deque(name for name in lease.turns if lease.workers[name].held)
         out = self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
         return out + self._ended("", lambda work: work == ("prepared", event.node, event.sequence))
 
@@ -264,11 +260,6 @@ def _is_other(work: Work, node: str) -> bool:
 def _is_step(work: Work, node: str) -> bool:
     """Whether this is an assignment of a train node, begun at once or upon Go."""
     return work[0] in ("train", "prepared") and work[1] == node
-
-
-def _is_told(instruction: _Leased, event: Unfetched) -> bool:
-    """Whether this is the assignment that could not be fetched."""
-    return _work_of(instruction) == ("train", event.node, event.sequence)
 
 
 def _is_load(work: Work, event: Loaded) -> bool:

@@ -18,6 +18,9 @@ An assignment of a node with ranks goes through these states:
 No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others hanging in one. A
 rank that is prepared for a dropped assignment lets it go when it is told the next one; what it still says of the
 former is of no interest. A rank that is lost takes a part of the train state with it: the core answers with GoBack.
+
+Of a dropped assignment the core knows that its rows are free. A rank that has not answered is still going to fetch
+them: until it has, their blocks are not released.
 """
 
 from __future__ import annotations
@@ -70,6 +73,10 @@ class Ranks:
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
         """Tokens of each row of the blocks that a rank group may be given."""
+        self._fetching: dict[tuple[str, str, int], frozenset[tuple[str, int]]] = {}
+        """(node, rank, sequence) -> the blocks, by (worker, number), that it has not said to have fetched."""
+        self._free: set[tuple[str, int]] = set()
+        """Blocks of which only that is awaited."""
 
     # --- what the core says --------------------------------------------------------------------------------------
 
@@ -89,13 +96,25 @@ class Ranks:
             case Release():
                 for block in instruction.blocks:
                     self._lengths.pop((instruction.worker, block), None)
+                return self._released(instruction)
         return [instruction]
 
     def _assigned(self, message: TrainStep) -> list[Instruction]:
         group = self._groups[message.node]
         group.sequence, group.state, group.left = message.sequence, "preparing", set(group.ranks)
         rank_of = self._split(message.keys, message.inputs, len(group.ranks))
-        return [_share(message, worker, np.flatnonzero(rank_of == rank)) for rank, worker in enumerate(group.ranks)]
+        told = [_share(message, worker, np.flatnonzero(rank_of == rank)) for rank, worker in enumerate(group.ranks)]
+        for each in told:
+            refs = (ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs)
+            self._fetching[each.node, each.worker, each.sequence] = frozenset(refs)
+        return [*told]
+
+    def _released(self, message: Release) -> list[Instruction]:
+        """What no rank is going to fetch any more goes now."""
+        awaited = frozenset[tuple[str, int]]().union(*self._fetching.values())
+        self._free |= awaited.intersection((message.worker, block) for block in message.blocks)
+        now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
+        return [replace(message, blocks=now)] if now else []
 
     def _split(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], ranks: int) -> np.ndarray:
         """int64 [rows]: the rank of each row."""
@@ -127,17 +146,25 @@ class Ranks:
             case Produced() if event.node in self._weighed:
                 self.kept((event.ref,))
             case Prepared() if event.node in self._groups:
-                return [], self._prepared(event)
+                return [], [*self._answered(event), *self._prepared(event)]
             case Stepped() if event.node in self._groups:
                 return self._stepped(event), []
             case Unfetched() if event.node in self._groups:
-                return self._unfetched(event), []
+                return self._unfetched(event), self._answered(event)
             case Offered() if event.worker != self._first.get(event.model, event.worker):
                 # All ranks took part; whoever kept a block all the same may let it go.
                 return [], [Release(worker=event.worker, blocks=(event.block,))] if event.block >= 0 else []
             case WorkerLost():
                 self._lengths = {at: found for at, found in self._lengths.items() if at[0] != event.worker}
+                self._free = {ref for ref in self._free if ref[0] != event.worker}
         return [event], []
+
+    def _answered(self, event: Prepared | Unfetched) -> list[Instruction]:
+        """A rank has fetched its rows, or let them go: blocks that were to be free go with the last one's answer."""
+        self._fetching.pop((event.node, event.worker, event.sequence), None)
+        done = self._free.difference(*self._fetching.values())
+        self._free -= done
+        return [Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
 
     def _prepared(self, event: Prepared) -> list[Instruction]:
         group = self._groups[event.node]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -219,27 +220,21 @@ def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(last: str)
     assert it.heard(events.pop()) == [Sleep(worker="a")]
 
 
-def test_a_rank_in_its_sleep_is_not_told_of_an_assignment_that_another_could_not_fetch() -> None:
-    it = leases(("a", "gen"), ("b", "other"))
-    first, second = chunk(1, "gen"), chunk(2, "gen")
-    assert it.told([first]) == [Wake(worker="gen")]
-    assert it.heard(Woken(worker="gen")) == [first]
-    told = steps(7, "a", "b")
-    assert it.told(told) == [Wake(worker="b")]
-    assert it.heard(Woken(worker="b")) == told[1:]
-    assert it.heard(unfetched("b", 7)) == []
-    assert it.heard(ChunkDone(chunk=1, node="on_gen")) == []  # nobody waits for its devices any more
-    assert it.told([second]) == [second]
-
-
-def test_a_rank_that_wakes_for_an_assignment_that_another_could_not_fetch_passes_its_devices_on() -> None:
+@pytest.mark.parametrize("last", [prepared, unfetched])
+def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_devices_on(
+    last: Callable[[str, int], Event],
+) -> None:
     it = leases(("a", "gen"), ("b", "other"))
     told = steps(7, "a", "b")
-    assert it.told(told) == [Wake(worker="a"), Wake(worker="b")]
+    assert it.told([chunk(1, "gen"), *told]) == [Wake(worker="gen"), Wake(worker="b")]
     assert it.heard(Woken(worker="b")) == told[1:]
     assert it.heard(unfetched("b", 7)) == []
-    assert it.told([chunk(1, "gen")]) == []
-    assert it.heard(Woken(worker="a")) == [Sleep(worker="a")]
+    assert it.heard(Woken(worker="gen")) != []
+    assert it.heard(ChunkDone(chunk=1, node="on_gen")) == [Sleep(worker="gen")]
+    assert it.heard(Slept(worker="gen")) == [Wake(worker="a")]
+    assert it.heard(Woken(worker="a")) == told[:1]
+    assert it.told([chunk(2, "gen")]) == []
+    assert it.heard(last("a", 7)) == [Sleep(worker="a")]
 
 
 def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> None:

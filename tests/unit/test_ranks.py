@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,38 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
     assert it.heard(Prepared(node="learn", worker="t0", sequence=0)) == ([], [])  # late
     assert it.heard(Prepared(node="learn", worker="t1", sequence=1)) == ([], [])
     assert len(it.heard(Prepared(node="learn", worker="t0", sequence=1))[1]) == 2
+
+
+@pytest.mark.parametrize("last", ["prepared", "unfetched"])
+def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answered(last: str) -> None:
+    it = ranks(3)
+    shares = told(it, *assignment([5, 5, 5]))
+    (mine,) = shares[2].inputs["rows"][0].refs
+    gone = Unfetched(node="learn", worker="t0", peer="gen2", sequence=0)
+    assert it.heard(gone) == ([gone], [])
+    assert it.heard(Prepared(node="learn", worker="t1", sequence=0)) == ([], [])
+    others = tuple(block for block in (10, 11, 12) if block != mine[1])
+    assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == [Release(worker="gen", blocks=others)]
+    told(it, *assignment([5, 5, 5], sequence=1))
+    kinds: dict[str, Event] = {
+        "prepared": Prepared(node="learn", worker="t2", sequence=0),
+        "unfetched": Unfetched(node="learn", worker="t2", peer="gen2", sequence=0),
+    }
+    assert it.heard(kinds[last]) == ([], [])  # the same blocks are read once more
+    answers = [it.heard(Prepared(node="learn", worker=worker, sequence=1))[1] for worker in ("t0", "t1", "t2")]
+    assert answers[:2] == [[], []]
+    assert answers[2][0] == Release(worker="gen", blocks=(mine[1],))
+
+
+def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost() -> None:
+    it = ranks(2)
+    shares = told(it, *assignment([5, 5, 5]))
+    gone = Unfetched(node="learn", worker="t0", peer="gen", sequence=0)
+    assert it.heard(gone) == ([gone], [])
+    blocks = tuple(block for _, block in shares[1].inputs["rows"][0].refs)
+    assert it.told([Release(worker="gen", blocks=blocks)]) == []
+    it.heard(WorkerLost(worker="gen", epoch=0, error="killed"))
+    assert it.heard(replace(gone, worker="t1")) == ([], [])
 
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
