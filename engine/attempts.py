@@ -179,7 +179,10 @@ class _Run:
         return views
 
     def result(self, finish: Finish) -> Result:
-        """How the run ended."""
+        """How the run ended; without samples of a Step that came to nothing, which a recorder may have left as it died:
+        they are written anew with the Step, but where the data has ended there is none.
+        """
+        SampleWriter(self._folder.samples).truncate_after(self.step)
         last = self._store.latest()
         return Result(
             folder=self._folder.path,

@@ -7,7 +7,9 @@
 Owns: what the recorder and the train nodes are told, once more where somebody's rows were gone.
 Does not own: the nodes between the cut and them (step.py), nor what follows (core.py).
 
-Until the first TrainStep the Step can be undone: then the weights move on, and the samples are on their way.
+Until the first TrainStep the Step can be undone: then the weights move on, and the samples are on their way. Where
+neither could be begun it can be undone as before, also where the recorder has died: what that may have written is
+written anew with the Step, and deleted at the run's end (engine/attempts.py) where there is no such Step any more.
 """
 
 from __future__ import annotations

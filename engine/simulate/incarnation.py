@@ -322,6 +322,7 @@ class Incarnation:
     def _record(self, message: Record, done: Done) -> None:
         def end() -> None:
             self._check(message)
+            self._world.history.samples[message.step] = message.keys
             self._hear(Recorded(step=message.step))
             done()
 

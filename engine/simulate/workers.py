@@ -69,6 +69,8 @@ class History:
     trained: list[tuple[TrainStep, dict[str, np.ndarray]]] = field(default_factory=list)
     """Train nodes' Steps as they ended, with the version of each row by producer."""
     stored: list[Stored] = field(default_factory=list)
+    samples: dict[int, Keys] = field(default_factory=dict)
+    """Step -> the rows of its file, as it was written last, and not deleted."""
 
 
 class Simulation:
@@ -107,6 +109,8 @@ class Simulation:
         self.deaths = 0
         self._stateful = plan.stateful
         self._storing = 0
+        self._closed = 0
+        """The last Step that was closed."""
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -114,6 +118,7 @@ class Simulation:
         """Start the coordinator, with what a checkpoint kept put into the outbox anew."""
         for worker in self._workers.values():
             worker.opened = True
+        self._closed = restored.message.step if restored is not None else 0
         self._say(self.coordinator.start(self._restored(restored) if restored is not None else None))
         for node in self.plan.nodes:
             if node.work == "source":
@@ -192,13 +197,15 @@ class Simulation:
                     self._begin_to_store(instruction)
                 case Finish():
                     self.finish = instruction
+                    for step in [step for step in self.history.samples if step > self._closed]:
+                        del self.history.samples[step]
                 case GoBack():
                     self.gone_back = instruction
                 case Respawn():
                     for name in instruction.workers:
                         self._respawn(name)
                 case StepClosed():
-                    pass
+                    self._closed = instruction.step
                 case _:
                     self._tell(instruction)
 

@@ -63,6 +63,19 @@ def test_the_run_goes_on_as_if_nothing_had_happened(
     assert len(list((again.folder / "trace").iterdir())) == 1
 
 
+def test_samples_that_a_dead_recorder_left_of_a_step_that_never_came_go_with_the_end_of_the_run(
+    tiny: Path, options: Options
+) -> None:
+    given = options(2)
+
+    def leave(row: Any) -> None:
+        (samples,) = given.runs.glob("*/samples")
+        (samples / f"step_{int(row['step']) + 1:06d}.parquet").write_bytes(b"")
+
+    samples = run(small(tiny), given, on_step=[leave]).folder / "samples"
+    assert sorted(path.name for path in samples.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+
+
 def test_attempts_that_come_no_further_end_the_run(
     tiny: Path, options: Options, lose: Callable[..., list[int]]
 ) -> None:

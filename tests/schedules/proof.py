@@ -133,6 +133,7 @@ class Proof:
         self.batches_full()
         self.evaluated_when_due()
         self.followers_moved()
+        self.samples_those_of_steps()
         self.cuts_exact()
         self.nobody_lost()
         if not self.past:
@@ -317,9 +318,25 @@ class Proof:
             if version % model.every == 0
         )
         assert moves == wanted
+
+    def samples_those_of_steps(self) -> None:
+        """Each Step has its samples, of the rows that it was trained on; nothing else has any when the run ends."""
         recorded = self.once(m.step for m in self.said(Record))
-        steps = list(range(self.first_step + 1, self.last_step + 1))
-        assert recorded == (steps if self.plan.recorded else [])
+        steps = list(range(self.first_step + 1, self.last_step + 1)) if self.plan.recorded else []
+        undone = [self.last_step + 1] if self.faulty else []  # told, and never formed again as the data had ended
+        assert recorded in (steps, steps + undone), f"samples were told for {recorded}"
+        assert sorted(self.history.samples) == steps
+        for step, keys in self.history.samples.items():
+            gate = self.plan.node(self.plan.recorded[0].gate)
+            trains = [n for n in self.trains if n.source == gate.source]
+            prompts = {(p, a) for n in trains for p, _, a in self.trained[n.name].get(step, ())}
+            for prompt in prompts:
+                wanted = set(self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt)).rows())
+                assert wanted == {k for k in keys.rows() if (k[0], k[2]) == prompt}, f"samples of step {step}: {prompt}"
+            others = {p for p, _, a in keys.rows() if (p, a) not in prompts}
+            for node in trains:
+                trained = {p for rows in self.trained[node.name].values() for p, _, _ in rows}
+                assert not others & trained, f"samples of step {step}: {others & trained} are of another"
 
     def cuts_exact(self) -> None:
         """Checkpoints come every k Steps and at the end; every position is in exactly one state."""
