@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -70,7 +71,9 @@ class CollectiveChannel:
         wait_for_all(mine, rank, world, timeout)
         self._headers: Any = _gloo(PrefixStore("headers", mine), rank, world, host, timeout)
         self._payload: Any = self._headers
+        self._stream: torch.cuda.Stream | None = None
         if torch.device(device).type == "cuda":
+            self._stream = torch.cuda.Stream(device)
             self._payload = _nccl(PrefixStore("payload", mine), rank, world, timeout)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"collective-{name}")
 
@@ -107,13 +110,15 @@ class CollectiveChannel:
         self._require_peer(role, peer)
         flat = [_bytes(tensor, role) for tensor in tensors]
         header = self._header(role, peer, sequence, tensors)
+        stream = self._stream_after_now()
 
         def transfer() -> RunError | None:
             # What a backend raises holds frames, and these its connections, which have to close: its words are kept.
             try:
                 self._require_open()
                 self._agree(role, peer, header)
-                move([part for part in flat if part.numel()])
+                with stream:
+                    move([part for part in flat if part.numel()])
             except RuntimeError as error:
                 return self._failed(role, peer, sequence, error)
             return None
@@ -126,6 +131,15 @@ class CollectiveChannel:
         if failed is not None:
             raise self._fence(failed)
         self._next[role, -1 if role == "broadcast" else peer] = sequence + 1
+
+    def _stream_after_now(self) -> AbstractContextManager[Any]:
+        """Between devices, a stream of the channel's own, behind what the caller's has been given so far: what it is
+        given afterwards does not wait for the transfer.
+        """
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        return torch.cuda.stream(self._stream)
 
     def _header(self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor]) -> Tensor:
         """int64 [5]: magic, role, sequence, number of tensors, hash of their dtypes and shapes."""

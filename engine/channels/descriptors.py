@@ -2,7 +2,7 @@
 
 Owns: the messages of engine/channels/shm.py and their bounds. Does not own: framing (packets.py).
 
-    reader -> owner     Fetch
+    reader -> owner     Fetch; Send, which is answered elsewhere (pairs.py)
     owner -> reader     BoardHere (with the descriptor) at first; SlabHere (with the descriptor), ShapeHere, before the
                         first Reply that needs them; Reply; SlabGone whenever one was given back to the system
     on the board        Lies, of all columns of a block
@@ -41,6 +41,13 @@ class BoardHere(Struct, array_like=True, frozen=True, tag="board"):
     """The owner's board (board.py), whose descriptor comes beside this message."""
 
     size: Count
+
+
+class Send(Struct, array_like=True, frozen=True, tag="send"):
+    """Send the tensors of this block as the pair's transfer of this number."""
+
+    block: Count
+    sequence: Count
 
 
 class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
@@ -101,7 +108,7 @@ FromOwner = BoardHere | SlabHere | SlabGone | ShapeHere | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 _from_owner = msgspec.msgpack.Decoder(FromOwner)
-_fetch = msgspec.msgpack.Decoder(Fetch)
+_from_reader = msgspec.msgpack.Decoder(Fetch | Send)
 _lies = msgspec.msgpack.Decoder(Lies)
 _T = TypeVar("_T")
 
@@ -111,9 +118,9 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_fetch(data: bytes) -> Fetch:
-    """Raises RunError for anything else."""
-    return _decoded(_fetch, data)
+def decode_from_reader(data: bytes) -> Fetch | Send:
+    """Raises RunError for what is no message of a reader."""
+    return _decoded(_from_reader, data)
 
 
 def decode_from_owner(data: bytes) -> FromOwner:

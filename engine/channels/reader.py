@@ -29,6 +29,7 @@ from engine.channels.descriptors import (
     Lacks,
     Lies,
     Reply,
+    Send,
     ShapeHere,
     SlabGone,
     SlabHere,
@@ -91,6 +92,13 @@ class Reader:
         if len(reply.answers) != len(requests):
             raise self._wrong(f"expected {len(requests)} answers, found {len(reply.answers)}")
         return [self._rows(answer, request) for answer, request in zip(reply.answers, requests, strict=True)]
+
+    def have_sent(self, block: int, sequence: int) -> None:
+        """Ask for the tensors of a block, which come by another way. Raises PeerLost."""
+        try:
+            self._packets.send(encode(Send(block, sequence)))
+        except Closed as closed:
+            raise self._lost(closed) from closed
 
     def hear(self) -> list[Reply]:
         """Take whatever came and does not have to be waited for; returns replies."""

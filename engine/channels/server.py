@@ -19,11 +19,22 @@ import selectors
 import socket
 import threading
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
 from engine.channels.board import SIZE
-from engine.channels.descriptors import BoardHere, Fetch, Reply, ShapeHere, SlabGone, SlabHere, decode_fetch, encode
+from engine.channels.descriptors import (
+    BoardHere,
+    Fetch,
+    Reply,
+    Send,
+    ShapeHere,
+    SlabGone,
+    SlabHere,
+    decode_from_reader,
+    encode,
+)
 from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import Closed, Packets
 from engine.channels.slabs import Slab
@@ -45,10 +56,14 @@ class _Reader:
 
 
 class Server:
-    """Answers the peers of one outbox from a thread of its own, until `close`."""
+    """Answers the peers of one outbox from a thread of its own, until `close`.
+
+    on_send: called from that thread where a peer asks for tensors, (peer, block, sequence), and never waits.
+    """
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
         self.refused: Counter[str] = Counter()
+        self.on_send: Callable[[str, int, int], None] | None = None
         self._outbox = outbox
         self._new: deque[tuple[str, socket.socket]] = deque()
         self._over = False
@@ -130,7 +145,7 @@ class Server:
                 reader.packets.flush()
             if what & selectors.EVENT_READ:
                 for message in reader.packets.receive():
-                    self._answer(reader, decode_fetch(message))
+                    self._hear(reader, decode_from_reader(message))
             self._watch(reader)
         except Closed:
             self._drop(reader)
@@ -138,6 +153,14 @@ class Server:
             self.refused[reader.peer] += 1
             _log.warning("%s: request refused, its connection is closed: %s", reader.peer, error)
             self._drop(reader)
+
+    def _hear(self, reader: _Reader, message: Fetch | Send) -> None:
+        if isinstance(message, Fetch):
+            self._answer(reader, message)
+        elif self.on_send is not None:
+            self.on_send(reader.peer, message.block, message.sequence)
+        else:
+            raise RunError(f"it asks for the tensors of block {message.block}, and none are sent from here")
 
     def _answer(self, reader: _Reader, fetch: Fetch) -> None:
         answers = []

@@ -135,6 +135,15 @@ class ShmChannel:
                 self._fetch_others(requests, others, found)
         return [found[index] for index in range(len(requests))]
 
+    def have_sent(self, peer: str, block: int, sequence: int) -> None:
+        """Ask a peer to send the tensors of a block; see pairs.py. Raises PeerLost."""
+        with self._asking:
+            self._from(peer, lambda r: r.have_sent(block, sequence))
+
+    def send_by(self, on_send: Callable[[str, int, int], None]) -> None:
+        """What to do where a peer asks for tensors, (peer, block, sequence); it must not wait."""
+        self._server.on_send = on_send
+
     def close(self) -> None:
         """Let everything go: the thread, connections, slabs."""
         self._server.close()

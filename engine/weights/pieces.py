@@ -11,7 +11,7 @@ it is no signature: who may speak on a channel is the channel's to know.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -57,7 +57,7 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     that cannot travel.
     """
     given = list(pieces)
-    _require_once([piece.name for piece in given])
+    require_complete([piece.name for piece in given], range(len(given)))
     rows = [
         _Row(number, piece.name, dtype_of(piece), tuple(piece.data.shape), bytes_of(piece.data))
         for number, piece in enumerate(given)
@@ -87,8 +87,7 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
     """
     _require_schema(records)
     rows, hashes = _verified(records)
-    _require_once([row.name for row in rows])
-    _require_order([row.name for row in rows], [row.number for row in rows])
+    require_complete([row.name for row in rows], [row.number for row in rows])
     if digest_of(hashes) != digest:
         raise RunError(
             f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r}, have digest "
@@ -129,6 +128,22 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def hash_bytes(number: int, name: str, dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
     """A hash that has taken in all of a piece but its data."""
     return xxhash.xxh3_128(f"{number}\0{name}\0{dtype}\0{shape}\0".encode())
+
+
+def require_complete(names: Sequence[str], numbers: Iterable[int]) -> None:
+    """Raises RunError unless every name comes once, and every number in its place."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise RunError(f"weights: expected every piece once, found {name!r} twice. Fix: one row for each name.")
+        seen.add(name)
+    for row, (name, number) in enumerate(zip(names, numbers, strict=True)):
+        if number != row:
+            before = f"after {names[row - 1]!r}" if row else "at the beginning"
+            raise RunError(
+                f"weights: expected piece {row} {before}, found {name!r}, which is piece {number}: one is missing or "
+                "out of its order. Fix: fetch the block that Offered names, all rows in order."
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,21 +233,3 @@ def _require_schema(records: pa.RecordBatch) -> None:
             f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types "
             f"{[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names, all columns of it."
         )
-
-
-def _require_once(names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise RunError(f"weights: expected every piece once, found {name!r} twice. Fix: one row for each name.")
-        seen.add(name)
-
-
-def _require_order(names: list[str], numbers: list[int]) -> None:
-    for row, (name, number) in enumerate(zip(names, numbers, strict=True)):
-        if number != row:
-            before = f"after {names[row - 1]!r}" if row else "at the beginning"
-            raise RunError(
-                f"weights: expected piece {row} {before}, found {name!r}, which is piece {number}: one is missing or "
-                "out of its order. Fix: fetch the block that Offered names, all rows in order."
-            )

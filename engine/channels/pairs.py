@@ -1,0 +1,220 @@
+"""Weights straight from one Worker to another of its host: a world of two ranks for each pair of them.
+
+    thread                  waits for                                         unblocked by
+    the reader's main       the writer's end of the world, then the payload   the thread below; its end; a time limit
+    one for each reader     a request; then the same of the reader            the reader; its end; a time limit
+
+Owns: what can be sent, the worlds of this Worker, the device that payloads lie on. Does not own: a
+transfer (collective.py), what tensors mean (engine/weights), who meets whom (the Supervisor).
+
+The reader instructs the other end: it asks for a block when it is ready to load it (`ask`, over the pair's data
+socket), and the writer's Worker sends at once, from a thread of its own, whatever its kernels do. Rank 0 is the writer.
+A world is formed at its first transfer, and belongs to two incarnations: a Worker that begins anew is met anew. One
+that lost its other end, or was late, is given up by both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from typing import TYPE_CHECKING, Any
+
+from dataflow.errors import RunError
+from engine.channels.contract import PeerLost
+from engine.channels.world import TIMEOUT, rendezvous
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.channels.collective import CollectiveChannel
+
+_HOST = "127.0.0.1"
+_WRITER, _READER = 0, 1
+_GRACE = 5.0
+"""Seconds beyond a time limit, for whatever keeps it to say so."""
+_log = logging.getLogger(__name__)
+
+Ask = Callable[[str, int, int], None]
+"""(peer, block, sequence): have that Worker send a block as the next transfer of the pair. Raises PeerLost."""
+
+
+class Pairs:
+    """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to come, and for each
+    transfer.
+    """
+
+    def __init__(self, name: str, ask: Ask, *, timeout: float = TIMEOUT) -> None:
+        self.name = name
+        self._ask = ask
+        self._timeout = timeout
+        self._kept: dict[int, Sequence[Tensor]] = {}
+        self._worlds: dict[tuple[str, int], _World] = {}
+        """By peer and own rank."""
+        self._lock = threading.Lock()
+        self._moved = 0
+
+    def meet(self, peer: str, port: int, listening: int | None) -> None:
+        """Where this pair meets, from any thread; it replaces an earlier world. listening: the socket, for the writer,
+        which is this Worker then.
+        """
+        rank = _READER if listening is None else _WRITER
+        world = _World(self.name, peer, rank, port, listening, self._timeout)
+        with self._lock:
+            earlier = self._worlds.get((peer, rank))
+            self._worlds[peer, rank] = world
+        if earlier is not None:
+            earlier.close()
+
+    def close(self) -> None:
+        """Leave every world."""
+        for world in list(self._worlds.values()):
+            self._give_up(world)
+        self._kept.clear()
+
+    # --- the writer -----------------------------------------------------------------------------------------------
+
+    def keep(self, block: int, tensors: Sequence[Tensor]) -> None:
+        """Tensors that can be asked for by this number; nobody changes them any more."""
+        self._kept[block] = tensors
+
+    def kept(self, block: int) -> Sequence[Tensor]:
+        """What was kept under this number; KeyError where nothing is."""
+        return self._kept[block]
+
+    def release(self, block: int) -> None:
+        """Forget them, if there are any; a transfer that is under way goes on."""
+        self._kept.pop(block, None)
+
+    def asked(self, peer: str, block: int, sequence: int) -> None:
+        """From the thread that hears readers, which never waits: send a block to this one."""
+        world = self._worlds.get((peer, _WRITER))
+        if world is None:
+            _log.warning("%s asks for block %d, and nothing was said of where to meet it", peer, block)
+        else:
+            world.thread.submit(self._send, world, block, sequence)
+
+    def _send(self, world: _World, block: int, sequence: int) -> None:
+        """On the world's thread. What goes wrong ends the world, which the reader notices, and no more than that."""
+        try:
+            channel = world.formed()
+            channel.send(_READER, sequence, [t.to(world.device) for t in self._kept[block]])
+        except (KeyError, RuntimeError) as error:
+            _log.warning("weights of block %d were not sent to %s: %r", block, world.peer, error)
+            self._give_up(world)
+
+    # --- the reader -----------------------------------------------------------------------------------------------
+
+    def receive(self, peer: str, block: int, room: Callable[[str], list[Tensor]]) -> list[Tensor]:
+        """The tensors that a peer keeps under this number. room: given a device, tensors of their shapes and dtypes.
+
+        Raises PeerLost where the peer is gone or late, RunError where it means something else.
+        """
+        world = self._worlds.get((peer, _READER))
+        if world is None:
+            raise PeerLost(peer, "expected its process, found none that runs. Fix: see its log for why it ended.")
+        try:
+            self._ask(peer, block, world.sequence)
+            channel = world.formed_in_time()
+            tensors = room(world.device)
+            channel.receive(_WRITER, world.sequence, tensors)
+        except RunError:
+            self._give_up(world)
+            raise
+        world.sequence += 1
+        with self._lock:
+            self._moved += sum(t.numel() * t.element_size() for t in tensors)
+        return tensors
+
+    def moved(self) -> int:
+        """Payload bytes that came since the last call."""
+        with self._lock:
+            found, self._moved = self._moved, 0
+            return found
+
+    def _give_up(self, world: _World) -> None:
+        with self._lock:
+            if self._worlds.get((world.peer, world.rank)) is world:
+                del self._worlds[world.peer, world.rank]
+        world.close()
+
+
+class _World:
+    """This Worker's end of one world. sequence: of the next transfer, as the reader counts them."""
+
+    def __init__(self, name: str, peer: str, rank: int, port: int, listening: int | None, timeout: float) -> None:
+        self.peer = peer
+        self.rank = rank
+        self.sequence = 0
+        self.device = "cpu"
+        """Where payloads lie, once it is formed."""
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"weights to {peer}")
+        self._names = (name, peer) if rank == _WRITER else (peer, name)
+        self._port = port
+        self._listening = listening
+        self._timeout = timeout
+        self._channel: CollectiveChannel | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def formed(self) -> CollectiveChannel:
+        """The channel, once both ends are there. Raises PeerLost where the other one does not come, or it is closed."""
+        if self._channel is None:
+            try:
+                channel = self._form()
+            except RuntimeError as error:
+                raise PeerLost(self.peer, f"no world was formed with it for weights: {error}") from error
+            with self._lock:
+                self._channel = channel
+                closed = self._closed
+            if closed:
+                channel.close()
+        return self._channel
+
+    def formed_in_time(self) -> CollectiveChannel:
+        """The same, on this end's thread: who connects to a socket that nobody serves waits without a limit."""
+        try:
+            return self.thread.submit(self.formed).result(self._timeout + _GRACE)
+        except Late as late:
+            raise PeerLost(self.peer, f"no world was formed with it for weights in {self._timeout:g} s") from late
+
+    def close(self) -> None:
+        """Leave; whoever waits at the other end is told."""
+        with self._lock:
+            self._closed = True
+            channel, listening, self._listening = self._channel, self._listening, None
+        if channel is not None:
+            channel.close()
+        if listening is not None:
+            os.close(listening)
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+    def _form(self) -> CollectiveChannel:
+        from engine.channels.collective import CollectiveChannel
+
+        with self._lock:
+            if self._closed:
+                raise RunError("it was replaced or given up")
+            listening, self._listening = self._listening, None
+        store = rendezvous(_HOST, self._port, rank=self.rank, world=2, listen_fd=listening, timeout=self._timeout)
+        self.device = _agreed(store, self.rank)
+        return CollectiveChannel(
+            self.rank, 2, store, name="weights", names=self._names, device=self.device, timeout=self._timeout
+        )
+
+
+def _agreed(store: Any, rank: int) -> str:
+    """The device of this end's payloads: the first that it sees, where each end has one of its own, which is what NCCL
+    is for; else the host's memory, by gloo. Both ends come to the same.
+    """
+    import torch
+
+    mine = "cpu"
+    if torch.cuda.is_available():
+        mine = str(torch.cuda.get_device_properties(0).uuid)
+    store.set(f"device/{rank}", mine)
+    theirs = store.get(f"device/{1 - rank}").decode()
+    return "cpu" if "cpu" in (mine, theirs) or mine == theirs else "cuda:0"

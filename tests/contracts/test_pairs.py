@@ -1,0 +1,292 @@
+"""Weights between two Workers by a world of their own: the same bits, the same ids, and what a lost end leads to.
+
+Real processes and gloo; the data socket of a pair is a pipe here. Devices: on CPUs alone, but for the tests marked gpu.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import pytest
+import torch
+
+from dataflow.errors import RunError
+from dataflow.kernel import Piece
+from engine.channels.contract import PeerLost
+from engine.channels.pairs import Pairs
+from engine.weights.pieces import DTYPES, to_batch
+from engine.weights.snapshot import room, snapshot, verified
+from tests.contracts.ranks import LIMIT, Ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def weights(version: int) -> list[Piece]:
+    """Every dtype, a scalar, an empty piece, one that is not contiguous, one that has gradients."""
+    draw = torch.Generator().manual_seed(version)
+    found = [Piece(f"of.{d}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, d))) for d in DTYPES]
+    found += [
+        Piece("scalar", torch.randn((), generator=draw)),
+        Piece("none", torch.zeros(0, 3)),
+        Piece("turned", torch.randn(4, 6, generator=draw).t()),
+        Piece("parameter", torch.nn.Parameter(torch.randn(70_000, generator=draw))),
+    ]
+    return found
+
+
+# --- what a block says --------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_has_the_id_of_the_block_with_the_same_weights() -> None:
+    given = weights(1)
+    batch, digest, copies = snapshot(given)
+    assert digest == to_batch(given)[1]
+    assert "data" not in batch.names
+    for piece, copy in zip(given, copies, strict=True):
+        assert torch.equal(copy.to(torch.float64), piece.data.detach().to(torch.float64))
+        assert copy.is_contiguous()
+        assert copy.data_ptr() != piece.data.data_ptr() or not copy.numel()
+
+
+def test_what_changed_is_named() -> None:
+    batch, digest, copies = snapshot(weights(1))
+    assert [p.name for p in verified(batch.records, copies, digest)] == [p.name for p in weights(1)]
+    with pytest.raises(RunError, match="it is another version"):
+        verified(batch.records, copies, snapshot(weights(2))[1])
+    copies[-1][69_999] += 1
+    with pytest.raises(RunError, match=r"'parameter' .*does not have the content"):
+        verified(batch.records, copies, digest)
+    with pytest.raises(RunError, match=r"expected piece 1 after 'of\.float64'"):
+        verified(batch.records.take([0, 2]), [copies[0], copies[2]], digest)
+    with pytest.raises(RunError, match="twice"):
+        snapshot([*weights(1), weights(1)[0]])
+
+
+def test_room_is_made_for_descriptions_alone() -> None:
+    batch, _, copies = snapshot(weights(1))
+    made = room(batch.records, "cpu")
+    assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in copies]
+    with pytest.raises(RunError, match="expected the columns"):
+        room(to_batch(weights(1))[0].records, "cpu")
+
+
+# --- worlds -------------------------------------------------------------------------------------------------------
+
+
+def writer(listening: socket.socket, requests: Connection, versions: dict[int, list[Piece]], **how: Any) -> Pairs:
+    """A Worker that keeps these versions, met once."""
+    pairs = Pairs("train", _nobody, **how)
+    port = listening.getsockname()[1]
+    pairs.meet("gen", port, listening.detach())
+    for block, pieces in versions.items():
+        pairs.keep(block, snapshot(pieces)[2])
+    return pairs
+
+
+def _nobody(peer: str, block: int, sequence: int) -> None:
+    raise AssertionError(f"{peer} is asked for {block}")
+
+
+def serve(rank: int, port: int, listening: socket.socket, requests: Connection, count: int) -> int:
+    """Answers so many requests, and then one that is the reader's word that it is done."""
+    pairs = writer(listening, requests, {7: weights(1), 9: weights(2)})
+    for _ in range(count):
+        pairs.asked("gen", *requests.recv())
+    requests.recv()
+    pairs.close()
+    return count
+
+
+def reader(listening: socket.socket | int, requests: Connection, timeout: float = 20.0) -> Pairs:
+    at = listening if isinstance(listening, int) else listening.getsockname()[1]
+    pairs = Pairs("gen", lambda peer, block, sequence: requests.send((block, sequence)), timeout=timeout)
+    pairs.meet("train", at, None)
+    return pairs
+
+
+def read(rank: int, port: int, at: int, requests: Connection, blocks: tuple[int, ...]) -> tuple[list[str], int]:
+    """Whether each block came as it was, or what was said."""
+    pairs, said = reader(at, requests), []
+    for block in blocks:
+        batch, digest, copies = snapshot(weights({7: 1, 9: 2}.get(block, 1)))
+        try:
+            arrived = pairs.receive("train", block, lambda device, of=batch.records: room(of, device))
+        except RunError as error:
+            said.append(f"{type(error).__name__}: {error}")
+            continue
+        verified(batch.records, arrived, digest)
+        said.append(str(all(torch.equal(a, b) for a, b in zip(arrived, copies, strict=True))))
+    requests.send(None)
+    moved = pairs.moved()
+    pairs.close()
+    return said, moved
+
+
+def ends(ranks: Ranks, tasks: tuple[Callable[..., Any], Callable[..., Any]], *arguments: tuple[Any, ...]) -> None:
+    """Let the writer's process and the reader's begin."""
+    for rank in (0, 1):
+        ranks.tell(rank, tasks[rank], *arguments[rank])
+
+
+def test_versions_come_in_the_order_in_which_they_are_asked_for(ranks: Ranks, listener: socket.socket) -> None:
+    mine, theirs = Pipe()
+    ends(ranks, (serve, read), (listener, mine, 3), (listener.getsockname()[1], theirs, (9, 7, 9)))
+    count, (said, moved) = ranks.answers([0, 1])
+    assert (count, said) == (3, ["True"] * 3)
+    assert moved == 3 * sum(t.numel() * t.element_size() for t in snapshot(weights(1))[2])
+
+
+def test_a_block_that_is_not_there_ends_the_world_for_both(ranks: Ranks, listener: socket.socket) -> None:
+    mine, theirs = Pipe()
+    ends(ranks, (serve, read), (listener, mine, 2), (listener.getsockname()[1], theirs, (7, 8, 7)))
+    _, (said, _) = ranks.answers([0, 1])
+    assert said[0] == "True"
+    assert said[1].startswith("PeerLost: train: receive 1 with gen did not end"), said
+    assert said[2].startswith("PeerLost: train: expected its process"), said
+
+
+def late(rank: int, port: int, at: int, requests: Connection) -> str:
+    """Asks, and is not answered."""
+    pairs = reader(at, requests, 1.0)
+    with pytest.raises(PeerLost) as lost:
+        pairs.receive("train", 7, lambda device: [])
+    pairs.close()
+    return str(lost.value)
+
+
+def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: socket.socket) -> None:
+    mine, theirs = Pipe()
+    ranks.tell(1, late, listener.getsockname()[1], theirs)
+    assert mine.recv() == (7, 0)
+    assert "no world was formed with it for weights in 1 s" in ranks.answers([1])[0]
+
+
+def anew(rank: int, port: int, first: socket.socket, second: socket.socket, requests: Connection) -> list[str]:
+    """Both ends in one process, the reader twice: the second incarnation is met in another world."""
+    said = []
+    pairs = writer(first, requests, {7: weights(1)}, timeout=20)
+    expected = snapshot(weights(1))
+    for at in (first_port := requests.recv(), requests.recv()):
+        if at != first_port:
+            pairs.meet("gen", at, second.detach())
+        other = Pairs("gen", lambda peer, block, sequence: pairs.asked("gen", block, sequence), timeout=20)
+        other.meet("train", at, None)
+        arrived = other.receive("train", 7, lambda device: room(expected[0].records, device))
+        said.append(next(p.name for p in verified(expected[0].records, arrived, expected[1])))
+        other.close()
+    pairs.close()
+    return said
+
+
+def test_a_reader_that_begins_anew_is_met_anew(ranks: Ranks, listener: socket.socket) -> None:
+    mine, theirs = Pipe()
+    with socket.create_server(("127.0.0.1", 0)) as again:
+        for at in (listener, again):
+            mine.send(at.getsockname()[1])
+        ranks.tell(0, anew, listener, again, theirs)
+        assert ranks.answers([0]) == [["of.float64"] * 2]
+
+
+def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: socket.socket) -> None:
+    """Last, as it costs a process. It is killed when the first version has come and the second is asked for."""
+    to_writer, writers = Pipe()
+    from_reader, readers = Pipe()
+    ends(ranks, (serve, read), (listener, writers, 1), (listener.getsockname()[1], readers, (7, 9)))
+    to_writer.send(from_reader.recv())
+    assert from_reader.recv() == (9, 1)
+    ranks.signal(0, signal.SIGKILL)
+    said, _ = ranks.answers([1])[0]
+    assert said[0] == "True"
+    assert said[1].startswith("PeerLost: train: receive 1 with gen did not end"), said
+    assert isinstance(ranks.answers([0])[0], EOFError)
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def on_device(rank: int, port: int, listening: socket.socket) -> list[str]:
+    """Both ends in one process, whose weights are on a device: that they share, so payloads go by the host."""
+    pairs = Pairs("train", _nobody, timeout=20)
+    at = listening.getsockname()[1]
+    pairs.meet("gen", at, listening.detach())
+    pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]
+    batch, digest, copies = snapshot(pieces)
+    pairs.keep(7, copies)
+    other = Pairs("gen", lambda peer, block, sequence: pairs.asked("gen", block, sequence), timeout=20)
+    other.meet("train", at, None)
+    arrived = other.receive("train", 7, lambda device: room(batch.records, device))
+    verified(batch.records, arrived, digest)
+    pairs.close()
+    other.close()
+    return [digest, str(copies[0].device), str(arrived[0].device)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_two_workers_on_one_device_go_by_the_host(listener: socket.socket) -> None:
+    digest, kept, came = on_device(0, 0, listener)
+    assert digest == to_batch(weights(1))[1]
+    assert (kept, came) == ("cuda:0", "cpu")
+
+
+def served_on_device(rank: int, port: int, listening: socket.socket, requests: Connection) -> str:
+    """The writer on the first device."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    pairs = writer(listening, requests, {}, timeout=20)
+    pairs.keep(7, snapshot([Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)])[2])
+    pairs.asked("gen", *requests.recv())
+    requests.recv()
+    pairs.close()
+    return ""
+
+
+def read_on_device(rank: int, port: int, at: int, requests: Connection) -> list[str]:
+    """The reader on the second."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    pairs = reader(at, requests)
+    batch, digest, _ = snapshot(weights(1))
+    arrived = pairs.receive("train", 7, lambda device: room(batch.records, device))
+    verified(batch.records, arrived, digest)
+    requests.send(None)
+    pairs.close()
+    return [str(t.device) for t in arrived]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_devices_send_by_nccl(listener: socket.socket) -> None:
+    pool = Ranks(2)
+    try:
+        mine, theirs = Pipe()
+        ends(pool, (served_on_device, read_on_device), (listener, mine), (listener.getsockname()[1], theirs))
+        assert set(pool.answers([0, 1])[1]) == {"cuda:0"}
+    finally:
+        pool.close()
+
+
+def test_nobody_keeps_descriptors_of_worlds_that_never_were() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pairs = Pairs("train", _nobody)
+    for _ in range(3):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            pairs.meet("gen", listening.getsockname()[1], listening.detach())
+    pairs.close()
+    assert len(os.listdir("/proc/self/fd")) == before, LIMIT
