@@ -55,6 +55,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     leases: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
+    weights: Literal["auto", "pull", "collective"] = "auto"
+    """How new weights reach other Workers: pull, collective (one host only); auto, collective between GPUs."""
     cluster: Path | None = None
     """File with the hosts that a run may use; this is the first of them, and the others run `dataflow host`."""
     threads: int | None = None
@@ -82,6 +84,7 @@ def placing(options: RunOptions) -> Placing:
         ranks=options.ranks,
         shard=options.shard,
         leases=options.leases,
+        weights=options.weights,
         inproc=options.inproc,
     )
 

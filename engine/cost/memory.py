@@ -8,6 +8,7 @@ modules are shared (the place pass), whether it all fits (the verify pass).
     optimizer     always                          train
     outbox        always                          whoever makes rows
     snapshot      always                          train whose weights are read in other Workers: two versions of them
+    copies        always                          the same, where they go by collectives: on the writer's device
     gradients     while the node runs             train
     activations   while the node runs             train, forward, decode (of a prefill)
     logits        while the node runs             train, forward, decode
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from engine.cost.lengths import Lengths
 from engine.cost.models import Shape
 
-LASTING = ("weights", "optimizer", "outbox", "snapshot")
+LASTING = ("weights", "optimizer", "outbox", "snapshot", "copies")
 """Parts that are held between the calls of a node."""
 
 HOST_PARTS = ("outbox", "snapshot")

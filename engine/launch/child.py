@@ -40,8 +40,10 @@ class Child:
     Fields are guarded by the Supervisor's lock, but for what never changes.
     """
 
-    def __init__(self, name: str, epoch: int, *, threads: int, log: Path) -> None:
-        """Start it; it waits for Open. Call this in a thread that stays: when that ends, the process is killed."""
+    def __init__(self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None) -> None:
+        """Start it, on this of the host's GPUs if it has one; it waits for Open. Call this in a thread that stays: when
+        that ends, the process is killed.
+        """
         self.name = name
         self.epoch = epoch
         self._log = log
@@ -56,7 +58,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(threads),
+                env=environment(threads, device),
             )
             self.ends = os.pidfd_open(self.process.pid)
             undo.pop_all()
@@ -107,7 +109,14 @@ class Child:
         return "".join(f"\n  | {line}" for line in lines)
 
 
-def environment(threads: int) -> dict[str, str]:
-    """Of a Worker's process. OpenMP reads these when torch is imported, so they cannot be set later."""
+def environment(threads: int, device: int | None = None) -> dict[str, str]:
+    """Of a Worker's process. OpenMP and CUDA read these when torch is imported, so they cannot be set later.
+
+    device: which of the GPUs that this process sees is the first, and only one, that the Worker does.
+    """
     # Threads that wait spin shortly and then sleep, as in the command line's own process: others want the cores.
-    return {"GOMP_SPINCOUNT": _SPINS} | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    found = {"GOMP_SPINCOUNT": _SPINS} | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    if device is not None:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", str(device)).split(",")
+        found["CUDA_VISIBLE_DEVICES"] = seen[device % len(seen)]
+    return found

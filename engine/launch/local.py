@@ -94,6 +94,7 @@ class Supervisor:
         self._folder = folder
         self._options = options
         self._groups = groups(plan)
+        self._worlds = plan.worlds
         self._children: dict[str, Child] = {}
         self._changed = threading.Condition()
         """Guards everything below, and the children."""
@@ -172,7 +173,8 @@ class Supervisor:
 
     def _child(self, name: str, epoch: int) -> Child:
         try:
-            return Child(name, epoch, threads=_threads(self._plan, name), log=self._folder.log(name))
+            threads, device = _threads(self._plan, name), self._plan.devices.get(name)
+            return Child(name, epoch, threads=threads, device=device, log=self._folder.log(name))
         except OSError as error:
             raise RunError(
                 f"worker {name}: expected its process to start, found: {error}. Fix: allow more processes and open "
@@ -332,9 +334,11 @@ class Supervisor:
                 continue
             child.connected.add((name, peer.epoch))
             asks, serves = socket.socketpair()
-            peer.send(Connect(peer=child.name, serve=True), (serves.detach(),))
+            meeting = Meeting((name, child.name)) if (name, child.name) in self._worlds else None
+            port, listening = (meeting.port, meeting.descriptors(name)) if meeting else (0, ())
+            peer.send(Connect(peer=child.name, serve=True, port=port), (serves.detach(), *listening))
             self._wake_if_unsent(peer)
-            child.send(Connect(peer=name, serve=False), (asks.detach(),))
+            child.send(Connect(peer=name, serve=False, port=port), (asks.detach(),))
 
     def _is_busy(self) -> bool:
         return any(c.busy for c in self._children.values())

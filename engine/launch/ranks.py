@@ -1,4 +1,4 @@
-"""Rank groups as processes: which Workers form one, and the socket at which they meet.
+"""Rank groups as processes, and pairs for weights: which Workers form one, and the socket at which they meet.
 
 Owns: the listening sockets. Does not own: what is done there (engine/channels/world.py), nor the
 order of what ranks do (engine/coordinator/ranks.py).
@@ -38,11 +38,11 @@ class Meeting:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=len(group) + 8)
-        self._port = self._socket.getsockname()[1]
+        self.port: int = self._socket.getsockname()[1]
 
     def seat(self, worker: str) -> Seat:
         """This Worker's place."""
-        return Seat(rank=self._group.index(worker), world=len(self._group), port=self._port)
+        return Seat(rank=self._group.index(worker), world=len(self._group), port=self.port)
 
     def descriptors(self, worker: str) -> tuple[int, ...]:
         """What goes with the seat: rank 0's is the listening socket, which is its own from then on."""

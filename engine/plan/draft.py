@@ -21,7 +21,7 @@ class Draft:
     """The graph as rewritten so far and what has been decided about it.
 
     dataset: for each source node, the columns of its data. threads: those of each kernel, None for all that its Worker
-    has. placing: what was asked for about Workers. hosts: as in Plan.
+    has. placing: what was asked for about Workers. hosts, devices: as in Plan.
     """
 
     graph: Graph
@@ -38,4 +38,5 @@ class Draft:
     recorder: str = ""
     leases: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -142,7 +142,9 @@ def _holds(plan: Plan, worker: str) -> Iterator[str]:
     if unknown := _unknown(plan, nodes):
         yield f"memory unknown, since the parameters of {', '.join(unknown)} are; without them {_size(peak(parts))}"
     elif plan.cluster and (cluster := plan.cluster.on(host)).gpus:
-        yield f"{_peak(nodes, HOST_PARTS)}, of {_size(cluster.gpus[0])} on the GPU"
+        index = plan.devices.get(worker, 0)
+        gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
+        yield f"{_peak(nodes, HOST_PARTS)}, of {_size(cluster.gpus[index])} on {gpu}"
         held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
         yield f"{_size(held)} of rows, of {_size(cluster.memory)} on {host or 'this host'}"
     else:
@@ -354,7 +356,7 @@ def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> s
     return f"copy in {_among(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
 
 
-_ROUTES = {"pull": "pulled from", "collective": "sent by"}
+_ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
 
 
 def _among(workers: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Spread = Literal["one", "auto", "apart"]
+Weights = Literal["auto", "pull", "collective"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,9 @@ class Placing:
     node, several for its replicas or ranks. together: nodes that share their Workers. replicas, chunks: of a node that
     keeps nothing between chunks. ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part
     of weights and optimizer, not all. leases: Workers on the same devices, which take turns. hosts: the host of a
-    Worker, where that is not the first one. inproc: all of this, but for chunks (those that replicas bring too), is put
-    aside, and every node is on `main`.
+    Worker, where that is not the first one. weights: how versions reach readers in other Workers; `auto` is by
+    collectives between devices, else by pull. inproc: all of this, but for chunks (those that replicas bring too), is
+    put aside, and every node is on `main`.
     """
 
     workers: Spread = "auto"
@@ -35,4 +37,5 @@ class Placing:
     shard: bool = False
     leases: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    weights: Weights = "auto"
     inproc: bool = False

@@ -7,7 +7,7 @@ Owns: the data types only; they are immutable, printable (explain.py) and serial
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -155,7 +155,7 @@ class PlannedModel:
     every: int = 1
     parameters: int | None = None
     route: Literal["pull", "collective"] = "pull"
-    """How versions reach readers that are no alias."""
+    """How versions reach readers in other Workers; a follower's are those of its leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +177,8 @@ class Plan:
     """Workers on the same devices, which take turns; each worker is in at most one of these."""
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each worker; empty where all are on this one."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """The GPU of each worker that computes with a Model, of those of its host; empty where there is none."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     cluster: Cluster | None = None
@@ -207,11 +209,31 @@ class Plan:
             if n.work == "train" or any(u.model in followers and u.param != "tokenizer" for u in n.models)
         )
 
+    @property
+    def worlds(self) -> frozenset[tuple[str, str]]:
+        """(the writer's Worker, a reader's Worker) wherever weights go by the collective route."""
+        return frozenset(
+            (self.node(model.writer).workers[0], worker)
+            for model in self.models
+            if model.writer and model.route == "collective"
+            for worker in elsewhere(model, self.models, self.nodes)
+        )
+
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""
         data = asdict(replace(self, program=None))
         del data["program"]
         return json.dumps({"format": FORMAT, **data}, indent=1, default=_plain)
+
+
+def elsewhere(model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]) -> tuple[str, ...]:
+    """The Workers to which a trained Model's versions travel from its writer's first one: those of its readers, and of
+    its followers' readers.
+    """
+    workers = {n.name: n.workers for n in nodes}
+    readers = [r for m in models if model.name in (m.name, m.follows) for r in m.readers if r not in m.aliases]
+    found = dict.fromkeys(w for r in readers for w in workers[r])
+    return tuple(w for w in found if w != workers[model.writer][0])
 
 
 def _plain(value: Any) -> Any:

@@ -51,6 +51,7 @@ def make_plan(
         recorder=draft.recorder,
         leases=draft.leases,
         hosts=draft.hosts,
+        devices=draft.devices,
         notes=draft.notes,
         cluster=draft.cluster,
         program=draft.graph,

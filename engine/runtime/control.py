@@ -90,11 +90,13 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
     """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and this Worker answers;
-    else the other way round. It replaces an earlier one.
+    else the other way round. It replaces an earlier one. port: where both meet for weights, if they do; the listening
+    socket is a second descriptor for the one that serves.
     """
 
     peer: str
     serve: bool
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
     executes   waits for                              unblocked by
     Offer      nothing (ranks: each other)            -
-    Publish    the block of the writer's Worker       that Worker's channel
+    Publish    the block of the writer's Worker       that Worker's channel; by collectives its thread for this reader
     Follow     the same                               the same
 
 Owns: offering a version as a block, bringing one into a reader's module (once, however many of
@@ -18,27 +18,34 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from dataflow.kernel import Piece
 from engine.channels.contract import Channel, PeerLost, Request
+from engine.channels.pairs import Pairs
 from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, Probed, Publish, Unfetched
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.timing import Timing
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
+from engine.weights.snapshot import room, snapshot, verified
 
 
 class Delivery:
     """The weights that the kernels of a Worker have, and those that they give."""
 
-    def __init__(self, plan: Plan, kernels: Mapping[str, Any], channel: Channel, timing: Timing) -> None:
+    def __init__(
+        self, plan: Plan, kernels: Mapping[str, Any], channel: Channel, timing: Timing, pairs: Pairs | None = None
+    ) -> None:
         self._plan = plan
         self._kernels = kernels
         self._channel = channel
         self._timing = timing
+        self._pairs = pairs
+        self._routes = {m.name: m.route for m in plan.models}
         self._nodes = {n.name: n for n in plan.nodes}
         self._lags = {s.name: s.max_lag for s in plan.sources}
         self._given: dict[str, int] = {}
@@ -60,13 +67,27 @@ class Delivery:
             if not first:
                 deque(pieces, maxlen=0)
             else:
-                batch, digest = to_batch(pieces, self._channel.allocate)
-                block, dtypes = self._channel.keep(batch), tuple(dtypes_of(batch.records))
+                block, digest, dtypes = self._kept(message.model, pieces)
         worker = self._timing.worker
         yield Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
         said = self._probed(message.writer, message.model, message.version, dtypes, counted=first)
         if first and said is not None:
             yield said
+
+    def _kept(self, model: str, pieces: Iterable[Piece]) -> tuple[int, str, tuple[str, ...]]:
+        """Block, digest and dtypes of a version: with its data, or where it is sent with tensors beside it."""
+        if self._pairs is None or self._routes[model] == "pull":
+            batch, digest = to_batch(pieces, self._channel.allocate)
+            return self._channel.keep(batch), digest, tuple(dtypes_of(batch.records))
+        batch, digest, tensors = snapshot(pieces)
+        block = self._channel.keep(batch)
+        self._pairs.keep(block, tensors)
+        return block, digest, tuple(dtypes_of(batch.records))
+
+    def release(self, block: int) -> None:
+        """Forget the tensors of a block; from any thread."""
+        if self._pairs is not None:
+            self._pairs.release(block)
 
     def bring(self, message: Publish | Follow) -> Iterator[Event]:
         """Load a version into a reader, or move a follower; Unfetched where the Worker that offered it is gone.
@@ -133,10 +154,20 @@ class Delivery:
         elif not message.source:
             kernel.load(self._kernels[message.writer].pieces(), message.version, rate=rate)
         else:
-            records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
-            kernel.load(from_records(records, message.digest), message.version, rate=rate)
+            kernel.load(self._fetched(message), message.version, rate=rate)
             return True
         return False
+
+    def _fetched(self, message: Publish | Follow) -> Iterable[Piece]:
+        """The pieces of a block, all of them verified. Raises PeerLost."""
+        records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
+        if "data" in records.schema.names:
+            return from_records(records, message.digest)
+        assert self._pairs is not None
+        if message.source == self._timing.worker:
+            return verified(records, self._pairs.kept(message.block), message.digest)
+        arrived = self._pairs.receive(message.source, message.block, lambda device: room(records, device))
+        return verified(records, arrived, message.digest)
 
     # --- while a chunk runs -------------------------------------------------------------------------------------
 

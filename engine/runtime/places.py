@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.channels.keys import Keys
+from engine.channels.pairs import Pairs
 from engine.channels.routed import Book, Entry, RoutedChannel
 from engine.channels.shm import ShmChannel
 from engine.channels.zmq import ZmqChannel
@@ -20,16 +21,21 @@ from engine.runtime.session import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A Worker's channel with what is below it. book: addresses on other hosts, None where there are none."""
+    """A Worker's channel with what is below it. book: addresses on other hosts, None where there are none. pairs: the
+    worlds in which weights come and go.
+    """
 
     channel: RoutedChannel
     shm: ShmChannel
+    pairs: Pairs
     book: Book | None = None
     _refused: list[int] = field(default_factory=lambda: [0])
     """How many were told of."""
 
-    def serve(self, peer: str, connection: socket.socket) -> None:
-        """A peer on this host reads over this socket."""
+    def serve(self, peer: str, connection: socket.socket, port: int, listening: int | None) -> None:
+        """A peer on this host reads over this socket, and may ask over it for weights by the world that is met here."""
+        if listening is not None:
+            self.pairs.meet(peer, port, listening)
         self.shm.serve(peer, connection)
 
     def write(self, where: Whereabouts) -> None:
@@ -40,7 +46,10 @@ class Place:
 
     def reports(self) -> list[Report]:
         """Since the last call: payload bytes that came, by route, and messages of peers that were refused."""
-        found = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in self.channel.moved().items()]
+        moved = self.channel.moved()
+        if came := self.pairs.moved():
+            moved["collective"] = came
+        found = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
         refused = sum(self.channel.refused.values()) - self._refused[0]
         if refused:
             self._refused[0] += refused
@@ -51,13 +60,15 @@ class Place:
 def place(opened: Open, dial: Callable[[str], socket.socket]) -> Place:
     """The channel of a Worker. Raises RunError where its address is none of this host."""
     shm = ShmChannel(opened.worker, opened.epoch, dial, limit=opened.outbox, directory=opened.spill)
+    pairs = Pairs(opened.worker, shm.have_sent)
+    shm.send_by(pairs.asked)
     network = opened.network
     if network is None:
-        return Place(channel=RoutedChannel(shm), shm=shm)
+        return Place(channel=RoutedChannel(shm), shm=shm, pairs=pairs)
     book = Book(network.peers)
     far = _far(opened, network, book, shm)
     channel = RoutedChannel(shm, near=frozenset(network.near), far=far, book=book, lease=network.lease)
-    return Place(channel=channel, shm=shm, book=book)
+    return Place(channel=channel, shm=shm, pairs=pairs, book=book)
 
 
 def _far(opened: Open, network: Network, book: Book, shm: ShmChannel) -> ZmqChannel:

@@ -288,12 +288,14 @@ class Incarnation:
             self._inbox.put(instruction)
 
     def _connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
-        (descriptor,) = descriptors
-        sock = socket.socket(fileno=descriptor)
+        sock = socket.socket(fileno=descriptors[0])
         if connect.serve:
-            self._place.serve(connect.peer, sock)
-        else:
-            self._peers.put(connect.peer, sock)
+            listening = descriptors[1] if connect.port else None
+            self._place.serve(connect.peer, sock, connect.port, listening)
+            return
+        if connect.port:
+            self._place.pairs.meet(connect.peer, connect.port, None)
+        self._peers.put(connect.peer, sock)
 
     def _doing(self) -> Doing:
         if self._worker is None:
@@ -333,6 +335,7 @@ class Incarnation:
             inproc=opened.inproc,
             samples=_samples(opened),
             group=group,
+            pairs=self._place.pairs,
         )
         self._worker.span = self._out.span
         for event in self._worker.open():

@@ -21,6 +21,7 @@ import numpy as np
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Assignment, Chunk
 from engine.channels.contract import Channel, PeerLost
+from engine.channels.pairs import Pairs
 from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.messages import (
     NO_VERSION,
@@ -77,9 +78,10 @@ class Worker:
         inproc: bool = False,
         samples: SampleWriter | SamplesBehind | None = None,
         group: Any = None,
+        pairs: Pairs | None = None,
     ) -> None:
         """channel: where what it makes is kept, and others' rows come from. samples: where the recorder writes them.
-        group: the process group of the ranks that this Worker is one of.
+        group: the process group of the ranks that this Worker is one of. pairs: its worlds with others, if there are.
         """
         assert plan.program is not None
         self.name = name
@@ -95,7 +97,7 @@ class Worker:
         self._sessions: dict[str, NodeSession] = {}
         self._kernels: dict[str, Any] = {}
         self._timing = Timing(name)
-        self._delivery = Delivery(plan, self._kernels, channel, self._timing)
+        self._delivery = Delivery(plan, self._kernels, channel, self._timing, pairs)
         self._prepared: dict[str, Assignment] = {}
         self._reports: list[Report] = []
 
@@ -215,6 +217,7 @@ class Worker:
         """Forget blocks."""
         for block in blocks:
             self.channel.release(block)
+            self._delivery.release(block)
 
     def keep(self, batch: Batch) -> Ref:
         """Put rows into the outbox; returns them by reference."""

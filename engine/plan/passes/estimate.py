@@ -20,7 +20,7 @@ from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
 from engine.plan.passes.project import EVERY_REWARD
 from engine.plan.passes.resolve import row_line
-from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
 
 
 def route(producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str]) -> str:
@@ -69,7 +69,7 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        self._offering = {m.writer for m in draft.models if m.writer and self._read_elsewhere(m)}
+        self._offering = {m.writer: m.route for m in draft.models if m.writer and self._read_elsewhere(m)}
 
     # --- nodes --------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class _Cost:
             if planned.layout.shard:
                 parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
             if planned.name in self._offering:
-                parts["snapshot"] = 2 * weights
+                parts["snapshot" if self._offering[planned.name] == "pull" else "copies"] = 2 * weights
         outbox = self._outbox(planned)
         return Estimate(bytes=parts | ({"outbox": outbox} if outbox else {}), seconds=self._seconds(planned, use))
 
@@ -100,10 +100,7 @@ class _Cost:
 
     def _read_elsewhere(self, model: PlannedModel) -> bool:
         """Whether readers, or those of a follower, have copies of its weights in another Worker."""
-        followers = [m for m in self._draft.models if m.follows == model.name]
-        readers = [*model.readers, *(r for m in followers for r in m.readers)]
-        home = set(self._planned[model.writer].workers[:1])
-        return any(not set(self._planned[r].workers) <= home for r in readers if r not in model.aliases)
+        return bool(elsewhere(model, self._draft.models, self._draft.nodes))
 
     def _outbox(self, planned: PlannedNode) -> int:
         """Rows are held until the Step that trains them is done: above the cut those of every admitted prompt."""

@@ -6,12 +6,13 @@ not own: the Workers (place.py), loading (engine/runtime/worker.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dataflow.model import Model
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
+from engine.plan.plan import ModelUse, PlannedModel, PlannedNode, elsewhere
 
 
 def modules(draft: Draft) -> Draft:
@@ -25,7 +26,29 @@ def modules(draft: Draft) -> Draft:
         replace(n, models=tuple(replace(u, module=rules.module(n, u)) for u in (*n.models, *_tokenizer(n, draft))))
         for n in draft.nodes
     )
-    return replace(draft, nodes=nodes, models=tuple(rules.planned(nodes)))
+    models = tuple(rules.planned(nodes))
+    return replace(draft, nodes=nodes, models=tuple(replace(m, route=_route(m, models, nodes, draft)) for m in models))
+
+
+def _route(
+    model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode], draft: Draft
+) -> Literal["pull", "collective"]:
+    """As asked for. Unasked, collectives where all who read it elsewhere have a device of their own on its host."""
+    written = next(m for m in models if m.name == (model.follows or model.name))
+    readers = elsewhere(written, models, nodes) if written.writer else ()
+    if not readers or draft.placing.weights == "pull":
+        return "pull"
+    writer = next(n.workers[0] for n in nodes if n.name == written.writer)
+    return "collective" if draft.placing.weights == "collective" or _own_devices(writer, readers, draft) else "pull"
+
+
+def _own_devices(writer: str, readers: Sequence[str], draft: Draft) -> bool:
+    """Whether each reader computes on another device than the writer, on its host."""
+    devices, hosts = draft.devices, draft.hosts
+    return writer in devices and all(
+        reader in devices and devices[reader] != devices[writer] and hosts.get(reader) == hosts.get(writer)
+        for reader in readers
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

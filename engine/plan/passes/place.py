@@ -39,8 +39,10 @@ def place(draft: Draft) -> Draft:
         nodes = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes)
     leases = () if draft.placing.inproc else draft.placing.leases
     notes = (*draft.notes, *_notes(draft))
+    hosts = _hosts(draft, nodes)
+    devices = _devices(draft, nodes, hosts, leases)
     return replace(
-        draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), hosts=_hosts(draft, nodes), notes=notes
+        draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), hosts=hosts, devices=devices, notes=notes
     )
 
 
@@ -172,6 +174,27 @@ def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
     first = draft.cluster.hosts[0].name
     found = {w: draft.placing.hosts.get(w, first) for n in nodes for w in n.workers}
     return found if set(found.values()) != {first} else {}
+
+
+def _devices(
+    draft: Draft, nodes: Sequence[PlannedNode], hosts: Mapping[str, str], leases: Sequence[Sequence[str]]
+) -> dict[str, int]:
+    """The GPU of each Worker that computes with a Model: one of its own as far as its host's reach, and then again from
+    the first. Workers that take turns have the same one.
+    """
+    turns = {worker: lease[0] for lease in leases for worker in lease}
+    found: dict[str, int] = {}
+    used: dict[str, int] = {}
+    for worker in dict.fromkeys(w for n in nodes if n.work in MODEL_WORK for w in n.workers):
+        host, first = hosts.get(worker, ""), turns.get(worker, worker)
+        count = len(draft.cluster.on(host).gpus)
+        shared = next((found[w] for w in found if turns.get(w, w) == first), None)
+        if count and shared is None:
+            found[worker] = used.get(host, 0) % count
+            used[host] = used.get(host, 0) + 1
+        elif shared is not None:
+            found[worker] = shared
+    return found
 
 
 # --- what was asked for -------------------------------------------------------------------------------------------

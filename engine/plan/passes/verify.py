@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataflow.errors import PlanError, nearest
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.draft import Draft
-from engine.plan.plan import Fetch, PlannedInput, PlannedNode
+from engine.plan.plan import Fetch, PlannedInput, PlannedNode, elsewhere
 
 
 def verify(draft: Draft) -> Draft:
@@ -174,6 +174,24 @@ def _aliases(draft: Draft) -> Iterator[str]:
                 yield f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its own."
 
 
+def _routes(draft: Draft) -> Iterator[str]:
+    """Weights go by collectives between Workers of one host that do not take turns."""
+    plan = {n.name: n for n in draft.nodes}
+    for model in draft.models:
+        if model.route == "pull" or not model.writer:
+            continue
+        writer = plan[model.writer].workers[0]
+        for worker in elsewhere(model, draft.models, draft.nodes):
+            hosts = [draft.hosts.get(w, "") for w in (writer, worker)]
+            turns = next((lease for lease in draft.leases if {writer, worker} <= set(lease)), ())
+            if hosts[0] != hosts[1]:
+                problem = f"{writer} on {hosts[0]} and {worker} on {hosts[1]}, and collectives stay on one host"
+                yield f"weights of {model.name!r} from {problem}. Fix: weights=pull."
+            elif turns:
+                problem = f"{writer} and {worker}, which take turns with their devices ({','.join(turns)})"
+                yield f"weights of {model.name!r} between {problem}. Fix: weights=pull."
+
+
 def _memory(draft: Draft) -> Iterator[str]:
     """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host memory the rest."""
     workers = list(dict.fromkeys(w for n in draft.nodes for w in n.workers))
@@ -188,8 +206,12 @@ def _memory_of(draft: Draft, host: str, names: list[str]) -> Iterator[str]:
     parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
     leases = [[w for w in lease if w in workers] for lease in draft.leases]  # of others the check of leases tells
     if cluster.gpus:
-        on_gpu = host_peak(parts, leases, without=HOST_PARTS, gives_back=True)
-        yield from _fits(workers, on_gpu, cluster.gpus[0], "the GPU" if not host else f"the GPU of {where}", HOST_PARTS)
+        for index in dict.fromkeys(draft.devices.get(w, 0) for w in names):
+            here = [w for w in names if draft.devices.get(w, 0) == index]
+            turns = [[w for w in lease if w in here] for lease in leases]
+            on_gpu = host_peak({w: parts[w] for w in here}, turns, without=HOST_PARTS, gives_back=True)
+            gpu = f"{'the GPU' if len(cluster.gpus) == 1 else f'GPU {index}'}{f' of {where}' if host else ''}"
+            yield from _fits({w: workers[w] for w in here}, on_gpu, cluster.gpus[index], gpu, HOST_PARTS)
         held = sum(p.get(name, 0) for nodes in parts.values() for p in nodes for name in HOST_PARTS)
         held += sum(lasting(p, without=HOST_PARTS) for lease in leases for w in lease for p in parts[w])
         if held > cluster.memory:
@@ -218,7 +240,7 @@ def _fits(
 
 def _smaller(part: str) -> str:
     """The nearest way to less of a part."""
-    if part == "snapshot":
+    if part in ("snapshot", "copies"):
         return "readers in the writer's worker (workers: one)"
     if part in ("kv_cache", "outbox"):
         return "a lower batch, n, max_tokens or max_prompt_tokens"
@@ -243,6 +265,7 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "hosts": _hosts,
     "chunks": _chunks,
     "aliases": _aliases,
+    "routes": _routes,
     "memory": _memory,
 }
 """By the name that a PlanError gives: each yields what is wrong."""

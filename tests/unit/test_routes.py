@@ -1,0 +1,131 @@
+"""By which route weights go, on which GPU a Worker computes: the plan's choice, what it refuses, what explain says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow.check import check
+from dataflow.errors import PlanError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from engine.launch.child import environment
+from engine.options import RunOptions, placing
+from engine.plan.cluster import Cluster, Host
+from engine.plan.explain import explain
+from engine.plan.plan import Plan
+from engine.plan.planner import make_plan
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.train import train
+from tests.unit.planning import exact, headers, make_tiny
+
+GPU = 2**34
+APART = {"rollout": "gen", "train_policy": "train"}
+
+
+@pytest.fixture(autouse=True)
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def graph() -> Graph:
+    """A policy that is generated with, and a slow copy of it that a node of its own reads."""
+    policy = Model("policy", "tiny", trainable=True)
+    rollout = generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout")
+    advantage = group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
+    target = Model("target", "tiny", follows=policy, every=2)
+    loss = clipped_policy_loss(advantage, reference=logprobs(target, rollout, name="ref"), beta=0.1)
+    return Graph("g", train(policy, rollout, loss=loss, lr=1e-3))
+
+
+def planned(gpus: int = 0, hosts: tuple[Host, ...] = (), **options: Any) -> Plan:
+    cluster = Cluster(cores=8, memory=2**36, gpus=(GPU,) * gpus, hosts=hosts)
+    asked = placing(RunOptions(**options))
+    return make_plan(check(graph(), headers), seed=0, placing=asked, cluster=cluster)
+
+
+def routes(plan: Plan) -> dict[str, str]:
+    return {m.name: m.route for m in plan.models}
+
+
+PULL, SENT = {"policy": "pull", "target": "pull"}, {"policy": "collective", "target": "collective"}
+CHOSEN: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, int]]] = {
+    "one process": ({"gpus": 2, "workers": "one"}, PULL, {"main": 0}),
+    "without GPUs": ({"pin": APART}, PULL, {}),
+    "on one GPU": ({"gpus": 1, "pin": APART}, PULL, {"gen": 0, "main": 0, "train": 0}),
+    "a GPU each": ({"gpus": 3, "pin": APART}, SENT, {"gen": 0, "main": 1, "train": 2}),
+    "a reader on the writer's GPU": ({"gpus": 2, "pin": APART}, PULL, {"gen": 0, "main": 1, "train": 0}),
+    "replicas": (
+        {"gpus": 4, "replicas": {"rollout": 2}}, SENT, {"rollout-0": 0, "rollout-1": 1, "main": 2},
+    ),
+    "by turns": (
+        {"gpus": 4, "pin": APART | {"ref": "train"}, "leases": (("gen", "train"),)}, PULL, {"gen": 0, "train": 0},
+    ),
+    "pull was asked for": ({"gpus": 3, "pin": APART, "weights": "pull"}, PULL, {"gen": 0, "main": 1, "train": 2}),
+    "collectives were asked for": ({"pin": APART, "weights": "collective"}, SENT, {}),
+    "asked for where nothing moves": ({"workers": "one", "weights": "collective"}, PULL, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_plan_chooses(name: str) -> None:
+    asked, expected, devices = CHOSEN[name]
+    plan = planned(**asked)
+    assert routes(plan) == expected
+    assert plan.devices == devices
+    assert bool(plan.worlds) == (expected == SENT)
+
+
+def test_worlds_are_pairs_of_workers() -> None:
+    plan = planned(replicas={"rollout": 2}, pin={"ref": "slow"}, weights="collective")
+    assert plan.worlds == {("main", "rollout-0"), ("main", "rollout-1"), ("main", "slow")}
+
+
+def test_explain_says_the_route_and_where_copies_are() -> None:
+    shown = explain(planned(pin=APART, weights="collective"))
+    assert "train_policy -> rollout: copy in gen, sent by collectives from train; lag 0" in shown
+    assert "copies" in shown
+    assert "snapshot" not in shown
+    assert "copy in gen, pulled from train" in explain(planned(pin=APART))
+    assert "on GPU 2" in explain(planned(gpus=3, pin=APART))
+
+
+def test_what_collectives_cannot_do_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"routes: .*'policy' between train and gen, which take turns.* Fix: weights=p"):
+        planned(pin=APART, leases=(("gen", "train"),), weights="collective")
+    there = tuple(Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("ab"))
+    far = {"rollout": "gen@b", "train_policy": "train"}
+    assert routes(planned(hosts=there, pin=far)) == PULL
+    with pytest.raises(PlanError, match=r"from train on a and gen on b, and collectives stay on one host. Fix: weight"):
+        planned(hosts=there, pin=far, weights="collective")
+
+
+def test_memory_is_that_of_each_gpu() -> None:
+    most = max(n.estimate.total for n in planned(gpus=1, workers="one").nodes)
+    cluster = Cluster(cores=8, memory=2**36, gpus=(GPU, most // 2, GPU))
+    with pytest.raises(PlanError, match="GPU 1 has"):
+        make_plan(
+            check(graph(), headers), seed=0, placing=placing(RunOptions(pin={"train_policy": "train"})), cluster=cluster
+        )
+
+
+@pytest.mark.parametrize(
+    ("seen", "device", "expected"),
+    [(None, 2, "2"), ("4,6", 1, "6"), ("GPU-a,GPU-b", 0, "GPU-a"), ("3", 1, "3"), ("", 0, "")],
+)
+def test_a_worker_sees_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, seen: str | None, device: int, expected: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert environment(1).get("CUDA_VISIBLE_DEVICES") == seen
+    assert environment(1, device)["CUDA_VISIBLE_DEVICES"] == expected
