@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +94,8 @@ class Pairs:
         world = self._worlds.get((peer, _WRITER))
         if world is None:
             _log.warning("%s asks for block %d, and nothing was said of where to meet it", peer, block)
-        else:
-            world.thread.submit(self._send, world, block, sequence)
+        elif not world.begin(lambda: self._send(world, block, sequence)):
+            _log.warning("%s asks for block %d in a world that has ended", peer, block)
 
     def _send(self, world: _World, block: int, sequence: int) -> None:
         """On the world's thread. What goes wrong ends the world, which the reader notices, and no more than that."""
@@ -151,7 +151,7 @@ class _World:
         self.sequence = 0
         self.device = "cpu"
         """Where payloads lie, once it is formed."""
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"weights to {peer}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"weights {rank} {peer}")
         self._names = (name, peer) if rank == _WRITER else (peer, name)
         self._port = port
         self._listening = listening
@@ -159,6 +159,13 @@ class _World:
         self._channel: CollectiveChannel | None = None
         self._closed = False
         self._lock = threading.Lock()
+
+    def begin(self, what: Callable[[], None]) -> bool:
+        """Let this end's thread do something; False where it is closed."""
+        with self._lock:
+            if not self._closed:
+                self._thread.submit(what)
+            return not self._closed
 
     def formed(self) -> CollectiveChannel:
         """The channel, once both ends are there. Raises PeerLost where the other one does not come, or it is closed."""
@@ -176,21 +183,25 @@ class _World:
 
     def formed_in_time(self) -> CollectiveChannel:
         """The same, on this end's thread: who connects to a socket that nobody serves waits without a limit."""
+        with self._lock:
+            forming = None if self._closed else self._thread.submit(self.formed)
         try:
-            return self.thread.submit(self.formed).result(self._timeout + _GRACE)
-        except Late as late:
+            if forming is not None:
+                return forming.result(self._timeout + _GRACE)
+        except (Late, CancelledError) as late:
             raise PeerLost(self.peer, f"no world was formed with it for weights in {self._timeout:g} s") from late
+        raise PeerLost(self.peer, "its world for weights was replaced")
 
     def close(self) -> None:
         """Leave; whoever waits at the other end is told."""
         with self._lock:
             self._closed = True
             channel, listening, self._listening = self._channel, self._listening, None
+            self._thread.shutdown(wait=False, cancel_futures=True)
         if channel is not None:
             channel.close()
         if listening is not None:
             os.close(listening)
-        self.thread.shutdown(wait=False, cancel_futures=True)
 
     def _form(self) -> CollectiveChannel:
         from engine.channels.collective import CollectiveChannel

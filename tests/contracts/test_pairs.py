@@ -6,6 +6,7 @@ Real processes and gloo; the data socket of a pair is a pipe here. Devices: on C
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ import torch
 
 from dataflow.errors import RunError
 from dataflow.kernel import Piece
-from engine.channels.contract import PeerLost
+from engine.channels.contract import PeerLost, Request
 from engine.channels.pairs import Pairs
+from engine.channels.shm import ShmChannel
 from engine.weights.pieces import DTYPES, to_batch
 from engine.weights.snapshot import room, snapshot, verified
 from tests.contracts.ranks import LIMIT, Ranks
@@ -86,6 +88,55 @@ def test_room_is_made_for_descriptions_alone() -> None:
     assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in copies]
     with pytest.raises(RunError, match="expected the columns"):
         room(to_batch(weights(1))[0].records, "cpu")
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_for_tensors_goes_over_the_data_socket() -> None:
+    asks, serves = socket.socketpair()
+    came: queue.Queue[tuple[str, int, int]] = queue.Queue()
+    owner, other = ShmChannel("train", 0, _dials({})), ShmChannel("gen", 0, _dials({"train": asks}))
+    owner.send_by(lambda *request: came.put(request))
+    owner.serve("gen", serves)
+    block = owner.keep(snapshot(weights(1))[0])
+    for sequence in range(2):
+        other.have_sent("train", block, sequence)
+        assert came.get(timeout=LIMIT) == ("gen", block, sequence)
+    assert len(other.fetch([Request(worker="train", block=block)])[0]) == len(weights(1))
+    owner.close()
+    with pytest.raises(PeerLost):
+        other.have_sent("train", block, 2)
+    other.close()
+
+
+def test_who_sends_nothing_refuses_to_be_asked() -> None:
+    asks, serves = socket.socketpair()
+    owner, other = ShmChannel("train", 0, _dials({})), ShmChannel("gen", 0, _dials({"train": asks}))
+    owner.serve("gen", serves)
+    other.have_sent("train", 0, 0)
+    with pytest.raises(PeerLost):
+        other.fetch([Request(worker="train", block=0)])
+    assert owner.refused == {"gen": 1}
+    owner.close()
+    other.close()
+
+
+def _dials(sockets: dict[str, socket.socket]) -> Callable[[str], socket.socket]:
+    def dial(peer: str) -> socket.socket:
+        if peer not in sockets:
+            raise PeerLost(peer, "nobody")
+        return sockets.pop(peer)
+
+    return dial
+
+
+def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    pairs = Pairs("train", _nobody)
+    pairs.asked("gen", 1, 0)
+    assert "nothing was said of where to meet it" in caplog.text
+    with pytest.raises(PeerLost, match="expected its process"):
+        pairs.receive("gen", 1, lambda device: [])
 
 
 # --- worlds -------------------------------------------------------------------------------------------------------

@@ -45,6 +45,10 @@ def by_collectives(folder: Path) -> float:
 PLACES = {
     "three processes": (small, {"pin": APART | {"score": "data"}}),
     "replicas": (small, {"replicas": {"rollout": 2}}),
+    "a split writer, a reader beside its first rank": (
+        small,
+        {"ranks": {"train_policy": 2}, "shard": True, "pin": {"rollout": "main,gen"}},
+    ),
     "followers": (followed, {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow"}}),
 }
 
@@ -59,6 +63,24 @@ def test_the_bits_of_the_pull_route(tiny: Path, options: Options, name: str) -> 
     assert read_samples(sent.folder / "samples").equals(read_samples(pull.folder / "samples"))
     assert by_collectives(sent.folder) > 0
     assert not by_collectives(pull.folder)
+
+
+@pytest.mark.slow
+def test_after_a_death_of_the_writer_all_meet_anew(tiny: Path, options: Options) -> None:
+    killed: list[int] = []
+
+    def kill(row: Any) -> None:
+        if row["step"] == 3 and not killed:
+            killed.append(workers()["train"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    whole = run(small(tiny), options(5, name="whole", checkpoint_every=2))
+    again = run(
+        small(tiny), options(5, name="again", checkpoint_every=2, pin=APART, weights="collective"), on_step=[kill]
+    )
+    assert killed
+    assert numbers(again) == numbers(whole)
+    assert weights(again) == weights(whole)
 
 
 def overlapping(folder: Path, on_update: str) -> Graph:
