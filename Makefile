@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test chaos bench clean
+.PHONY: setup demo test test-long chaos bench clean
 export PYTHON
 
 setup:
@@ -13,6 +13,9 @@ demo: setup
 test: setup
 	scripts/check
 	scripts/test
+
+test-long: setup
+	scripts/test -m long
 
 chaos: setup
 	scripts/chaos

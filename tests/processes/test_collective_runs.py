@@ -53,7 +53,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "replicas" else pytest.mark.slow) for n in PLACES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "replicas" else pytest.mark.long) for n in PLACES])
 def test_the_bits_of_the_pull_route(tiny: Path, options: Options, name: str) -> None:
     make, spread = PLACES[name]
     pull = run(make(tiny), options(4, name="pull", weights="pull", **spread))
@@ -65,7 +65,7 @@ def test_the_bits_of_the_pull_route(tiny: Path, options: Options, name: str) -> 
     assert not by_collectives(pull.folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_death_of_the_writer_all_meet_anew(tiny: Path, options: Options) -> None:
     killed: list[int] = []
 
@@ -92,7 +92,7 @@ def overlapping(folder: Path, on_update: str) -> Graph:
     return Graph("overlapping", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
 
 
-@pytest.mark.parametrize("on_update", ["drain", pytest.param("interrupt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("on_update", ["drain", pytest.param("interrupt", marks=pytest.mark.long)])
 def test_with_lag_a_generator_that_is_killed_goes_on(tiny: Path, options: Options, on_update: str) -> None:
     killed: set[int] = set()
 

@@ -49,6 +49,7 @@ def test_workers_that_take_turns_give_the_numbers_of_one(tiny: Path, options: Ca
     assert all(one != other for one, other in pairwise(woken))
 
 
+@pytest.mark.long
 def test_a_run_with_turns_goes_on_from_its_checkpoint(tiny: Path, options: Callable[..., Any]) -> None:
     whole = run(small(tiny), options(4, name="whole", inproc=True))
     part = run(small(tiny), options(2, name="part", **TURNS))

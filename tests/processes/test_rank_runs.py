@@ -16,7 +16,7 @@ from engine.options import RunOptions
 
 Options = Callable[..., RunOptions]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 TWO: dict[str, Any] = {"ranks": {"train_policy": 2}, "shard": True}
 
