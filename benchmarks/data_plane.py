@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,6 +39,7 @@ from benchmarks.data_plane_routes import ROUTES, Route, Sender
 from benchmarks.report import Result, machine, show, write_json
 
 SIZES = {"4 kB": 4 << 10, "16 MB": 16 * MIB, "256 MB": 256 * MIB}
+WARM_UP = 10
 ROUNDS = {"4 kB": 200, "16 MB": 30, "256 MB": 8}
 
 GOALS = {
@@ -94,7 +95,7 @@ def measure(route: Route, sizes: Sequence[str], rounds: dict[str, int]) -> dict[
             records = make_batch(SIZES[size])
             sender.prepare(records)
             copied = Copied(records.nbytes) if route.copies else None
-            pairs = [paired(sender, pipe, records, copied) for _ in range(rounds[size] + 3)][3:]
+            pairs = [paired(sender, pipe, records, copied) for _ in range(rounds[size] + WARM_UP)][WARM_UP:]
             found[size] = Timed(
                 seconds=statistics.median(seconds for _, seconds in pairs),
                 of_memcpy=statistics.median(c / s for c, s in pairs) if route.copies else None,
@@ -147,16 +148,32 @@ def results(found: dict[str, dict[str, Timed]]) -> list[Result]:
             if size != "4 kB" and timed.of_memcpy is not None:
                 least = GOALS.get((name, size))
                 rows.append(Result(name=f"{name}, {size}", value=timed.of_memcpy, unit="of memcpy", goal=least))
-    return rows + _against(found)
+    return rows
 
 
-def _against(found: dict[str, dict[str, Timed]]) -> list[Result]:
-    """The round trip of a small batch against ZeroMQ's own."""
-    ours, bare = found.get("shm, one copy"), found.get("bare zmq ipc")
-    if ours is None or bare is None:
-        return []
-    value = ours["4 kB"].seconds / bare["4 kB"].seconds
-    return [Result(name="4 kB, shm / bare zmq ipc", value=value, unit="x", goal=1.0, least=False)]
+AGAINST = (("4 kB", "shm, one copy", "bare zmq ipc", 1.0, False), ("16 MB", "bare zmq tcp", "zmq tcp", 0.9, True))
+"""(size, way, other way, goal for the seconds of the first by those of the second, whether it is a least one)."""
+
+
+def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[Result]:
+    """Two ways whose rounds alternate, as what a round takes moves from one second to the next."""
+    found = []
+    for size, one, other, goal, least in AGAINST:
+        if not only or any(word in name for word in only for name in (one, other)):
+            value = alternated(size, one, other, rounds[size])
+            found.append(Result(name=f"{size}, {one} / {other}", value=value, unit="x", goal=goal, least=least))
+    return found
+
+
+def alternated(size: str, one: str, other: str, rounds: int) -> float:
+    """The median of the first way's seconds divided by the second's, of rounds one right after the other."""
+    records = make_batch(SIZES[size])
+    with ExitStack() as stack:
+        ways = [stack.enter_context(across(r)) for name in (one, other) for r in ROUTES if r.name == name]
+        for sender, _ in ways:
+            sender.prepare(records)
+        seconds = [[paired(*way, records, None)[1] for way in ways] for _ in range(rounds + WARM_UP)][WARM_UP:]
+    return statistics.median(first / second for first, second in seconds)
 
 
 def reshard_all(quick: bool) -> list[Result]:
@@ -196,7 +213,7 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = {route.name: measure(route, sizes, rounds) for route in routes}
         resharded = reshard_all(quick) if not only or "reshard" in only else []
-        rows = results(found) + resharded
+        rows = results(found) + side_by_side(only, rounds) + resharded
         if not only or "peers" in only:
             rows += peers_all(sizes, rounds, found.get("shm, one copy", {}))
     where = machine()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class SlabOutbox:
         self._numbers = itertools.count(epoch << 32)
         self._blocks: dict[int, Block] = {}
         self._built: list[Region] = []
+        """By where they begin, which `_starts` has in the same order."""
+        self._starts: list[int] = []
         self._dropped: deque[Region] = deque()
 
     def __len__(self) -> int:
@@ -71,7 +74,9 @@ class SlabOutbox:
         with self.lock:
             self._collect()
             region = self.pool.allocate(nbytes)
-            self._built.append(region)
+            at = bisect_right(self._starts, _start(region))
+            self._built.insert(at, region)
+            self._starts.insert(at, _start(region))
         array = region.bytes()
         # The array may die in any thread at any moment, so it only leaves a note.
         weakref.finalize(array, self._dropped.append, region).atexit = False
@@ -150,6 +155,7 @@ class SlabOutbox:
         with self.lock:
             self._blocks.clear()
             self._built.clear()
+            self._starts.clear()
             self.pool.close()
             self.board.close()
 
@@ -157,8 +163,9 @@ class SlabOutbox:
         """Let go of built regions whose arrays are gone."""
         while self._dropped:
             region = self._dropped.popleft()
-            if region in self._built:
-                self._built.remove(region)
+            at = bisect_right(self._starts, _start(region)) - 1
+            if at >= 0 and self._built[at] is region:
+                del self._built[at], self._starts[at]
                 self.pool.let_go(region)
 
     def _already_there(self, buffers: list[pa.Buffer | None]) -> tuple[list[Place | None], list[Region]]:
@@ -168,21 +175,28 @@ class SlabOutbox:
         lies: list[Place | None] = []
         held: list[Region] = []
         for buffer in buffers:
-            region = next((r for r in self._built if buffer is not None and _within(buffer, r)), None)
+            region = None if buffer is None or not buffer.size else self._around(buffer)
             lies.append(None if region is None or buffer is None else _place(buffer, region))
             if region is not None and region not in held:
                 region.holds += 1
                 held.append(region)
         return lies, held
 
+    def _around(self, buffer: pa.Buffer) -> Region | None:
+        """The built region in which a buffer lies, if there is one."""
+        address = buffer.address
+        at = bisect_right(self._starts, address) - 1
+        if at < 0 or address + buffer.size > self._starts[at] + self._built[at].length:
+            return None
+        return self._built[at]
+
 
 def _room(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else -(-buffer.size // ALIGNMENT) * ALIGNMENT
 
 
-def _within(buffer: pa.Buffer, region: Region) -> bool:
-    start = region.slab.buffer.address + region.offset
-    return buffer.size > 0 and start <= buffer.address and buffer.address + buffer.size <= start + region.length
+def _start(region: Region) -> int:
+    return region.slab.buffer.address + region.offset
 
 
 def _place(buffer: pa.Buffer, region: Region) -> Place:
