@@ -83,6 +83,12 @@ class _Remote:
     told: HostTold = field(default_factory=HostTold)
     opened: bool = False
     answers: dict[int, HostAnswer] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+
+    def doing(self) -> list[Doing]:
+        """What its Workers do; those of which nothing was said yet begin."""
+        said = {each.worker: each for each in self.link.doing}
+        return [said.get(w, Doing(worker=w, node="its start", what="its host", since=self.since)) for w in self.workers]
 
     def say(self, message: Any) -> None:
         self.said += 1
@@ -259,7 +265,7 @@ class HostsWorkers:
 
     def doing(self) -> list[Doing]:
         """What each said last; from any thread."""
-        return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.link.doing)]
+        return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.doing())]
 
     def _until(self, holds: Callable[[], bool]) -> None:
         """Hear the other hosts until this holds. Raises what went wrong there."""

@@ -298,6 +298,14 @@ def graph(folder: Path) -> Graph:
     return grpo(str(folder / "model"), str(folder / "marked.parquet"), vowels, n=4, batch=4, max_tokens=6, lr=1e-3)
 
 
+@pytest.fixture(scope="module")
+def marked(tiny: Path) -> Path:
+    """`tiny`, with the prompts of `graph`."""
+    asked = [MARKER + a + b for a in "abcdefgh" for b in "xyz"]
+    pq.write_table(pa.table({"prompt": asked}), tiny / "marked.parquet")
+    return tiny
+
+
 def kill_once(there: HostProcess, row: Mapping[str, float]) -> None:
     """Kill the Worker that generates, after the second Step."""
     if row["step"] == 2:
@@ -307,14 +315,12 @@ def kill_once(there: HostProcess, row: Mapping[str, float]) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_two_hosts(
-    tiny: Path, cluster: Path, there: HostProcess, options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    marked: Path, cluster: Path, there: HostProcess, options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits of one process, although a Worker of the other host dies; rows by both routes, and none through the
     coordinator.
     """
-    asked = [MARKER + a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(pa.table({"prompt": asked}), tiny / "marked.parquet")
-    one = run(graph(tiny), options(4, name="one"))
+    one = run(graph(marked), options(4, name="one"))
     heard: list[bytes] = []
     receive, take = Link.receive, HostLink._take
 
@@ -331,7 +337,7 @@ def test_a_run_on_two_hosts(
     monkeypatch.setattr(HostLink, "_take", taken)
     pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
     two = run(
-        graph(tiny), options(4, name="two", pin=pin, cluster=cluster), on_step=[lambda row: kill_once(there, row)]
+        graph(marked), options(4, name="two", pin=pin, cluster=cluster), on_step=[lambda row: kill_once(there, row)]
     )
     assert timeless(metrics(two.folder)) == timeless(metrics(one.folder))
     assert weights(two) == weights(one)
@@ -345,9 +351,9 @@ def test_a_run_on_two_hosts(
 
 
 def test_what_a_cluster_file_does_not_say_the_host_is_asked_for(
-    tiny: Path, cluster: Path, there: HostProcess, options: Callable[..., Any]
+    marked: Path, cluster: Path, there: HostProcess, options: Callable[..., Any]
 ) -> None:
-    made = planned(graph(tiny), options(1, pin={"rollout": "gen@b"}, cluster=cluster))
+    made = planned(graph(marked), options(1, pin={"rollout": "gen@b"}, cluster=cluster))
     assert made.cluster is not None
     assert made.cluster.host("b").cores == len(os.sched_getaffinity(0))
     assert made.hosts == {"main": "a", "gen": "b"}

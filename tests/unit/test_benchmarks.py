@@ -151,5 +151,12 @@ def test_the_data_planes_goals_are_least_shares_and_most_milliseconds() -> None:
         found = {n: dict.fromkeys(data_plane.SIZES, timed) for n in ("shm, one copy", "shm, built in the slab")}
         held = [r.holds for r in data_plane.results(found) if r.holds is not None]
         assert held == [holds] * 4
-    bare = {"shm, one copy": {"4 kB": fast}, "bare zmq ipc": {"4 kB": slow}}
-    assert data_plane.results(bare)[-1].value == pytest.approx(0.1)
+
+
+def test_the_data_planes_goals_beside_bare_zmq_are_a_most_and_a_least_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, holds in ((0.5, [True, False]), (0.95, [True, True]), (1.5, [False, True])):
+        monkeypatch.setattr(data_plane, "alternated", lambda *_, value=value: value)
+        found = data_plane.side_by_side((), data_plane.ROUNDS)
+        assert [r.holds for r in found] == holds
+        assert {r.value for r in found} == {value}
+    assert not data_plane.side_by_side(("reshard",), data_plane.ROUNDS)

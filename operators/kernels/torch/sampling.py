@@ -48,7 +48,10 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> tuple[Tensor, Tensor
     if how.temperature not in (0.0, 1.0):
         scores = scores / how.temperature
     logprobs = torch.log_softmax(scores, -1)
-    tokens = logprobs.argmax(-1) if how.temperature == 0.0 else _inverse(_truncated(logprobs.exp(), how), draws)
+    if how.temperature == 0.0:
+        tokens = scores.argmax(-1)
+    else:
+        tokens = _inverse(_truncated(scores, logprobs.exp(), how), draws)
     return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
 
@@ -61,18 +64,20 @@ def _inverse(weights: Tensor, draws: Tensor) -> Tensor:
     return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1)
 
 
-def _truncated(weights: Tensor, how: Sampling) -> Tensor:
+def _truncated(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
     """Weights with those outside of top-k set to 0, then those outside of top-p of the rest; ties at the edge stay.
 
+    scores [rows, vocabulary]: say which token is better, also where two weights are rounded to the same number.
     top-p keeps the least set of most likely tokens whose share reaches it (Holtzman et al., arXiv 1904.09751).
     """
     if 0 < how.top_k < weights.shape[1]:
-        least = weights.topk(how.top_k, -1).values[:, -1:]
-        weights = weights.where(weights >= least, 0.0)
+        least = scores.topk(how.top_k, -1).values[:, -1:]
+        weights = weights.where(scores >= least, 0.0)
     if how.top_p < 1.0:
-        ordered = weights.sort(-1, descending=True).values
+        best, order = scores.sort(-1, descending=True)
+        ordered = weights.gather(-1, order)
         before = ordered.cumsum(-1, dtype=torch.float64) - ordered
         inside = before < how.top_p * ordered.sum(-1, keepdim=True, dtype=torch.float64)
-        least = ordered.where(inside, torch.inf).amin(-1, keepdim=True)
-        weights = weights.where(weights >= least, 0.0)
+        least = best.where(inside, torch.inf).amin(-1, keepdim=True)
+        weights = weights.where(scores >= least, 0.0)
     return weights
