@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import zmq
 
+from benchmarks.data_plane_batch import built_in
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import Request
 from engine.channels.frames import forms_from, put_together, taken_apart
@@ -77,24 +78,15 @@ class ShmSender:
         self._batch = Batch(Keys.of([]), pa.RecordBatch.from_arrays([], names=[]))
 
     def prepare(self, records: pa.RecordBatch) -> None:
-        self._batch = Batch(Keys.of(range(records.num_rows)), self._built(records) if self._born else records)
+        self._batch = Batch(
+            Keys.of(range(records.num_rows)), built_in(self._channel, records) if self._born else records
+        )
 
     def send(self) -> int:
         return self._channel.keep(self._batch)
 
     def done(self, token: int) -> None:
         self._channel.release(token)
-
-    def _built(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The same columns, in the outbox's own memory from the beginning."""
-        framed = taken_apart(records)
-        buffers = [None if b is None else self._into_slab(b) for b in framed.buffers]
-        return put_together(framed.forms, framed.rows, framed.nodes, buffers)
-
-    def _into_slab(self, buffer: pa.Buffer) -> pa.Buffer:
-        memory = self._channel.allocate(buffer.size)
-        memory[:] = np.frombuffer(buffer, np.uint8)
-        return pa.py_buffer(memory)
 
 
 def shm(name: str, *, born: bool = False, verify: Verify = "structure") -> Route:
