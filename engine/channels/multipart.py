@@ -1,15 +1,20 @@
-"""Blocks as multipart messages, for peers that share no memory: a header, then one frame a buffer.
+"""Blocks as multipart messages, for peers that share no memory: a header, and one frame a buffer.
 
 Owns: requests and replies of engine/channels/zmq.py, their checksums, and every check of what
 came. Does not own: sockets, keys, which blocks there are.
 
-The header begins with its own xxh3, and holds that of each buffer. Nothing is decoded before the checksum fits,
-nothing is put together before every frame has the length and the checksum that the header says.
+    little     Header with all sums, frames
+    much       Header, frames; Part 0, frames; Part 1, frames; ...; Sums
+
+Each first frame begins with its own xxh3, and that of every other one is told. Nothing is decoded before the checksum
+fits, nothing is put together before every frame has the length and the checksum that were told. Of much, the frames are
+sent before they are summed up, and summed up as they come: while others are on their way, and these in the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,11 +26,13 @@ from msgspec import Struct
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Count, Hash, Lacks, Unknown
-from engine.channels.frames import checked_together, checksums, forms_from, taken_apart
+from engine.channels.frames import checked_together, forms_from, taken_apart
 from engine.channels.picking import named
 
 LARGEST_REQUEST = 64 << 20
 """Bytes of a request, at most."""
+_LARGE = 1 << 20
+"""Bytes of frames after which a message is closed."""
 _SUM = 8
 _ALIGNED = 8
 
@@ -60,26 +67,43 @@ class Question(Struct, array_like=True, frozen=True, tag="question"):
 
 
 class Sent(Struct, array_like=True, frozen=True, tag="sent"):
-    """Rows of a block: `lengths` of its buffers, of which those that are not 0 are the next frames, and their sums."""
+    """Rows of a block: `lengths` of its buffers, of which those that are not 0 are the next frames."""
 
     block: Count
     rows: Count
     schema: bytes
     nodes: list[tuple[Count, Count]]
     lengths: list[Count]
-    sums: list[Hash]
 
 
 class Header(Struct, array_like=True, frozen=True, tag="header"):
-    """The answers to a Question, in its order."""
+    """The answers to a Question, in its order. parts: how many messages with more frames follow, and then the sums;
+    where none does, `sums` are those of all frames.
+    """
 
     id: Count
     answers: list[Sent | Unknown | Lacks]
+    sums: list[Hash]
+    parts: Count
+
+
+class Part(Struct, array_like=True, frozen=True, tag="part"):
+    """More frames, of the message with this number behind the header."""
+
+    id: Count
+    number: Count
+
+
+class Sums(Struct, array_like=True, frozen=True, tag="sums"):
+    """What the frames of the header and of all parts have."""
+
+    id: Count
+    sums: list[Hash]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _questions = msgspec.msgpack.Decoder(Question)
-_headers = msgspec.msgpack.Decoder(Header)
+_replies = msgspec.msgpack.Decoder(Header | Part | Sums)
 
 
 def question_bytes(number: int, requests: Sequence[Request]) -> bytes:
@@ -92,14 +116,27 @@ def question_of(data: Any) -> Question:
     return _opened(_questions, data)
 
 
-def header_bytes(number: int, answers: list[Sent | Unknown | Lacks]) -> bytes:
-    """The first frame of a reply."""
-    return _sealed(_encoder.encode(Header(number, answers)))
+def reply_bytes(message: Header | Part | Sums) -> bytes:
+    """The first frame of a message to whoever asked."""
+    return _sealed(_encoder.encode(message))
 
 
-def header_of(data: Any) -> Header:
+def reply_of(data: Any) -> Header | Part | Sums:
     """The inverse. Raises RunError for anything else."""
-    return _opened(_headers, data)
+    return _opened(_replies, data)
+
+
+def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
+    """The frames of each message, at least one message: each is closed by the frame with which it is large."""
+    found: list[list[pa.Buffer]] = [[]]
+    size = 0
+    for frame in frames:
+        if size >= _LARGE:
+            found.append([])
+            size = 0
+        found[-1].append(frame)
+        size += frame.size
+    return found
 
 
 def sent(block: int, records: pa.RecordBatch) -> tuple[Sent, list[pa.Buffer]]:
@@ -112,19 +149,56 @@ def sent(block: int, records: pa.RecordBatch) -> tuple[Sent, list[pa.Buffer]]:
         schema=framed.forms.data,
         nodes=framed.nodes,
         lengths=[0 if b is None else b.size for b in framed.buffers],
-        sums=checksums(framed.buffers),
     )
     return answer, there
 
 
-def received(header: Header, frames: Sequence[Any], requests: Sequence[Request]) -> list[pa.RecordBatch]:
+@dataclass(kw_only=True)
+class Answered:
+    """What has come of a reply. sums: of its frames, as they came."""
+
+    header: Header
+    frames: list[Any] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    parts: int = 0
+    whole: bool = False
+
+    @staticmethod
+    def of(message: Header | Part | Sums, frames: Sequence[Any]) -> Answered:
+        """A reply that begins with this message. Raises RunError for one that none begins with."""
+        if not isinstance(message, Header):
+            raise RunError(f"expected the header of an answer, found {type(message).__name__}")
+        found = Answered(header=message, told=message.sums, whole=not message.parts)
+        found._take(frames)
+        return found
+
+    def add(self, message: Header | Part | Sums, frames: Sequence[Any]) -> None:
+        """The next message. Raises RunError for another than that."""
+        if isinstance(message, Part) and message.number == self.parts < self.header.parts:
+            self.parts += 1
+            self._take(frames)
+        elif isinstance(message, Sums) and self.parts == self.header.parts and not frames:
+            self.told, self.whole = message.sums, True
+        else:
+            raise RunError(f"expected part {self.parts} of {self.header.parts} and then the sums, found {message}")
+
+    def _take(self, frames: Sequence[Any]) -> None:
+        self.frames += frames
+        self.sums += [xxhash.xxh3_64_intdigest(frame) for frame in frames]
+
+
+def received(reply: Answered, requests: Sequence[Request]) -> list[pa.RecordBatch]:
     """The rows of each request. Raises KeyError, DataError, and RunError (naming no peer) for what cannot be right."""
+    header, frames = reply.header, reply.frames
     if len(header.answers) != len(requests):
         raise RunError(f"expected {len(requests)} answers, found {len(header.answers)}")
-    buffers = iter(frames)
     expected = sum(1 for a in header.answers if isinstance(a, Sent) for length in a.lengths if length)
     if expected != len(frames):
         raise RunError(f"expected {expected} frames, found {len(frames)}")
+    if reply.sums != reply.told:
+        raise RunError(f"blocks {[r.block for r in requests]}: their content was changed on its way")
+    buffers = iter(frames)
     return [_rows(answer, request, buffers) for answer, request in zip(header.answers, requests, strict=True)]
 
 
@@ -146,8 +220,6 @@ def _checked(answer: Sent, request: Request, buffers: list[pa.Buffer | None]) ->
     for index, (buffer, length) in enumerate(zip(buffers, answer.lengths, strict=True)):
         if buffer is not None and buffer.size != length:
             raise RunError(f"buffer {index} of block {answer.block}: expected {length} bytes, found {buffer.size}")
-    if checksums(buffers) != answer.sums:
-        raise RunError(f"block {answer.block}: its content was changed on its way")
     if request.rows is not None and len(request.rows) != answer.rows:
         raise RunError(f"block {answer.block}: expected {len(request.rows)} rows, found {answer.rows}")
     forms = forms_from(answer.schema)

@@ -30,7 +30,7 @@ from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.frames import forms_of
 from engine.channels.inproc import InprocChannel
 from engine.channels.keys import Address, Keys
-from engine.channels.multipart import Header, Wanted, header_of, question_bytes, received
+from engine.channels.multipart import Answered, Header, Part, Sums, Wanted, question_bytes, received, reply_of
 from engine.channels.picking import picked
 from engine.channels.zmq_server import ZmqServer
 
@@ -214,9 +214,11 @@ class _Peer:
 
     def answer(self, requests: Sequence[Request], deadline: float) -> list[pa.RecordBatch]:
         """The answer to the last question. Raises KeyError, DataError, PeerLost, RunError."""
-        header, frames = self._reply(deadline)
         try:
-            return received(header, frames, requests)
+            reply = Answered.of(*self._next(deadline))
+            while not reply.whole:
+                reply.add(*self._next(deadline))
+            return received(reply, requests)
         except PeerLost:
             raise
         except RunError as error:
@@ -228,18 +230,15 @@ class _Peer:
         self._monitor.close(0)
         self._socket.close(0)
 
-    def _reply(self, deadline: float) -> tuple[Header, list[Any]]:
-        """Header and frames; answers to earlier questions, and those that come twice, are dropped."""
+    def _next(self, deadline: float) -> tuple[Header | Part | Sums, list[Any]]:
+        """The next message and its frames; those that answer earlier questions are dropped."""
         while (left := deadline - time.monotonic()) > 0:
             ready = dict(self._poller.poll(int(left * 1e3) + 1))
             if self._socket in ready:
                 first, *frames = self._socket.recv_multipart(copy=False)
-                try:
-                    header = header_of(first.buffer)
-                except RunError as error:
-                    raise self._wrong(error) from error
-                if header.id == self._last:
-                    return header, [frame.buffer for frame in frames]
+                message = reply_of(first.buffer)
+                if message.id == self._last:
+                    return message, [frame.buffer for frame in frames]
             elif self._monitor in ready:
                 raise self._lost(recv_monitor_message(self._monitor))
         self.broken = True

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 import zmq
@@ -22,13 +22,26 @@ import zmq
 from dataflow.errors import DataError, RunError
 from engine.channels.descriptors import Lacks, Unknown
 from engine.channels.door import Door
+from engine.channels.frames import checksums
 from engine.channels.keys import Keys, require_safe
-from engine.channels.multipart import LARGEST_REQUEST, Question, Sent, Wanted, header_bytes, question_of, sent
+from engine.channels.multipart import (
+    LARGEST_REQUEST,
+    Header,
+    Part,
+    Question,
+    Sent,
+    Sums,
+    Wanted,
+    parts_of,
+    question_of,
+    reply_bytes,
+    sent,
+)
 
 _log = logging.getLogger(__name__)
 
-_UNSENT = 64
-"""Replies that a peer may leave unread; what is beyond them is dropped, and the peer's time-out finds it."""
+_UNSENT = 1024
+"""Messages that a peer may leave unread; what is beyond them is dropped, and the peer's time-out finds it."""
 
 Find = Callable[[Wanted], pa.RecordBatch]
 """Rows of a block; raises KeyError and DataError."""
@@ -109,25 +122,43 @@ class ZmqServer:
             if len(frames) != 1:
                 raise RunError(f"expected one frame, found {len(frames)}")
             question = question_of(frames[0].buffer)
-            reply = self._reply(question)
+            answers, rows = self._answers(question)
         except RunError as error:
             peer = _user(identity)
             self._wrong[peer] += 1
             _log.warning("%s: request refused: %s", peer, error)
             return
         try:
-            self._router.send_multipart([identity.bytes, *reply], zmq.NOBLOCK, copy=False)
+            self._reply(identity.bytes, question.id, answers, rows)
         except zmq.ZMQError as error:  # it is gone, or takes nothing
-            _log.warning("%s: an answer of %d frames could not be sent: %s", _user(identity), len(reply), error)
+            _log.warning("%s: an answer of %d frames could not be sent: %s", _user(identity), len(rows), error)
 
-    def _reply(self, question: Question) -> list[bytes | pa.Buffer]:
+    def _answers(self, question: Question) -> tuple[list[Sent | Unknown | Lacks], list[pa.Buffer]]:
         answers: list[Sent | Unknown | Lacks] = []
-        frames: list[bytes | pa.Buffer] = []
+        frames: list[pa.Buffer] = []
         for wanted in question.wanted:
             answer, buffers = self._answer(wanted)
             answers.append(answer)
             frames += buffers
-        return [header_bytes(question.id, answers), *frames]
+        return answers, frames
+
+    def _reply(
+        self, peer: bytes, number: int, answers: list[Sent | Unknown | Lacks], frames: Sequence[pa.Buffer]
+    ) -> None:
+        """Much is sent first and summed up then: each frame while it is on its way."""
+        first, *rest = parts_of(frames)
+        if not rest:
+            self._send(peer, Header(number, answers, checksums(first), 0), first)
+            return
+        self._send(peer, Header(number, answers, [], len(rest)), first)
+        sums = checksums(first)
+        for index, part in enumerate(rest):
+            self._send(peer, Part(number, index), part)
+            sums += checksums(part)
+        self._send(peer, Sums(number, sums))
+
+    def _send(self, peer: bytes, message: Header | Part | Sums, frames: Sequence[pa.Buffer] = ()) -> None:
+        self._router.send_multipart([peer, reply_bytes(message), *frames], zmq.NOBLOCK, copy=False)
 
     def _answer(self, wanted: Wanted) -> tuple[Sent | Unknown | Lacks, list[pa.Buffer]]:
         try:

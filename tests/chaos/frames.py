@@ -15,26 +15,22 @@ import argparse
 import logging
 import os
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import zmq as pyzmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contracts"))
 
-from pull_liars import Owner, answered, changed_frames, changed_messages, noted_wrongly, outcome, resident
+from pull_liars import Owner, answered, changed_messages, liar, noted_wrongly, outcome, resident
 from pull_rows import batch
 
 from dataflow.schema import Rollout
 from engine.channels.contract import Request
 from engine.channels.keys import Address
-from engine.channels.multipart import header_bytes, question_of, sent
 from engine.channels.zmq import ZmqChannel
 
 GROWTH = 64 << 20
@@ -73,34 +69,6 @@ def between_hosts(count: int, rng: np.random.Generator) -> Counter[str]:
                 seen.validate(full=True)
         channel.close()
     return found
-
-
-@contextmanager
-def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
-    """Somebody who answers every question with changed frames, then with honest ones; yields where."""
-    answer, buffers = sent(0, records)
-    context = pyzmq.Context()
-    router = context.socket(pyzmq.ROUTER)
-    endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
-    over = threading.Event()
-
-    def play() -> None:
-        while not over.is_set():
-            if router.poll(50):
-                identity, question = router.recv_multipart()
-                honest = [header_bytes(question_of(question).id, [answer]), *(b.to_pybytes() for b in buffers)]
-                for frames in (changed_frames(honest, rng), honest):
-                    router.send_multipart([identity, *frames])
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    try:
-        yield endpoint
-    finally:
-        over.set()
-        thread.join()
-        router.close(0)
-        context.destroy(linger=0)
 
 
 def main() -> None:

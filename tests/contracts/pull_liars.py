@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import resource
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import zmq
 from pull_mutants import bytes_mutated, value_mutated
 
 from dataflow.batch import Batch
@@ -16,7 +19,8 @@ from dataflow.errors import DataError, RunError
 from engine.channels.board import NOTES, ROOM, SIZE
 from engine.channels.contract import Request
 from engine.channels.descriptors import Ask, BoardHere, Reply, ShapeHere, SlabHere, encode
-from engine.channels.multipart import _sealed
+from engine.channels.frames import checksums
+from engine.channels.multipart import Header, Part, Sums, _sealed, question_of, reply_bytes, sent
 from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import Packets
 from engine.channels.reader import Reader, deadline_in
@@ -105,6 +109,56 @@ def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Aske
     if rng.random() < 0.5:
         return noted(owner, content, lambda text: value_mutated(text, rng), lambda there: there)
     return noted(owner, content, None, lambda there: bytes_mutated(there, rng))
+
+
+@contextmanager
+def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
+    """Somebody on another host who answers every question with something wrong, then honestly; yields where."""
+    answer, made = sent(0, records)
+    frames, sums = [b.to_pybytes() for b in made], checksums(made)
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    over = threading.Event()
+
+    def honest(number: int) -> list[list[bytes]]:
+        """The messages, as if this was little, or as if it was much."""
+        if rng.random() < 0.5:
+            return [[reply_bytes(Header(number, [answer], sums, 0)), *frames]]
+        parts = [(Header(number, [answer], [], 2), frames[:2]), (Part(number, 0), frames[2:4])]
+        parts += [(Part(number, 1), frames[4:]), (Sums(number, sums), [])]
+        return [[reply_bytes(message), *more] for message, more in parts]
+
+    def play() -> None:
+        while not over.is_set():
+            if router.poll(50):
+                identity, question = router.recv_multipart()
+                right = honest(question_of(question).id)
+                for message in (*changed_replies(right, rng), *right):
+                    router.send_multipart([identity, *message])
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        over.set()
+        thread.join()
+        router.close(0)
+        context.destroy(linger=0)
+
+
+def changed_replies(messages: list[list[bytes]], rng: np.random.Generator) -> list[list[bytes]]:
+    """An answer between hosts with one thing wrong: in a message, or in the order of several."""
+    which = int(rng.integers(0, len(messages)))
+    before, after = messages[:which], messages[which + 1 :]
+    match int(rng.integers(0, 6)) if len(messages) > 1 else 0:
+        case 4:
+            return [*before, *after]
+        case 5:
+            return [*before, messages[which], *messages[which:]]
+        case _:
+            return [*before, changed_frames(messages[which], rng), *after]
 
 
 def changed_frames(frames: list[bytes], rng: np.random.Generator) -> list[bytes]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zmq as pyzmq
-from pull_liars import Owner, answered, changed_frames, changed_messages, noted, noted_wrongly, outcome, resident
+from hypothesis import given
+from hypothesis import strategies as st
+from pull_liars import Owner, answered, changed_messages, liar, noted, noted_wrongly, outcome, resident
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
 from pull_worlds import World, shm, zmq
@@ -30,9 +33,22 @@ from engine.channels.board import ROOM
 from engine.channels.board import noted as read_note
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Ask, Fetch, ShapeHere, encode
+from engine.channels.frames import checksums
 from engine.channels.keys import Address
 from engine.channels.keys import Keys as KeyPair
-from engine.channels.multipart import _sealed, header_bytes, header_of, question_bytes, question_of, received, sent
+from engine.channels.multipart import (
+    Answered,
+    Header,
+    Part,
+    Sums,
+    _sealed,
+    parts_of,
+    question_bytes,
+    received,
+    reply_bytes,
+    reply_of,
+    sent,
+)
 from engine.channels.packets import LARGEST, Packets
 from engine.channels.reader import Reader, deadline_in
 from engine.channels.shm import ShmChannel
@@ -304,49 +320,85 @@ def test_death_while_others_wait_for_it(producer) -> None:
 
 
 def test_mutated_frames_between_hosts() -> None:
-    rows = batch(Rollout, 6, 2)
-    answer, buffers = sent(0, rows.records)
-    rng, context = np.random.default_rng(5), pyzmq.Context()
-    router = context.socket(pyzmq.ROUTER)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    over = threading.Event()
-
-    def play() -> None:
-        while not over.is_set():
-            if router.poll(50):
-                identity, question = router.recv_multipart()
-                honest = [header_bytes(question_of(question).id, [answer]), *(b.to_pybytes() for b in buffers)]
-                for frames in (changed_frames(honest, rng), honest):
-                    router.send_multipart([identity, *frames])
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    channel = ZmqChannel("b", 0, lambda _: Address(endpoint=f"tcp://127.0.0.1:{port}"), patience=5.0)
-    started, refused = resident(), 0
-    for _ in range(500):
-        found = outcome(lambda: channel.fetch([Request(worker="a", block=0)])[0])
-        if isinstance(found, pa.RecordBatch):
-            assert found.num_rows == 6
-            found.validate(full=True)
-        refused += not isinstance(found, pa.RecordBatch)
-    assert refused > 300
-    assert resident() - started < 64 << 20
-    over.set()
-    thread.join()
-    channel.close()
-    router.close(0)
-    context.destroy(linger=0)
+    rng, refused = np.random.default_rng(5), 0
+    with liar(batch(Rollout, 6, 2).records, rng) as endpoint:
+        channel = ZmqChannel("b", 0, lambda _: Address(endpoint=endpoint), patience=5.0)
+        started = resident()
+        for _ in range(500):
+            found = outcome(lambda: channel.fetch([Request(worker="a", block=0)])[0])
+            if isinstance(found, pa.RecordBatch):
+                assert found.num_rows == 6
+                found.validate(full=True)
+            refused += not isinstance(found, pa.RecordBatch)
+        assert refused > 300
+        assert resident() - started < 64 << 20
+        channel.close()
 
 
-def test_a_flipped_bit_in_a_frame_is_found() -> None:
+def replied(*messages: tuple[Header | Part | Sums, list[bytes]]) -> pa.RecordBatch:
+    """What these messages come to."""
+    first, *rest = messages
+    reply = Answered.of(reply_of(reply_bytes(first[0])), first[1])
+    for message, frames in rest:
+        assert not reply.whole
+        reply.add(reply_of(reply_bytes(message)), frames)
+    assert reply.whole
+    return received(reply, [Request(worker="a", block=0)])[0]
+
+
+@pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
+def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     rows = rollouts(5, 9)
-    answer, buffers = sent(0, rows.records)
-    spoilt = [bytearray(b.to_pybytes()) for b in buffers]
+    answer, made = sent(0, rows.records)
+    sums, frames = checksums(made), [b.to_pybytes() for b in made]
+    spoilt = [bytearray(frame) for frame in frames]
     spoilt[3][-1] ^= 4
-    header = header_of(header_bytes(1, [answer]))
-    with pytest.raises(RunError, match="content was changed"):
-        received(header, spoilt, [Request(worker="a", block=0)])
-    assert received(header, buffers, [Request(worker="a", block=0)])[0].equals(rows.records)
+    for those, right in ((frames, True), (spoilt, False)):
+        little: list[tuple[Header | Part | Sums, list]] = [(Header(1, [answer], sums, 0), those)]
+        parts = [(Part(1, 0), those[2:4]), (Part(1, 1), those[4:]), (Sums(1, sums), [])]
+        messages = [(Header(1, [answer], [], 2), those[:2]), *parts] if much else little
+        assert outcome(partial(replied, *messages)) == (rows.records if right else RunError)
+
+
+@pytest.mark.parametrize("order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"])
+def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
+    answer, made = sent(0, rollouts(5, 9).records)
+    frames = [b.to_pybytes() for b in made]
+    reply = Answered.of(Header(1, [answer], [], 2), frames[:2])
+    last = Sums(1, checksums(made))
+    told = {"header": (Header(1, [answer], [], 2), frames[:2]), "sums": (last, []), "sums+": (last, [b"more"])}
+    *honest, wrong = [told.get(word) or (Part(1, int(word)), frames[2:4]) for word in order.split()]
+    for message in honest:
+        reply.add(*message)
+    with pytest.raises(RunError, match="expected part"):
+        reply.add(*wrong)
+
+
+@pytest.mark.parametrize("message", [Part(1, 0), Sums(1, [])])
+def test_an_answer_begins_with_its_header(message: Part | Sums) -> None:
+    with pytest.raises(RunError, match="expected the header"):
+        Answered.of(message, [])
+
+
+def test_what_was_left_unread_of_an_answer_is_not_taken_for_the_next() -> None:
+    world = zmq()
+    large = rollouts(3, 200_000)
+    block, gone = world["a"].keep(large), world["a"].keep(rollouts(1, 1))
+    world["a"].release(gone)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            world["b"].fetch([Request(worker="a", block=gone), Request(worker="a", block=block)])
+        assert world["b"].fetch([Request(worker="a", block=block)])[0].equals(large.records)
+    world.close()
+
+
+@given(st.lists(st.integers(0, 3 << 20), max_size=9))
+def test_every_frame_is_in_one_message_and_none_is_split(sizes: list[int]) -> None:
+    frames = [pa.py_buffer(bytes(n)) for n in sizes]
+    parts = parts_of(frames)
+    assert [f for part in parts for f in part] == frames
+    assert all(parts) or not frames
+    assert all(sum(f.size for f in part[:-1]) < 1 << 20 for part in parts)
 
 
 def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
