@@ -1,4 +1,4 @@
-"""How a benchmark says what it found: a table, a JSON file and the machine it ran on.
+"""How a benchmark says what it found: a table, a JSON and a markdown file, and the machine it ran on.
 
 Owns: the one form of results of all benchmarks. Does not own: measuring.
 """
@@ -79,20 +79,35 @@ def _processor() -> str:
 
 def show(title: str, results: Sequence[Result], where: Machine) -> None:
     """Print the results as a table, and under it the machine."""
-    table = Table("what", "value", "unit", "goal", "holds", title=title)
+    table = Table(*_COLUMNS, title=title)
     for result in results:
-        held = {None: "", True: "yes", False: "NO"}[result.holds]
-        table.add_row(result.name, _number(result.value), result.unit, _goal(result), held)
+        table.add_row(*_cells(result))
     console = Console()
     console.print(table)
     console.print(str(where), highlight=False)
 
 
 def write_json(path: Path, results: Sequence[Result], where: Machine) -> None:
-    """Write `[{name, value, unit, goal, holds}, ...]`, and the machine beside it as `<name>.machine.json`."""
+    """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as `<name>.machine.json` and a table of
+    both as `<name>.md`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
     path.with_suffix(".machine.json").write_text(json.dumps(asdict(where), indent=2) + "\n")
+    path.with_suffix(".md").write_text(_markdown(path.stem, results, where))
+
+
+_COLUMNS = ("what", "value", "unit", "goal", "holds")
+
+
+def _markdown(name: str, results: Sequence[Result], where: Machine) -> str:
+    rows = [_COLUMNS, ("---", "---:", "---", "---:", "---"), *map(_cells, results)]
+    return f"# {name}\n\n{where}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    held = {None: "", True: "yes", False: "NO"}[result.holds]
+    return result.name, _number(result.value), result.unit, _goal(result), held
 
 
 def _goal(result: Result) -> str:

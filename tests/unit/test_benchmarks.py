@@ -84,9 +84,13 @@ def test_a_goal_holds_on_its_side(value: float, least: bool, holds: bool) -> Non
 
 def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "found.json"
-    report.write_json(path, [report.Result(name="a", value=1.0, unit="ms")], report.machine())
+    where = report.machine()
+    report.write_json(path, [report.Result(name="a", value=1.0, unit="ms")], where)
     assert json.loads(path.read_text()) == [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
     assert json.loads((tmp_path / "deep" / "found.machine.json").read_text())["cores"] >= 1
+    table = path.with_suffix(".md").read_text()
+    assert str(where) in table
+    assert table.splitlines()[-1] == "| a | 1 | ms |  |  |"
 
 
 def test_the_clock_leaves_the_warm_up_out() -> None:
