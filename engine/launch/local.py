@@ -403,6 +403,8 @@ class Supervisor:
                     selector.modify(child.link, wanted, (self._on_link, child))
 
     def _on_link(self, selector: selectors.BaseSelector, child: Child, events: int) -> None:
+        if child.over.is_set():  # it was in one list with its end, behind it
+            return
         if events & selectors.EVENT_WRITE:
             with contextlib.suppress(OSError):
                 child.link.flush()

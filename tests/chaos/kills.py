@@ -170,11 +170,8 @@ def _start(trial: Trial, resuming: bool) -> subprocess.Popen[str]:
 
 def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, left: int) -> int:
     """Kill a process now and then until the run has ended or enough were killed; returns how many are left to kill."""
-    before = _steps(trial.run)
-    if draw.random() < 0.8:  # else while it starts
-        _until(made, lambda: _steps(trial.run) != before)
     while left:
-        if _ended_within(made, draw.uniform(0.0, 1.5)):
+        if _ended_before_a_moment(trial, made, draw):
             break
         there = processes(trial, made.pid)
         kinds = sorted({p.kind for p in there if p.kind.startswith(trial.kind)})
@@ -188,18 +185,22 @@ def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, lef
             os.kill(chosen.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-        trial.killed.append(f"{chosen.kind} at {_steps(trial.run)}")
+        trial.killed.append(f"{chosen.kind} at step {_step(trial.run)}")
         left -= 1
         if chosen.kind == "coordinator":
             break
     return left
 
 
-def _until(made: subprocess.Popen[str], holds: object) -> None:
-    """Until something holds or the run has ended."""
-    assert callable(holds)
-    while not holds() and not _ended_within(made, 0.02):
-        pass
+def _ended_before_a_moment(trial: Trial, made: subprocess.Popen[str], draw: random.Random) -> bool:
+    """Wait for a random moment: soon, whatever the run does (it takes seconds to start), or in a random Step."""
+    if draw.random() < 0.3:
+        return _ended_within(made, draw.uniform(0.0, 1.5))
+    wanted = draw.randint(_step(trial.run), STEPS - 1)
+    while _step(trial.run) < wanted:
+        if _ended_within(made, 0.01):
+            return True
+    return _ended_within(made, draw.uniform(0.0, 0.1))
 
 
 def _ended_within(made: subprocess.Popen[str], seconds: float) -> bool:
@@ -210,9 +211,10 @@ def _ended_within(made: subprocess.Popen[str], seconds: float) -> bool:
     return True
 
 
-def _steps(run: Path) -> str:
+def _step(run: Path) -> int:
+    """How many Steps have been recorded."""
     lines = run / "metrics.jsonl"
-    return f"step {len(lines.read_bytes().splitlines())}" if lines.is_file() else "the start"
+    return len(lines.read_bytes().splitlines()) if lines.is_file() else 0
 
 
 def _end(trial: Trial, made: subprocess.Popen[str]) -> None:

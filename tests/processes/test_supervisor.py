@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -217,6 +218,29 @@ def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) 
         assert isinstance(until(supervisor, ChunkDone)[0], Produced)
         supervisor.tell(chunk_of(6, old))
         assert until(supervisor, Unfetched)[0].chunk == 6, "a block of the incarnation that is gone"
+
+
+class EndsFirst(selectors.DefaultSelector):
+    """Tells of the link and the end of a process that dies at once, the end before the link."""
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        found = super().select(timeout)
+        for key, _ in found:
+            if key.data is not None and self.killed == key.data[1].process.pid:
+                select.select([key.data[1].ends], [], [], SOON)
+                return sorted(super().select(0), key=lambda each: each[0].data[0].__name__ != "_on_end")
+        return found
+
+    killed = 0
+
+
+def test_a_death_may_be_told_of_before_what_was_said_last(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selectors.DefaultSelector", EndsFirst)
+    with start(plan()) as supervisor:
+        monkeypatch.setattr(EndsFirst, "killed", supervisor.pids()["host"])
+        kill(supervisor, "host")
+        supervisor.respawn(["host"])
+        assert isinstance(until(supervisor, WorkerOpened)[-1], WorkerOpened)
 
 
 def test_a_live_worker_can_be_begun_again(start: Start) -> None:
