@@ -196,7 +196,7 @@ def _ended_before_a_moment(trial: Trial, made: subprocess.Popen[str], draw: rand
     """Wait for a random moment: soon, whatever the run does (it takes seconds to start), or in a random Step."""
     if draw.random() < 0.3:
         return _ended_within(made, draw.uniform(0.0, 1.5))
-    wanted = draw.randint(_step(trial.run), STEPS - 1)
+    wanted = draw.randint(min(_step(trial.run), STEPS - 1), STEPS - 1)
     while _step(trial.run) < wanted:
         if _ended_within(made, 0.01):
             return True
