@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -237,8 +237,10 @@ class Incarnation:
 
     # --- the control thread -------------------------------------------------------------------------------------
 
-    def listen(self) -> None:
-        """Frames and heartbeats, until the process ends."""
+    def listen(self, early: Sequence[Frame] = ()) -> None:
+        """Frames and heartbeats, until the process ends. early: frames that came with the one that opened it."""
+        for frame in early:
+            self._hear(frame)
         due = time.monotonic()
         while True:
             if time.monotonic() >= due:
@@ -413,11 +415,11 @@ def main(descriptor: int, parent: int) -> None:
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     link = Link(sock)
-    frame = _first(link)
+    frame, *early = _first(link)
     opened = decode(frame.payload, (Open,))
     life = Incarnation(link, opened, frame.descriptors)
     _log.info("worker %s, epoch %d, process %d", opened.worker, opened.epoch, os.getpid())
-    threading.Thread(target=_listen, args=(life,), name="control", daemon=True).start()
+    threading.Thread(target=_listen, args=(life, early), name="control", daemon=True).start()
     ended_well = False
     try:
         life.work()
@@ -428,10 +430,10 @@ def main(descriptor: int, parent: int) -> None:
         end(0 if ended_well else 1)
 
 
-def _listen(life: Incarnation) -> None:
+def _listen(life: Incarnation, early: Sequence[Frame]) -> None:
     """The control thread: where it fails, or the Supervisor's end is closed, nobody can reach this process any more."""
     try:
-        life.listen()
+        life.listen(early)
     except ConnectionError:
         end(1, "the process of the run is gone")
     finally:
@@ -439,13 +441,14 @@ def _listen(life: Incarnation) -> None:
         end(1, "the control thread failed")
 
 
-def _first(link: Link) -> Frame:
+def _first(link: Link) -> list[Frame]:
+    """What comes first, and whatever comes with it."""
     while True:
         frames = link.receive()
         if frames is None:
             end(1, "the process of the run is gone")
         if frames:
-            return frames[0]
+            return frames
 
 
 def end(code: int, why: str = "") -> NoReturn:

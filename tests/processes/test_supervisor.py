@@ -220,6 +220,13 @@ def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) 
         assert until(supervisor, Unfetched)[0].chunk == 6, "a block of the incarnation that is gone"
 
 
+def test_who_is_asked_before_it_reads_its_first_word_answers(start: Start, tmp_path: Path) -> None:
+    with start(plan()) as supervisor:
+        supervisor.respawn(["host"])
+        assert supervisor.ask({"host": Save(directory=tmp_path)}) == {"host": None}
+        assert isinstance(until(supervisor, WorkerOpened)[-1], WorkerOpened)
+
+
 class EndsFirst(selectors.DefaultSelector):
     """Tells of the link and the end of a process that dies at once, the end before the link."""
 
