@@ -5,7 +5,8 @@ columns. Does not own: which columns there should be (schema.py), where the byte
 (engine/channels), nor tensors (operators/kernels/tensors.py).
 
 Token columns are LargeLists and are never padded: `values` and `offsets` of a list
-column are the packed layout that variable-length attention wants.
+column are the packed layout that variable-length attention wants. Of a column declared
+`device` the record batch has the lengths alone; its values are a tensor beside it (device.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dataflow.device import as_declared, is_tensor, joined, lengths_array, offsets_of, taken, whole_array
 from dataflow.errors import DataError
+from dataflow.ragged import Ragged
 from dataflow.schema import Schema
 
 KEYS = ("key.position", "key.sample", "key.attempt")
@@ -78,43 +81,24 @@ class Keys:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ragged:
-    """A list column as views: row i is `values[offsets[i]:offsets[i + 1]]`. Read-only memory."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int64 [rows]."""
-        return np.diff(self.offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    def segments(self) -> np.ndarray:
-        """int64 [values]: the row that each value belongs to."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
-    def like(self, values: np.ndarray) -> Ragged:
-        """New values on the same offsets."""
-        return Ragged(values, self.offsets)
-
-
 class Batch:
-    """Rows with keys. Immutable; columns are shared, never copied, by `select`."""
+    """Rows with keys. Immutable; columns are shared, never copied, by `select`.
 
-    __slots__ = ("keys", "records")
+    device: the values of columns declared `device`, flat tensors of these rows; `records` has their lengths.
+    """
 
-    def __init__(self, keys: Keys, records: pa.RecordBatch) -> None:
+    __slots__ = ("device", "keys", "records")
+
+    def __init__(self, keys: Keys, records: pa.RecordBatch, device: Mapping[str, Any] | None = None) -> None:
         if records.num_columns and len(keys) != records.num_rows:
             raise DataError(f"a batch of {records.num_rows} rows with {len(keys)} keys")
         self.keys = keys
         self.records = records
+        self.device = dict(device or {})
+        for name, values in self.device.items():
+            wanted = int(self._offsets(name)[-1])
+            if len(values) != wanted:
+                raise DataError(f"device column {name!r}: its rows have {wanted} values, found {len(values)}")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -130,35 +114,59 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Payload bytes of the columns, keys not counted."""
-        return self.records.nbytes
+        return self.records.nbytes + sum(values.nbytes for values in self.device.values())
 
     @staticmethod
     def make(
-        keys: Keys, columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence], schema: type[Schema]
+        keys: Keys, columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence | Any], schema: type[Schema]
     ) -> Batch:
-        """Build from columns; those named in the schema are brought to its types, others keep their own.
+        """Build from columns; those named in the schema are brought to its types, others keep their own. Those that it
+        declares `device` are torch tensors of its type: Ragged(tensor, offsets), or without an axis a tensor [rows].
 
         Contiguous numbers that have their column's type already are not copied: the batch is a view of them.
         Raises DataError where a column cannot be brought to its type, has another length, or where a required
         column holds nulls.
         """
-        fields, arrays = [], []
+        fields, arrays, tensors = [], [], {}
         for name, data in columns.items():
-            want = schema.columns[name].arrow if name in schema.columns else None
-            array = _array(name, data, want)
+            declared = schema.columns.get(name)
+            want = None if declared is None else declared.arrow
+            if declared is not None and declared.device:
+                given = as_declared(declared, data, len(keys))
+                array, tensors[name] = lengths_array(given, declared), given.values
+            else:
+                array = _array(name, data, want)
             if len(array) != len(keys):
                 raise DataError(f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys")
             if want is not None and not want.nullable and array.null_count:
                 raise DataError(f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is required")
             fields.append(pa.field(name, array.type, want.nullable if want is not None else True))
             arrays.append(array)
-        return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+        return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), tensors)
 
     def array(self, name: str) -> pa.Array:
-        """One column as Arrow. Raises DataError naming the columns that there are."""
+        """One column as Arrow. Raises DataError naming the columns that there are, and for one on a device."""
+        if name in self.device:
+            raise DataError(f"column {name!r} is declared device, and is no Arrow array. Fix: batch.tensor({name!r}).")
+        return self._lengths_or_values(name)
+
+    def tensor(self, name: str) -> Ragged:
+        """A column declared `device`: its flat tensor, and offsets from 0 (without an axis each row has one value).
+
+        Raises DataError for a column that is not on a device, and for one that is not there.
+        """
+        if name not in self.device:
+            self._lengths_or_values(name)
+            raise DataError(f"column {name!r} is not declared device. Fix: batch.ragged or batch.flat.")
+        return Ragged(self.device[name], self._offsets(name))
+
+    def _lengths_or_values(self, name: str) -> pa.Array:
         if name not in self.records.schema.names:
             raise DataError(f"no column {name!r}; there are: {', '.join(self.names)}")
         return self.records.column(name)
+
+    def _offsets(self, name: str) -> np.ndarray:
+        return offsets_of(self._lengths_or_values(name))
 
     def flat(self, name: str) -> np.ndarray:
         """A column without an axis as NumPy, zero-copy for numbers."""
@@ -171,7 +179,8 @@ class Batch:
 
     def select(self, names: Iterable[str]) -> Batch:
         """Only these columns."""
-        return Batch(self.keys, self.records.select(list(names)))
+        wanted = list(names)
+        return Batch(self.keys, self.records.select(wanted), {n: v for n, v in self.device.items() if n in wanted})
 
     def take(self, rows: np.ndarray) -> Batch:
         """Only these rows, by index or boolean mask, in the order given."""
@@ -179,12 +188,25 @@ class Batch:
         if len(index) == len(self) and (index == np.arange(len(self))).all():
             return self
         records = self.records.take(pa.array(index)) if self.records.num_columns else self.records
-        return Batch(self.keys.take(index), records)
+        tensors = {name: taken(self.tensor(name), index).values for name in self.device}
+        return Batch(self.keys.take(index), records, tensors)
 
     def with_columns(self, columns: Mapping[str, pa.Array]) -> Batch:
         """These columns added, or put in place of those of the same name."""
         merged = {name: self.records.column(name) for name in self.names} | dict(columns)
-        return Batch(self.keys, pa.RecordBatch.from_pydict(merged))
+        left = {name: values for name, values in self.device.items() if name not in columns}
+        return Batch(self.keys, pa.RecordBatch.from_pydict(merged), left)
+
+    def on_host(self) -> Batch:
+        """The same rows without anything on a device: those columns as Arrow, copied to the host."""
+        if not self.device:
+            return self
+        records = self.records
+        for name in self.device:
+            index = records.schema.get_field_index(name)
+            values = whole_array(self.tensor(name), records.schema.field(index).type)
+            records = records.set_column(index, pa.field(name, values.type, nullable=False), values)
+        return Batch(self.keys, records)
 
     def sorted(self) -> Batch:
         """Rows by (position, sample); the same object where they already are."""
@@ -198,10 +220,15 @@ class Batch:
         keys = Keys.concat([p.keys for p in parts])
         if not parts[0].names:
             return Batch(keys, parts[0].records)
-        return Batch(keys, pa.concat_batches([p.records for p in parts]))
+        tensors = {name: joined([p.device[name] for p in parts]) for name in parts[0].device}
+        return Batch(keys, pa.concat_batches([p.records for p in parts]), tensors)
 
     def with_keys(self) -> pa.RecordBatch:
-        """One record batch, keys as its first columns: the form for files and wires."""
+        """One record batch, keys as its first columns: the form for files and wires. Raises DataError where a column is
+        on a device.
+        """
+        if self.device:
+            raise DataError(f"columns on a device: {', '.join(self.device)}. Fix: batch.on_host() first.")
         keys = (self.keys.position, self.keys.sample, self.keys.attempt)
         arrays = [pa.array(k, type=t) for k, t in zip(keys, _KEY_TYPES, strict=True)]
         fields = [pa.field(n, t, nullable=False) for n, t in zip(KEYS, _KEY_TYPES, strict=True)]
@@ -232,6 +259,11 @@ def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None
 
 def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
     """One column brought to the wanted field's type, if there is one."""
+    if is_tensor(data.values if isinstance(data, Ragged) else data):
+        raise DataError(
+            f"column {name!r} is given as a tensor, and is not declared device. Fix: .numpy(), or column(..., "
+            "device=True) in its schema."
+        )
     if isinstance(data, Ragged):
         kind = want.type.value_type if want is not None and pa.types.is_large_list(want.type) else None
         return list_array(data.values, data.offsets, kind)

@@ -114,7 +114,7 @@ def _line(fault: Fault) -> tuple[bool, str, int]:
 
 
 def _columns(context: Context, port: Port) -> Columns:
-    own = {column.name: column.arrow.type for column in port.schema.columns.values()}
+    own = {column.name: column.whole.type for column in port.schema.columns.values()}
     data = context.dataset(port)
     if port.node.operator.work == "source":  # a prompt may be text or messages: the file says which
         own |= {name: kind for name, kind in data.items() if name in own and not port.schema.columns[name].axis}

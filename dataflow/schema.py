@@ -1,8 +1,9 @@
 """Schemas: named, typed columns of one kind of row.
 
-Owns: the columns, their Arrow types and the axis along which each is ragged, and the
-vocabulary of schemas that every operator speaks. Does not own: rows (batch.py), which
-rows a port stands on (rows.py), nor tensors (operators/kernels/tensors.py).
+Owns: the columns, their Arrow types, the axis along which each is ragged and whether its
+values stay on a device, and the vocabulary of schemas that every operator speaks. Does not own:
+rows (batch.py), which rows a port stands on (rows.py), nor tensors (device.py,
+operators/kernels/tensors.py).
 
 A Schema is a class and is never instantiated: it is the type argument of Port, so that
 a type checker follows each wire. Subclassing adds columns; a Rollout is a Completion,
@@ -16,32 +17,58 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from dataflow.errors import Fault, GraphError
+
 Axis = Literal["P", "T", "K"]
 """P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. `type` is that of one element; with an axis the column is a LargeList of it."""
+    """One column. `type` is that of one element; with an axis the column is a LargeList of it.
+
+    device: the values are a torch tensor that stays on the device of the Worker that made it; only how many each row
+    has is a column of the record batch. Its type is a number, or a fixed-size list of a number (a vector for each
+    element).
+    """
 
     name: str = ""
     type: pa.DataType
     axis: Axis | None = None
     nullable: bool = False
     doc: str = ""
+    device: bool = False
 
     @property
     def arrow(self) -> pa.Field:
-        """The Arrow field as it travels on an edge."""
+        """The Arrow field as it travels in a record batch: of a device column, lists of nothing that have its lengths
+        (without an axis, nothing).
+        """
+        return self._field(pa.null(), nullable=True) if self.device else self.whole
+
+    @property
+    def whole(self) -> pa.Field:
+        """The Arrow field with the values: what it would be if they were on the host, as in files."""
+        return self._field(self.type, nullable=self.nullable)
+
+    def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
         if self.axis is None:
-            return pa.field(self.name, self.type, self.nullable)
-        element = pa.field("item", self.type, nullable=self.nullable)
-        return pa.field(self.name, pa.large_list(element), nullable=False)
+            return pa.field(self.name, kind, nullable)
+        return pa.field(self.name, pa.large_list(pa.field("item", kind, nullable=nullable)), nullable=False)
 
 
-def column(type: pa.DataType, axis: Axis | None = None, *, nullable: bool = False, doc: str = "") -> Any:
-    """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is accepted)."""
-    return Column(type=type, axis=axis, nullable=nullable, doc=doc)
+def column(
+    type: pa.DataType, axis: Axis | None = None, *, nullable: bool = False, doc: str = "", device: bool = False
+) -> Any:
+    """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is accepted).
+
+    device: its values stay on the device of the Worker that made them, as a torch tensor: for large numbers, such as
+    hidden states, that the host never needs to see. Raises GraphError where such a column is nullable, or of a type
+    that no tensor has.
+    """
+    if device:
+        _require_tensor(type, nullable)
+    return Column(type=type, axis=axis, nullable=nullable, doc=doc, device=device)
 
 
 class Schema:
@@ -54,6 +81,9 @@ class Schema:
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
+        for name, found in own.items():
+            if name in cls.columns and cls.columns[name].device != found.device:
+                raise _elsewhere(cls.__name__, name, found)
         cls.columns = {**cls.columns, **own}
 
     @classmethod
@@ -65,13 +95,41 @@ class Schema:
 
 def _kind(col: Column) -> str:
     per = {"P": "prompt token", "T": "completion token", "K": "turn", None: "row"}[col.axis]
-    return f"{_word(col.type)} per {per}"
+    return f"{_word(col.type)} per {per}{' on its device' if col.device else ''}"
 
 
 def _word(kind: pa.DataType) -> str:
+    if pa.types.is_fixed_size_list(kind):
+        return f"{kind.list_size} {_word(kind.value_type)}s"
     if pa.types.is_floating(kind):
         return "float"
     return "int" if pa.types.is_integer(kind) else "text" if pa.types.is_string(kind) else str(kind)
+
+
+_TENSORS = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
+"""Arrow's names of the types that a torch tensor may have, too, and whose rows can be picked on every device."""
+
+
+def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
+    """Raises GraphError where values of this type cannot be a tensor."""
+    number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    if nullable:
+        problem, fix = "expected values, found nullable=True: no tensor has nulls", "nullable=False, with nan or a mask"
+    elif str(number) not in _TENSORS:
+        problem = f"expected a number, or a fixed-size list of one, found {kind}, which no tensor of torch is"
+        fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
+    else:
+        return
+    where = f"column({kind}, device=True)"
+    raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix))
+
+
+def _elsewhere(schema: str, name: str, found: Column) -> GraphError:
+    """A column cannot leave the place where those who read the schema above expect it."""
+    here, there = ("a device", "the host") if found.device else ("the host", "a device")
+    problem = f"declares {name!r} on {here}, and the schema that it extends on {there}, where its readers look for it"
+    fix = f"another name, or device={not found.device}"
+    return GraphError(Fault(rule="call", where=f"schema {schema}", problem=problem, fix=fix))
 
 
 MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])

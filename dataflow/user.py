@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_
 import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Batch, Keys
 from dataflow.errors import Fault, GraphError
 from dataflow.limits import Limit
 from dataflow.node import Node, Port, importable
@@ -37,8 +37,9 @@ class Columns(Generic[S_co]):
     """The columns of one port as NumPy views, rows by (position, sample).
 
     `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an object array. Memory is
-    read-only. `groups` numbers the group of each row from 0. Return one with `score.set(reward=...)`, or
-    `Columns.make(Reward, reward=...)`.
+    read-only. Of a column declared `device` the array, or the Ragged's values, is a torch tensor on its device: it must
+    not be written to, and is returned in the same form. `groups` numbers the group of each row from 0. Return one with
+    `score.set(reward=...)`, or `Columns.make(Reward, reward=...)`.
     """
 
     __slots__ = ("batch", "schema")
@@ -51,6 +52,9 @@ class Columns(Generic[S_co]):
         return len(self.batch)
 
     def __getitem__(self, name: str) -> Any:
+        if name in self.batch.device:
+            found = self.batch.tensor(name)
+            return found.values if pa.types.is_null(self.batch.records.schema.field(name).type) else found
         kind = self.batch.array(name).type
         is_list = pa.types.is_large_list(kind) or pa.types.is_list(kind)
         return self.batch.ragged(name) if is_list and not pa.types.is_struct(kind.value_type) else self.batch.flat(name)
@@ -65,9 +69,9 @@ class Columns(Generic[S_co]):
         """int64 [rows]: 0 for the rows of the first prompt, 1 for those of the next, and so on."""
         return np.unique(self.batch.keys.position, return_inverse=True)[1]
 
-    def set(self, **columns: np.ndarray | Ragged | Sequence[Any]) -> Columns[S_co]:
+    def set(self, **columns: Any) -> Columns[S_co]:
         """The same rows with these columns put in the place of those of the same name."""
-        kept = {name: self.batch.array(name) for name in self.batch.names}
+        kept = {name: self[name] if name in self.batch.device else self.batch.array(name) for name in self.batch.names}
         return Columns(Batch.make(self.batch.keys, kept | columns, self.schema), self.schema)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 Owns: the messages of engine/channels/shm.py and their bounds. Does not own: framing (packets.py).
 
-    reader -> owner     Fetch; Send, which is answered elsewhere (pairs.py)
+    reader -> owner     Fetch; Send, which is answered elsewhere (pairs.py): with tensors, never here
     owner -> reader     BoardHere (with the descriptor) at first; SlabHere (with the descriptor), ShapeHere, before the
                         first Reply that needs them; Reply; SlabGone whenever one was given back to the system
     on the board        Lies, of all columns of a block
@@ -10,12 +10,15 @@ Owns: the messages of engine/channels/shm.py and their bounds. Does not own: fra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from dataflow.errors import RunError
+from engine.channels.contract import Request
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Hash = int
@@ -43,11 +46,21 @@ class BoardHere(Struct, array_like=True, frozen=True, tag="board"):
     size: Count
 
 
-class Send(Struct, array_like=True, frozen=True, tag="send"):
-    """Send the tensors of this block as the pair's transfer of this number."""
+class Part(Struct, array_like=True, frozen=True):
+    """Tensors of a block: all that were kept with it; or of these device columns, of these rows (int64 after int64 as
+    bytes, None for all) the values.
+    """
 
     block: Count
+    columns: tuple[str, ...] = ()
+    rows: bytes | None = None
+
+
+class Send(Struct, array_like=True, frozen=True, tag="send"):
+    """Send these tensors, in this order, as the pair's transfer of this number."""
+
     sequence: Count
+    parts: tuple[Part, ...]
 
 
 class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
@@ -116,6 +129,27 @@ _T = TypeVar("_T")
 def encode(message: Struct) -> bytes:
     """A message as msgpack."""
     return _encoder.encode(message)
+
+
+def send_of(sequence: int, requests: Sequence[Request]) -> Send:
+    """What is said of requests for tensors."""
+    rows = [None if r.rows is None else np.ascontiguousarray(r.rows, "<i8").tobytes() for r in requests]
+    return Send(sequence, tuple(Part(r.block, tuple(r.columns), data) for r, data in zip(requests, rows, strict=True)))
+
+
+def requests_of(send: Send, worker: str) -> list[Request]:
+    """The inverse, of the Worker that is asked. Raises RunError for rows that are none."""
+    if any(part.rows is not None and len(part.rows) % 8 for part in send.parts):
+        raise RunError("expected rows as numbers of 8 bytes, found a part of one")
+    return [
+        Request(
+            worker=worker,
+            block=part.block,
+            columns=part.columns,
+            rows=None if part.rows is None else np.frombuffer(part.rows, "<i8"),
+        )
+        for part in send.parts
+    ]
 
 
 def decode_from_reader(data: bytes) -> Fetch | Send:

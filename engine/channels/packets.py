@@ -79,6 +79,16 @@ class Packets:
                 self._out[0] = (data[sent:], None)
         return True
 
+    def drain(self, deadline: float) -> bool:
+        """Send all that waits, reading nothing; whether that was done before this monotonic time. Raises Closed."""
+        while not self.flush():
+            left = deadline - time.monotonic()
+            poll = select.poll()
+            poll.register(self.socket, select.POLLOUT)
+            if left <= 0 or not poll.poll(left * 1e3):
+                return False
+        return True
+
     def _send_some(self, data: memoryview, descriptor: int | None) -> int:
         """Bytes that the socket took, 0 for none at present. Raises Closed."""
         try:

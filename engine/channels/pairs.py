@@ -1,13 +1,14 @@
-"""Weights straight from one Worker to another of its host: a world of two ranks for each pair of them.
+"""Tensors straight from one Worker to another of its host: a world of two ranks for each pair of them.
 
     thread                  waits for                                         unblocked by
     the reader's main       the writer's end of the world, then the payload   the thread below; its end; a time limit
     one for each reader     a request; then the same of the reader            the reader; its end; a time limit
 
-Owns: what can be sent, the worlds of this Worker, the device that payloads lie on. Does not own: a
-transfer (collective.py), what tensors mean (engine/weights), who meets whom (the Supervisor).
+Owns: the weights that can be sent, the worlds of this Worker, the device that payloads lie on. Does not own: a
+transfer (collective.py), what tensors mean (engine/weights), device columns (columns.py), who meets whom (the
+Supervisor).
 
-The reader instructs the other end: it asks for a block when it is ready to load it (`ask`, over the pair's data
+The reader instructs the other end: it asks for tensors of blocks when it is ready for them (`ask`, over the pair's data
 socket), and the writer's Worker sends at once, from a thread of its own, whatever its kernels do. Rank 0 is the writer.
 A world is formed at its first transfer, and belongs to two incarnations: a Worker that begins anew is met anew. One
 that lost its other end, or was late, is given up by both.
@@ -24,7 +25,8 @@ from concurrent.futures import TimeoutError as Late
 from typing import TYPE_CHECKING, Any
 
 from dataflow.errors import RunError
-from engine.channels.contract import PeerLost
+from engine.channels.columns import ColumnStore
+from engine.channels.contract import PeerLost, Request
 from engine.channels.world import TIMEOUT, rendezvous
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ _GRACE = 5.0
 """Seconds beyond a time limit, for whatever keeps it to say so."""
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[str, int, int], None]
-"""(peer, block, sequence): have that Worker send a block as the next transfer of the pair. Raises PeerLost."""
+Ask = Callable[[str, int, Sequence[Request]], None]
+"""(peer, sequence, requests): have that Worker send these as the next transfer of the pair. Raises PeerLost."""
 
 
 class Pairs:
@@ -51,6 +53,7 @@ class Pairs:
         self.name = name
         self._ask = ask
         self._timeout = timeout
+        self.columns = ColumnStore()
         self._kept: dict[int, Sequence[Tensor]] = {}
         self._worlds: dict[tuple[str, int], _World] = {}
         """By peer and own rank."""
@@ -74,6 +77,7 @@ class Pairs:
         for world in list(self._worlds.values()):
             self._give_up(world)
         self._kept.clear()
+        self.columns.clear()
 
     # --- the writer -----------------------------------------------------------------------------------------------
 
@@ -89,27 +93,35 @@ class Pairs:
         """Forget them, if there are any; a transfer that is under way goes on."""
         self._kept.pop(block, None)
 
-    def asked(self, peer: str, block: int, sequence: int) -> None:
-        """From the thread that hears readers, which never waits: send a block to this one."""
+    def asked(self, peer: str, sequence: int, requests: Sequence[Request]) -> None:
+        """From the thread that hears readers, which never waits: send these to this one."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
-            _log.warning("%s asks for block %d, and nothing was said of where to meet it", peer, block)
-        elif not world.begin(lambda: self._send(world, block, sequence)):
-            _log.warning("%s asks for block %d in a world that has ended", peer, block)
+            _log.warning("%s asks for %s, and nothing was said of where to meet it", peer, _said(requests))
+        elif not world.begin(lambda: self._send(world, sequence, requests)):
+            _log.warning("%s asks for %s in a world that has ended", peer, _said(requests))
 
-    def _send(self, world: _World, block: int, sequence: int) -> None:
+    def _send(self, world: _World, sequence: int, requests: Sequence[Request]) -> None:
         """On the world's thread. What goes wrong ends the world, which the reader notices, and no more than that."""
         try:
             channel = world.formed()
-            channel.send(_READER, sequence, [t.to(world.device) for t in self._kept[block]])
+            tensors = [t.to(world.device) for request in requests for t in self._wanted(request)]
+            channel.send(_READER, sequence, tensors)
         except (KeyError, RuntimeError) as error:
-            _log.warning("weights of block %d were not sent to %s: %r", block, world.peer, error)
+            _log.warning("%s was not sent to %s: %r", _said(requests), world.peer, error)
             self._give_up(world)
+
+    def _wanted(self, request: Request) -> Sequence[Tensor]:
+        """Values of device columns, where columns are named; else weights."""
+        if not request.columns:
+            return self._kept[request.block]
+        return self.columns.picked(request.block, request.columns, request.rows)
 
     # --- the reader -----------------------------------------------------------------------------------------------
 
-    def receive(self, peer: str, block: int, room: Callable[[str], list[Tensor]]) -> list[Tensor]:
-        """The tensors that a peer keeps under this number. room: given a device, tensors of their shapes and dtypes.
+    def receive(self, peer: str, requests: Sequence[Request], room: Callable[[str], list[Tensor]]) -> list[Tensor]:
+        """Tensors that a peer keeps: of each request's block all weights, or values of the device columns that it
+        names, of its rows. room: given a device, tensors of their shapes and dtypes.
 
         Raises PeerLost where the peer is gone or late, RunError where it means something else.
         """
@@ -117,7 +129,7 @@ class Pairs:
         if world is None:
             raise PeerLost(peer, "expected its process, found none that runs. Fix: see its log for why it ended.")
         try:
-            self._ask(peer, block, world.sequence)
+            self._ask(peer, world.sequence, requests)
             channel = world.formed_in_time()
             tensors = room(world.device)
             channel.receive(_WRITER, world.sequence, tensors)
@@ -151,7 +163,7 @@ class _World:
         self.sequence = 0
         self.device = "cpu"
         """Where payloads lie, once it is formed."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"weights {rank} {peer}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensors {rank} {peer}")
         self._names = (name, peer) if rank == _WRITER else (peer, name)
         self._port = port
         self._listening = listening
@@ -173,7 +185,7 @@ class _World:
             try:
                 channel = self._form()
             except RuntimeError as error:
-                raise PeerLost(self.peer, f"no world was formed with it for weights: {error}") from error
+                raise PeerLost(self.peer, f"no world was formed with it for tensors: {error}") from error
             with self._lock:
                 self._channel = channel
                 closed = self._closed
@@ -189,8 +201,8 @@ class _World:
             if forming is not None:
                 return forming.result(self._timeout + _GRACE)
         except (Late, CancelledError) as late:
-            raise PeerLost(self.peer, f"no world was formed with it for weights in {self._timeout:g} s") from late
-        raise PeerLost(self.peer, "its world for weights was replaced")
+            raise PeerLost(self.peer, f"no world was formed with it for tensors in {self._timeout:g} s") from late
+        raise PeerLost(self.peer, "its world for tensors was replaced")
 
     def close(self) -> None:
         """Leave; whoever waits at the other end is told."""
@@ -213,7 +225,7 @@ class _World:
         store = rendezvous(_HOST, self._port, rank=self.rank, world=2, listen_fd=listening, timeout=self._timeout)
         self.device = _agreed(store, self.rank)
         return CollectiveChannel(
-            self.rank, 2, store, name="weights", names=self._names, device=self.device, timeout=self._timeout
+            self.rank, 2, store, name="tensors", names=self._names, device=self.device, timeout=self._timeout
         )
 
 
@@ -229,3 +241,13 @@ def _agreed(store: Any, rank: int) -> str:
     store.set(f"device/{rank}", mine)
     theirs = store.get(f"device/{1 - rank}").decode()
     return "cpu" if "cpu" in (mine, theirs) or mine == theirs else "cuda:0"
+
+
+def _said(requests: Sequence[Request]) -> str:
+    """`block 7, column hidden of 3 rows`, or how many of such there are."""
+    if len(requests) != 1:
+        return f"tensors of {len(requests)} blocks"
+    request = requests[0]
+    rows = "" if request.rows is None else f" of {len(request.rows)} rows"
+    columns = f", columns {', '.join(request.columns)}{rows}" if request.columns else ""
+    return f"block {request.block}{columns}"

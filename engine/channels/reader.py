@@ -29,7 +29,6 @@ from engine.channels.descriptors import (
     Lacks,
     Lies,
     Reply,
-    Send,
     ShapeHere,
     SlabGone,
     SlabHere,
@@ -37,6 +36,7 @@ from engine.channels.descriptors import (
     decode_from_owner,
     decode_lies,
     encode,
+    send_of,
 )
 from engine.channels.frames import Forms, checked_together, checksums, chosen, forms_from
 from engine.channels.packets import Closed, Packets
@@ -93,12 +93,16 @@ class Reader:
             raise self._wrong(f"expected {len(requests)} answers, found {len(reply.answers)}")
         return [self._rows(answer, request) for answer, request in zip(reply.answers, requests, strict=True)]
 
-    def have_sent(self, block: int, sequence: int) -> None:
-        """Ask for the tensors of a block, which come by another way. Raises PeerLost."""
+    def have_sent(self, sequence: int, requests: Sequence[Request], deadline: float) -> None:
+        """Ask for tensors of blocks, which come by another way, before this monotonic time. Raises PeerLost."""
         try:
-            self._packets.send(encode(Send(block, sequence)))
+            self._packets.send(encode(send_of(sequence, requests)))
+            taken = self._packets.drain(deadline)
         except Closed as closed:
             raise self._lost(closed) from closed
+        if not taken:
+            self.broken = True
+            raise PeerLost(self.peer, "did not take a request in time. Fix: see what it is doing")
 
     def hear(self) -> list[Reply]:
         """Take whatever came and does not have to be waited for; returns replies."""

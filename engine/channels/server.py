@@ -19,11 +19,12 @@ import selectors
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
 from engine.channels.board import SIZE
+from engine.channels.contract import Request
 from engine.channels.descriptors import (
     BoardHere,
     Fetch,
@@ -34,6 +35,7 @@ from engine.channels.descriptors import (
     SlabHere,
     decode_from_reader,
     encode,
+    requests_of,
 )
 from engine.channels.outbox import SlabOutbox
 from engine.channels.packets import Closed, Packets
@@ -58,12 +60,13 @@ class _Reader:
 class Server:
     """Answers the peers of one outbox from a thread of its own, until `close`.
 
-    on_send: called from that thread where a peer asks for tensors, (peer, block, sequence), and never waits.
+    on_send: called from that thread where a peer asks for tensors, (peer, sequence, requests), and never waits.
     """
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
         self.refused: Counter[str] = Counter()
-        self.on_send: Callable[[str, int, int], None] | None = None
+        self.on_send: Callable[[str, int, Sequence[Request]], None] | None = None
+        self._name = name
         self._outbox = outbox
         self._new: deque[tuple[str, socket.socket]] = deque()
         self._over = False
@@ -158,9 +161,9 @@ class Server:
         if isinstance(message, Fetch):
             self._answer(reader, message)
         elif self.on_send is not None:
-            self.on_send(reader.peer, message.block, message.sequence)
+            self.on_send(reader.peer, message.sequence, requests_of(message, self._name))
         else:
-            raise RunError(f"it asks for the tensors of block {message.block}, and none are sent from here")
+            raise RunError(f"it asks for tensors of {len(message.parts)} blocks, and none are sent from here")
 
     def _answer(self, reader: _Reader, fetch: Fetch) -> None:
         answers = []

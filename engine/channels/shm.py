@@ -135,13 +135,13 @@ class ShmChannel:
                 self._fetch_others(requests, others, found)
         return [found[index] for index in range(len(requests))]
 
-    def have_sent(self, peer: str, block: int, sequence: int) -> None:
-        """Ask a peer to send the tensors of a block; see pairs.py. Raises PeerLost."""
+    def have_sent(self, peer: str, sequence: int, requests: Sequence[Request]) -> None:
+        """Ask a peer to send tensors of its blocks; see pairs.py. Raises PeerLost."""
         with self._asking:
-            self._from(peer, lambda r: r.have_sent(block, sequence))
+            self._from(peer, lambda r: r.have_sent(sequence, requests, deadline_in(self._patience)))
 
-    def send_by(self, on_send: Callable[[str, int, int], None]) -> None:
-        """What to do where a peer asks for tensors, (peer, block, sequence); it must not wait."""
+    def send_by(self, on_send: Callable[[str, int, Sequence[Request]], None]) -> None:
+        """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
         self._server.on_send = on_send
 
     def close(self) -> None:

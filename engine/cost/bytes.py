@@ -51,6 +51,8 @@ def value_bytes(kind: pa.DataType) -> int:
         return sum(value_bytes(field.type) for field in kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _OFFSET + value_bytes(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return kind.list_size * value_bytes(kind.value_type)
     if pa.types.is_null(kind):
         return 0
     return max(1, kind.bit_width // 8) if pa.types.is_primitive(kind) else _OFFSET + WORD

@@ -7,6 +7,7 @@ modules are shared (the place pass), whether it all fits (the verify pass).
     weights       always                          the first node of those that share a module
     optimizer     always                          train
     outbox        always                          whoever makes rows
+    device_columns  always                        whoever makes columns declared `device`: where it made them
     snapshot      always                          train whose weights are read in other Workers: two versions of them
     copies        always                          the same, where they go by collectives: on the writer's device
     gradients     while the node runs             train
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from engine.cost.lengths import Lengths
 from engine.cost.models import Shape
 
-LASTING = ("weights", "optimizer", "outbox", "snapshot", "copies")
+LASTING = ("weights", "optimizer", "outbox", "device_columns", "snapshot", "copies")
 """Parts that are held between the calls of a node."""
 
 HOST_PARTS = ("outbox", "snapshot")

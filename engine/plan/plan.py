@@ -7,7 +7,7 @@ Owns: the data types only; they are immutable, printable (explain.py) and serial
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -129,13 +129,17 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
-    """One data edge: which columns go from whom to whom, how many bytes in a Step, by which route."""
+    """One data edge: which columns go from whom to whom, how many bytes in a Step, by which route.
+
+    device: those of the columns whose values stay on devices, and go by collectives where they go.
+    """
 
     producer: str
     consumer: str
     columns: tuple[str, ...]
     bytes: int
     route: str
+    device: tuple[str, ...] = ()
     saved: int = 0
     """Bytes of declared columns that stay where they are because nobody downstream reads them."""
 
@@ -211,13 +215,20 @@ class Plan:
 
     @property
     def worlds(self) -> frozenset[tuple[str, str]]:
-        """(the writer's Worker, a reader's Worker) wherever weights go by the collective route."""
-        return frozenset(
+        """(the Worker that sends, a Worker that reads) wherever weights or columns go by collectives."""
+        weights = {
             (self.node(model.writer).workers[0], worker)
             for model in self.models
             if model.writer and model.route == "collective"
             for worker in elsewhere(model, self.models, self.nodes)
-        )
+        }
+        return frozenset(weights | {p for edge in self.edges if edge.device for p in self._pairs_of(edge)})
+
+    def _pairs_of(self, edge: PlannedEdge) -> Iterator[tuple[str, str]]:
+        """Of an edge with device columns, both ends; and the recorder, which writes rows that wait into checkpoints."""
+        made = self.node(edge.producer)
+        readers = (*self.node(edge.consumer).workers, *([self.recorder] if made.region == "stream" else []))
+        return ((sender, reader) for sender in made.workers for reader in readers if sender != reader)
 
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""

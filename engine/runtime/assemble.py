@@ -1,33 +1,49 @@
 """From Gathers to the batches that a kernel sees.
 
 Owns: asking for the rows of every gather at once, and joining the columns of one input.
-Does not own: which rows (coordinator), nor transport (channels).
+Does not own: which rows (coordinator), transport (channels), nor values that are on devices (device_columns.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Batch, Keys
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.device import offsets_of, taken
 from engine.channels.contract import Pull, Request
 from engine.coordinator.messages import Gather
+from engine.runtime.device_columns import DeviceColumns
 
 
-def assemble(keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull) -> dict[str, Batch]:
-    """The batch of each input, rows in the order of the keys."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one producer: a record batch, and the values of its device columns."""
+
+    records: pa.RecordBatch
+    device: Mapping[str, Any]
+
+
+def assemble(
+    keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull, device: DeviceColumns
+) -> dict[str, Batch]:
+    """The batch of each input, rows in the order of the keys. Raises PeerLost."""
     gathers = [gather for many in inputs.values() for gather in many]
-    found = iter(collect(gathers, channel))
+    found = iter(collect(gathers, channel, device))
     return {name: _joined(keys, [next(found) for _ in many]) for name, many in inputs.items()}
 
 
-def collect(gathers: Sequence[Gather], channel: Pull) -> list[pa.RecordBatch]:
-    """The rows of each gather, in its order; no columns named means all of them."""
+def collect(gathers: Sequence[Gather], channel: Pull, device: DeviceColumns) -> list[Rows]:
+    """The rows of each gather, in its order; no columns named means all of them. Raises PeerLost."""
     asked = [requests(gather) for gather in gathers]
     parts = iter(channel.fetch([request for many in asked for request in many]))
-    return [_ordered(gather, [next(parts) for _ in many]) for gather, many in zip(gathers, asked, strict=True)]
+    found = [[next(parts) for _ in many] for many in asked]
+    values = device.read(gathers, asked, found)
+    return [_ordered(*each) for each in zip(gathers, found, values, strict=True)]
 
 
 def requests(gather: Gather) -> list[Request]:
@@ -44,24 +60,27 @@ def requests(gather: Gather) -> list[Request]:
     ]
 
 
-def _ordered(gather: Gather, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The blocks' rows in the order of the gather."""
+def _ordered(gather: Gather, parts: Sequence[pa.RecordBatch], device: Mapping[str, Any]) -> Rows:
+    """The blocks' rows in the order of the gather. device: the values of all blocks, one after another."""
     if len(parts) == 1:
-        return parts[0]
+        return Rows(parts[0], device)
     if not parts or not parts[0].num_columns:
-        return pa.RecordBatch.from_arrays([], names=[])
+        return Rows(pa.RecordBatch.from_arrays([], names=[]), {})
     joined = pa.concat_batches(parts)
     if (np.diff(gather.block) >= 0).all():
-        return joined
+        return Rows(joined, device)
     place = np.empty(len(gather.block), dtype=np.int64)
     place[np.argsort(gather.block, kind="stable")] = np.arange(len(place))
-    return joined.take(pa.array(place))
+    lengths = {name: offsets_of(joined.column(name)) for name in device}
+    moved = {name: taken(Ragged(values, lengths[name]), place).values for name, values in device.items()}
+    return Rows(joined.take(pa.array(place)), moved)
 
 
-def _joined(keys: Keys, parts: Sequence[pa.RecordBatch]) -> Batch:
+def _joined(keys: Keys, parts: Sequence[Rows]) -> Batch:
     if len(parts) == 1:
-        return Batch(keys, parts[0])
-    columns = {name: part.column(name) for part in parts for name in part.schema.names}
-    unique = {field.name: field for part in parts for field in part.schema}
+        return Batch(keys, parts[0].records, parts[0].device)
+    columns = {name: part.records.column(name) for part in parts for name in part.records.schema.names}
+    unique = {field.name: field for part in parts for field in part.records.schema}
     schema = pa.schema([unique[name] for name in columns])
-    return Batch(keys, pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
+    device = {name: values for part in parts for name, values in part.device.items()}
+    return Batch(keys, pa.RecordBatch.from_arrays(list(columns.values()), schema=schema), device)

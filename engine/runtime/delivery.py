@@ -160,13 +160,14 @@ class Delivery:
 
     def _fetched(self, message: Publish | Follow) -> Iterable[Piece]:
         """The pieces of a block, all of them verified. Raises PeerLost."""
-        records = self._channel.fetch([Request(worker=message.source, block=message.block)])[0]
+        block = Request(worker=message.source, block=message.block)
+        records = self._channel.fetch([block])[0]
         if "data" in records.schema.names:
             return from_records(records, message.digest)
         assert self._pairs is not None
         if message.source == self._timing.worker:
             return verified(records, self._pairs.kept(message.block), message.digest)
-        arrived = self._pairs.receive(message.source, message.block, lambda device: room(records, device))
+        arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
         return verified(records, arrived, message.digest)
 
     # --- while a chunk runs -------------------------------------------------------------------------------------

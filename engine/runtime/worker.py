@@ -57,6 +57,7 @@ from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan, PlannedNode
 from engine.runtime.assemble import assemble, collect
 from engine.runtime.delivery import Delivery
+from engine.runtime.device_columns import DeviceColumns
 from engine.runtime.digest import row_digests
 from engine.runtime.opening import kernel_class, kernel_node, metric_labels
 from engine.runtime.session import Modules, NodeSession, Ranks, Report
@@ -98,6 +99,7 @@ class Worker:
         self._kernels: dict[str, Any] = {}
         self._timing = Timing(name)
         self._delivery = Delivery(plan, self._kernels, channel, self._timing, pairs)
+        self._device = DeviceColumns(name, plan, pairs)
         self._prepared: dict[str, Assignment] = {}
         self._reports: list[Report] = []
 
@@ -218,13 +220,16 @@ class Worker:
         for block in blocks:
             self.channel.release(block)
             self._delivery.release(block)
+            self._device.release(block)
 
-    def keep(self, batch: Batch) -> Ref:
-        """Put rows into the outbox; returns them by reference."""
+    def keep(self, node: str, batch: Batch) -> Ref:
+        """Put rows that a node made into the outbox; returns them by reference. What is on a device stays there."""
+        self._device.require(node, batch)
         has_tokens = "completion_ids" in batch.names
         lengths = batch.ragged("completion_ids").lengths if has_tokens else np.zeros(len(batch), np.int64)
         digest = row_digests(batch) if self._digests else np.zeros(0, dtype=np.uint64)
         block = self.channel.keep(batch)
+        self._device.keep(block, batch)
         version = _oldest(batch)
         return Ref(worker=self.name, block=block, keys=batch.keys, lengths=lengths, version=version, digest=digest)
 
@@ -246,7 +251,7 @@ class Worker:
             if batch is None:
                 break
             if len(batch):  # one without rows only lets new weights in
-                yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(batch))
+                yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(chunk.node, batch))
             yield from self._delivery.meanwhile()
         for key, error in self._sessions[chunk.node].tombstones():
             yield Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error=error)
@@ -295,7 +300,7 @@ class Worker:
                 self._samples.write(message.step, sample_table(message.step, rows))
 
     def _assembled(self, keys: Keys, inputs: Inputs) -> dict[str, Batch]:
-        return assemble(keys, inputs, self.channel)
+        return assemble(keys, inputs, self.channel, self._device)
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -313,7 +318,8 @@ class Worker:
                 with self._timing.during(request.node, f"save weights to {request.directory.name}", counted=False):
                     self._kernels[request.node].save_weights(request.directory)
             case KeepRows():
-                return self.keep(read_rows(request.file))
+                node = request.file.stem
+                return self.keep(node, self._device.restored(node, read_rows(request.file)))
         return None
 
     def _save(self, request: Save) -> None:
@@ -323,7 +329,8 @@ class Worker:
             with self._timing.during(node, "save", counted=False):
                 self._kernels[node].save(request.directory / path)
         for name, (keys, gather) in request.rows.items():
-            write_rows(request.directory / "rows" / f"{name}.arrow", Batch(keys, collect([gather], self.channel)[0]))
+            rows = collect([gather], self.channel, self._device)[0]
+            write_rows(request.directory / "rows" / f"{name}.arrow", Batch(keys, rows.records, rows.device).on_host())
 
     def _restore(self, request: Restore) -> None:
         """Read weights back; every node that reads a follower is told how old it is."""

@@ -53,7 +53,9 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRows:
-    """Put rows from a file into the outbox, as if a kernel had made them; answers with their Ref."""
+    """Put rows from a file into the outbox, as if the kernel of the node whose name the file has had made them; answers
+    with their Ref.
+    """
 
     file: Path
 

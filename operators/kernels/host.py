@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
+from dataflow.device import first_not_finite
 from dataflow.errors import KernelError
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
 from dataflow.user import Columns
@@ -42,10 +43,15 @@ class ColumnFunction:
             fix = "Fix: one row for each that it was given (Columns.make(..., like=one of its arguments))"
             raise self._failed(chunk, f"it returned {len(made)} rows for {len(chunk.keys)}. {fix}")
         self._refuse_unusable(chunk, made.batch)
-        yield Batch(chunk.keys, made.batch.records)
+        kept = made.batch.select([n for n in made.batch.names if n not in made.batch.device or self._is_read(n)])
+        yield Batch(chunk.keys, kept.records, kept.device)
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _is_read(self, name: str) -> bool:
+        """Whether somebody reads a column; where nothing is said of that, all are. On a device, room is dear."""
+        return not self._node.returns or name in self._node.returns
 
     def _refuse_unusable(self, chunk: Chunk, made: Batch) -> None:
         """Values are checked once, where a row is made: declared columns are there, and finite."""
@@ -67,6 +73,8 @@ class ColumnFunction:
 
 def _first_not_finite(made: Batch, name: str) -> int | None:
     """The first row with a value that is not finite; None where there is none, or where these are no floats."""
+    if name in made.device:
+        return first_not_finite(made.tensor(name))
     array = made.array(name)
     is_list = pa.types.is_large_list(array.type)
     values = array.values if is_list else array

@@ -5,12 +5,13 @@ none), packing (torch/packing.py), nor devices (the kernel that calls says which
 
 Columns arrive as views of memory that another process may own, and torch knows no read-only
 tensor. So no tensor is ever made on that memory: `gather` copies the wanted values, once, in the
-order that packing needs, and what it returns may be written to and kept.
+order that packing needs, and what it returns may be written to and kept. Columns declared `device` are tensors already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,12 @@ from dataflow.errors import DataError
 from dataflow.schema import Schema
 
 
-def gather(values: np.ndarray, index: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def gather(
+    values: np.ndarray | Tensor, index: np.ndarray, device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
     """`values[index]` as a tensor of its own on the device; dtype as in the column where not given."""
+    if isinstance(values, Tensor):
+        return values[index].to(device=device, dtype=dtype, non_blocking=True)
     return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
 
 
@@ -31,9 +36,11 @@ def index(values: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device, non_blocking=True)
 
 
-def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> np.ndarray:
-    """The flat values of a token column. Raises DataError where its rows are not those of `offsets`."""
-    column = batch.ragged(name)
+def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
+    """The flat values of a token column: NumPy, or a tensor where it is declared `device`. Raises DataError where its
+    rows are not those of `offsets`.
+    """
+    column = batch.tensor(name) if name in batch.device else batch.ragged(name)
     if not np.array_equal(column.offsets, offsets):
         row = int(np.argmax(column.lengths != np.diff(offsets))) if len(column) == len(offsets) - 1 else 0
         found = int(column.lengths[row]) if len(column) > row else 0

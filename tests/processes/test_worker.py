@@ -200,7 +200,7 @@ def test_kernels_build_columns_in_the_memory_of_the_workers_channel(tiny: Path, 
     ids = kernels["rollout"].session.allocate(100, np.int32)
     ids[:] = np.arange(100)
     made = Batch.make(Keys.of(range(2)), {"completion_ids": Ragged(ids, np.array([0, 40, 100]))}, Rollout)
-    ref = worker.keep(made)
+    ref = worker.keep("rollout", made)
     (found,) = channel.fetch([Request(worker="gen", block=ref.block)])
     assert found.column("completion_ids").values.buffers()[1].address == ids.ctypes.data
     assert found.equals(made.records)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from dataflow.device import declared
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.schema import Column
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
@@ -23,13 +25,14 @@ from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
 
 
-def route(producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str]) -> str:
+def route(producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str], device: tuple[str, ...] = ()) -> str:
     """`inproc` where both are in one Worker and nowhere else; `shm` on one host: rows lie in memory that both map; else
-    `zmq`, by which at least a part of the rows travels.
+    `zmq`, by which at least a part of the rows travels. Values of columns on devices go beside these, by collectives.
     """
     if len(producer.workers) == 1 and producer.workers == consumer.workers:
         return "inproc"
-    return "shm" if len({hosts.get(w) for w in (*producer.workers, *consumer.workers)}) == 1 else "zmq"
+    near = len({hosts.get(w) for w in (*producer.workers, *consumer.workers)}) == 1
+    return ("shm" if near else "zmq") + (f" + collective ({', '.join(device)})" if device else "")
 
 
 def estimate(draft: Draft) -> Draft:
@@ -86,8 +89,14 @@ class _Cost:
                 parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
             if planned.name in self._offering:
                 parts["snapshot" if self._offering[planned.name] == "pull" else "copies"] = 2 * weights
-        outbox = self._outbox(planned)
-        return Estimate(bytes=parts | ({"outbox": outbox} if outbox else {}), seconds=self._seconds(planned, use))
+        held = self._on_device(planned.name)
+        for part, columns in (
+            ("outbox", tuple(c for c in planned.returns if c not in held)),
+            ("device_columns", tuple(c for c in planned.returns if c in held)),
+        ):
+            if size := self._kept(planned, columns):
+                parts[part] = size
+        return Estimate(bytes=parts, seconds=self._seconds(planned, use))
 
     def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         work, shape, dtype, head = self._work(planned), use.cost.shape, use.model.dtype, use.model.head
@@ -102,14 +111,19 @@ class _Cost:
         """Whether readers, or those of a follower, have copies of its weights in another Worker."""
         return bool(elsewhere(model, self._draft.models, self._draft.nodes))
 
-    def _outbox(self, planned: PlannedNode) -> int:
-        """Rows are held until the Step that trains them is done: above the cut those of every admitted prompt."""
+    def _on_device(self, node: str) -> Mapping[str, Column]:
+        return declared(self._nodes[node].schemas)
+
+    def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
+        """Bytes of these columns. Rows are held until the Step that trains them is done: above the cut those of every
+        admitted prompt.
+        """
         source = self._sources.get(planned.source)
         if source is None:
             return 0
         prompts = source.batch * (1 + source.max_lag if planned.region == "stream" else 1)
         made = -(-prompts // planned.layout.replicas)
-        return made * planned.rows * row_bytes(self._columns[planned.name], planned.returns)
+        return made * planned.rows * row_bytes(self._columns[planned.name], columns)
 
     def _seconds(self, planned: PlannedNode, use: _Use | None) -> float | None:
         """None where nothing is known: users' functions, evaluations, unknown Models, GPUs (no rate is known)."""
@@ -120,7 +134,7 @@ class _Cost:
             return self._model_seconds(planned, use) if use and known and not self._draft.cluster.gpus else None
         if not self._nodes[planned.name].operator.path.startswith("operators.") or planned.operator == "reward":
             return None
-        moved = [e.bytes for e in self._edges_of(planned)] or [self._outbox(planned)]
+        moved = [e.bytes for e in self._edges_of(planned)] or [self._kept(planned, planned.returns)]
         return time.column_seconds(sum(moved))
 
     def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
@@ -176,12 +190,14 @@ class _Cost:
             rows = made.rows * (source.batch if source else 0)
             sizes = self._columns[producer]
             sent = row_bytes(sizes, tuple(names))
+            device = tuple(n for n in names if n in self._on_device(producer))
             yield PlannedEdge(
                 producer=producer,
                 consumer=planned.name,
                 columns=tuple(names),
                 bytes=rows * sent,
-                route=route(made, planned, self._draft.hosts),
+                route=route(made, planned, self._draft.hosts, device),
+                device=device,
                 saved=rows * (sum(sizes.values()) - sent),
             )
 

@@ -104,6 +104,8 @@ class _Finder:
         # A loss sees what it declares; a column function may hand on whatever else its port has.
         own = list(declared.schema.columns if _of_loss(node, declared) else port.schema.columns)
         wanted = own if declared.columns is None else [c for c in declared.columns if c in own]
+        # What is on a device goes to those alone who declare it, as nobody else could tell it from the rest.
+        wanted = [c for c in wanted if not _on_device(port, c) or c in declared.schema.columns]
         extra = list(declared.ancestors)
         if declared.ancestors_from:
             extra += node.params.get(declared.ancestors_from, ())
@@ -149,6 +151,10 @@ def _declared(node: Node, key: str) -> Input:
         term = next(t for t in loss.terms if t.label == label)
         return next(i for i in term.function.ports if i.name == name)
     return node.operator.input(key)
+
+
+def _on_device(port: Port[Any], column: str) -> bool:
+    return column in port.schema.columns and port.schema.columns[column].device
 
 
 def _of_loss(node: Node, declared: Input) -> bool:

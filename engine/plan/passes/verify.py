@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from dataflow.device import declared
 from dataflow.errors import PlanError, nearest
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.draft import Draft
@@ -192,6 +193,30 @@ def _routes(draft: Draft) -> Iterator[str]:
                 yield f"weights of {model.name!r} between {problem}. Fix: weights=pull."
 
 
+def _device_columns(draft: Draft) -> Iterator[str]:
+    """Columns on a device are read on its host, by Workers that do not take turns; what is recorded is on none."""
+    plan = {n.name: n for n in draft.nodes}
+    for edge in (e for e in draft.edges if e.device):
+        made, columns = plan[edge.producer], ", ".join(edge.device)
+        readers = dict.fromkeys((*plan[edge.consumer].workers, draft.recorder))
+        if made.region != "stream" and draft.recorder not in plan[edge.consumer].workers:
+            del readers[draft.recorder]
+        for sender, reader in ((s, r) for s in made.workers for r in readers):
+            here, there = draft.hosts.get(sender, ""), draft.hosts.get(reader, "")
+            if here != there:
+                why = f"to {edge.consumer}" if reader != draft.recorder else "to the Worker that writes checkpoints"
+                problem = f"{edge.producer}: {columns} on a device of {sender} on {here}, and {reader} on {there} {why}"
+                yield f"{problem} reads it: collectives stay on one host. Fix: pin={edge.producer}={sender}@{there}."
+        turns = next((lease for lease in draft.leases if set(made.workers) & set(lease)), ())
+        if turns:
+            problem = f"{edge.producer}: {columns} on a device that {', '.join(turns)} have by turns, while others run"
+            yield f"{problem}. Fix: no lease of {edge.producer}'s Worker, or {columns} without device=True."
+    for fetch in (f for i in draft.recorded for f in i.fetches):
+        device = declared(draft.graph.node(fetch.producer).schemas)
+        for name in (c for c in fetch.columns if c in device):
+            yield f"{fetch.producer}: {name!r} is recorded of each Step, from the host. Fix: {name!r} not on a device."
+
+
 def _memory(draft: Draft) -> Iterator[str]:
     """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host memory the rest."""
     workers = list(dict.fromkeys(w for n in draft.nodes for w in n.workers))
@@ -242,7 +267,7 @@ def _smaller(part: str) -> str:
     """The nearest way to less of a part."""
     if part in ("snapshot", "copies"):
         return "readers in the writer's worker (workers: one)"
-    if part in ("kv_cache", "outbox"):
+    if part in ("kv_cache", "outbox", "device_columns"):
         return "a lower batch, n, max_tokens or max_prompt_tokens"
     if part in ("activations", "logits"):
         return "shorter rows: a lower max_tokens or max_prompt_tokens"
@@ -266,6 +291,7 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "chunks": _chunks,
     "aliases": _aliases,
     "routes": _routes,
+    "device": _device_columns,
     "memory": _memory,
 }
 """By the name that a PlanError gives: each yields what is wrong."""

@@ -22,10 +22,10 @@ from operators.kernels.torch.packing import Packed, prompt_groups
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Port:
-    """Columns of one port of a loss: by completion token of the Step, and by row."""
+    """Columns of one port of a loss: by completion token of the Step, and by row; tensors where declared `device`."""
 
-    tokens: Mapping[str, np.ndarray]
-    rows: Mapping[str, np.ndarray]
+    tokens: Mapping[str, np.ndarray | Tensor]
+    rows: Mapping[str, np.ndarray | Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,8 +87,16 @@ def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> Port:
     where = f"{term.label}.{name}"
     return Port(
         {c.name: aligned(batch, c.name, completions.offsets, where) for c in came if c.axis == "T"},
-        {c.name: batch.flat(c.name) for c in came if c.axis is None and batch.flat(c.name).dtype.kind in "fiu"},
+        {c.name: values for c in came if c.axis is None and (values := _numbers(batch, c.name)) is not None},
     )
+
+
+def _numbers(batch: Batch, name: str) -> np.ndarray | Tensor | None:
+    """A column without an axis; None where it is no numbers."""
+    if name in batch.device:
+        return batch.tensor(name).values
+    values = batch.flat(name)
+    return values if values.dtype.kind in "fiu" else None
 
 
 def now_of(rows: StepRows, packed: Packed, step: int, device: torch.device) -> Now:

@@ -1,0 +1,144 @@
+"""Columns declared `device`: flat torch tensors beside a record batch that has only their lengths.
+
+Owns: what such a column may be, its rows (picked, joined), its way to the host's memory. Does not own: the
+declaration (schema.py), which rows (batch.py), who keeps it and how it is sent (engine/channels/columns.py).
+
+Nothing here imports torch: a tensor is whatever came as one, and is asked for what it can do itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.errors import DataError
+from dataflow.ragged import Ragged
+from dataflow.schema import Column, Schema
+
+
+def declared(schemas: Iterable[type[Schema]]) -> dict[str, Column]:
+    """The device columns that these declare."""
+    return {c.name: c for schema in schemas for c in schema.columns.values() if c.device}
+
+
+def is_tensor(data: Any) -> bool:
+    """Whether this is a torch tensor, as far as anybody here asks."""
+    return hasattr(data, "index_select") and hasattr(data, "detach")
+
+
+def dtype_of(column: Column) -> str:
+    """torch's name of the numbers of a device column, such as `float32`."""
+    kind = column.type.value_type if pa.types.is_fixed_size_list(column.type) else column.type
+    return np.dtype(kind.to_pandas_dtype()).name
+
+
+def shape_of(column: Column) -> tuple[int, ...]:
+    """The shape of one value: () for a number, (n,) for a vector."""
+    return (column.type.list_size,) if pa.types.is_fixed_size_list(column.type) else ()
+
+
+def as_declared(column: Column, data: Any, rows: int) -> Ragged:
+    """What was given for a device column of so many rows, as Ragged: of a column without an axis each length is 1.
+
+    The tensor is taken as it is, without its gradient; it must not be changed any more. Raises DataError where it is no
+    tensor, of another dtype or shape, or its offsets do not end where its values do.
+    """
+    given = data if isinstance(data, Ragged) else Ragged(data, np.arange(rows + 1))
+    where = f"column {column.name!r}, declared device"
+    if not is_tensor(given.values):
+        raise DataError(
+            f"{where}: expected a torch tensor, found {type(given.values).__name__}. Fix: torch.from_numpy(values), "
+            "or the column without device=True."
+        )
+    if isinstance(data, Ragged) != (column.axis is not None):
+        wanted = "Ragged(tensor, offsets)" if column.axis is not None else "one tensor for all rows"
+        raise DataError(f"{where}: expected {wanted}, found {type(data).__name__}. Fix: {wanted}.")
+    require(where, column, given)
+    return Ragged(given.values.detach().contiguous(), np.asarray(given.offsets, dtype=np.int64))
+
+
+def require(where: str, column: Column, given: Ragged) -> None:
+    """Raises DataError unless a tensor is of its column's dtype and shape, and its offsets end where it does."""
+    found, shape = given.values, shape_of(column)
+    expected, dtype = f"torch.{dtype_of(column)}", str(found.dtype)
+    if dtype != expected:
+        raise DataError(f"{where}: expected {expected}, found {dtype}. Fix: .to({expected}), or the type declared.")
+    if tuple(found.shape[1:]) != shape or not found.dim():
+        wanted = ", ".join(["values", *map(str, shape)])
+        raise DataError(f"{where}: expected the shape [{wanted}], found {list(found.shape)}. Fix: .reshape(-1, ...).")
+    if column.axis is None and len(found) != len(given):
+        raise DataError(f"{where}: expected a value for each of {len(given)} rows, found {len(found)}. Fix: one a row.")
+    if len(found) != given.offsets[-1] or given.offsets[0] or (np.diff(given.offsets) < 0).any():
+        raise DataError(
+            f"{where}: expected offsets that ascend from 0 to its {len(found)} values, found {given.offsets[0]} to "
+            f"{given.offsets[-1]}. Fix: Ragged(values, offsets) with row i at values[offsets[i]:offsets[i + 1]]."
+        )
+
+
+def lengths_array(given: Ragged, column: Column) -> pa.Array:
+    """What the record batch has of a device column: lists of nothing, or nothing."""
+    if column.axis is None:
+        return pa.nulls(len(given))
+    offsets, nothing = pa.array(given.offsets, pa.int64()), pa.nulls(int(given.offsets[-1]))
+    return pa.LargeListArray.from_arrays(offsets, nothing, type=column.arrow.type)
+
+
+def offsets_of(array: pa.Array) -> np.ndarray:
+    """int64 [rows + 1], from 0: the inverse of `lengths_array`, of any slice of it."""
+    if pa.types.is_null(array.type):
+        return np.arange(len(array) + 1)
+    found = array.offsets.to_numpy()
+    return found - found[0] if len(found) and found[0] else found
+
+
+def taken(column: Ragged, rows: np.ndarray) -> Ragged:
+    """These rows, in this order: a view where they are neighbours, else picked on the device. Raises DataError for a
+    row that is not there.
+    """
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(column):
+        raise DataError(f"expected rows below {len(column)}, found {int(rows.min())} to {int(rows.max())}")
+    starts, counts = column.offsets[:-1][rows], column.lengths[rows]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    if not len(rows) or (np.diff(rows) == 1).all():
+        first = int(starts[0]) if len(rows) else 0
+        return Ragged(column.values[first : first + int(offsets[-1])], offsets)
+    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+    return Ragged(column.values[index], offsets)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """The tensors of one column, one after another, where the first lies."""
+    if len(parts) == 1:
+        return parts[0]
+    found = parts[0].new_empty((sum(len(p) for p in parts), *parts[0].shape[1:]))
+    at = 0
+    for part in parts:
+        found[at : at + len(part)] = part
+        at += len(part)
+    return found
+
+
+def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
+    """The column as Arrow with its values, copied to the host. column_type: of what the record batch has of it."""
+    host = given.values.cpu().numpy()
+    values = pa.array(host.reshape(-1))
+    if host.ndim > 1:
+        values = pa.FixedSizeListArray.from_arrays(values, host.shape[1])
+    if pa.types.is_null(column_type):
+        return values
+    kind = pa.large_list(pa.field("item", values.type, nullable=False))
+    return pa.LargeListArray.from_arrays(pa.array(given.offsets, pa.int64()), values, type=kind)
+
+
+def first_not_finite(given: Ragged) -> int | None:
+    """The first row of a device column with a value that is not finite; None where there is none."""
+    if not given.values.is_floating_point():
+        return None
+    wrong = ~given.values.isfinite()
+    if not bool(wrong.any()):
+        return None
+    at = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
+    return int(np.searchsorted(given.offsets, at, side="right")) - 1

@@ -1,0 +1,41 @@
+"""Ragged: what the rows of a column have, one after another, and where each begins.
+
+Owns: the view. Does not own: Arrow's lists (batch.py), rows of tensors (device.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """A list column as views: row i is `values[offsets[i]:offsets[i + 1]]`. Read-only memory.
+
+    values: NumPy; of a column declared `device` a torch tensor, on its device. offsets are NumPy in both.
+    """
+
+    values: Any
+    offsets: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Any:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def segments(self) -> np.ndarray:
+        """int64 [values]: the row that each value belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def like(self, values: Any) -> Ragged:
+        """New values on the same offsets."""
+        return Ragged(values, self.offsets)
