@@ -16,7 +16,6 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import Fault, GraphError, RunError
 from dataflow.node import Port
-from engine.channels.contract import Pull, Request
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import (
@@ -45,9 +44,9 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
         raise _no_output(node)
     shown = _physical(plan, target)
     small = _needed(plan, {node, shown}, prompts=-(-rows // target.rows))
-    channel = InprocChannel()
-    with closing(InprocWorkers(Worker(WORKER, small, channel=channel))) as workers:
-        made = _run(workers, channel, small, node, shown)
+    worker = Worker(WORKER, small, channel=InprocChannel())
+    with closing(InprocWorkers(worker)) as workers:
+        made = _run(workers, worker, small, node, shown)
     if not made[node]:
         raise RunError(f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts")
     return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
@@ -101,7 +100,7 @@ def _no_output(name: str) -> GraphError:
     )
 
 
-def _run(workers: Workers, channel: Pull, plan: Plan, node: str, shown: str) -> dict[str, list[Batch]]:
+def _run(workers: Workers, worker: Worker, plan: Plan, node: str, shown: str) -> dict[str, list[Batch]]:
     """Until the node's one chunk is done; the batches that it made, and those of the node that holds its columns."""
     made: dict[str, list[Batch]] = {node: [], shown: []}
     coordinator = Coordinator(plan, Settings(steps=1))
@@ -111,8 +110,7 @@ def _run(workers: Workers, channel: Pull, plan: Plan, node: str, shown: str) -> 
         _tell(workers, coordinator.handle(event, 0.0))
     while (event := workers.next()) is not None:
         if isinstance(event, Produced) and event.node in made:
-            found = channel.fetch([Request(worker=WORKER, block=event.ref.block)])[0]
-            made[event.node].append(Batch(event.ref.keys, found))
+            made[event.node].append(worker.rows(event.node, event.ref).on_host())
         if isinstance(event, ChunkDone) and event.node == node:
             return made
         if not (isinstance(event, Produced) and event.node == node):  # what follows from it is not wanted

@@ -428,7 +428,7 @@ def _named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]
     if len(name) > width:
         yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
     start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"
-    indent = len(start) if tail else width
+    indent = min(len(start) if tail else width, 3 * WIDTH // 4)
     yield from textwrap.wrap(
         f"{start}  {tail}".rstrip(),
         WIDTH - 2,

@@ -233,6 +233,12 @@ class Worker:
         version = _oldest(batch)
         return Ref(worker=self.name, block=block, keys=batch.keys, lengths=lengths, version=version, digest=digest)
 
+    def rows(self, node: str, ref: Ref) -> Batch:
+        """Rows that it keeps of a node, all of their columns."""
+        row = np.arange(len(ref.keys))
+        here = Gather(producer=node, columns=(), refs=((ref.worker, ref.block),), block=np.zeros_like(row), row=row)
+        return assemble(ref.keys, {"rows": (here,)}, self.channel, self._device)["rows"]
+
     def _each(self, what: str) -> None:
         """`sleep` or `wake` of every kernel that can."""
         for name, kernel in self._kernels.items():

@@ -1,4 +1,4 @@
-"""Weights between two Workers by a world of their own: the same bits, the same ids, and what a lost end leads to.
+"""Weights and device columns between two Workers by a world of their own: the same bits, and what a lost end leads to.
 
 Real processes and gloo; the data socket of a pair is a pipe here. Devices: on CPUs alone, but for the tests marked gpu.
 """
@@ -9,7 +9,7 @@ import os
 import queue
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -90,23 +90,30 @@ def test_room_is_made_for_descriptions_alone() -> None:
         room(to_batch(weights(1))[0].records, "cpu")
 
 
+def asks_of(block: int) -> list[Request]:
+    """All weights of a block."""
+    return [Request(worker="train", block=block)]
+
+
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
 def test_a_request_for_tensors_goes_over_the_data_socket() -> None:
     asks, serves = socket.socketpair()
-    came: queue.Queue[tuple[str, int, int]] = queue.Queue()
+    came: queue.Queue[tuple[str, int, Sequence[Request]]] = queue.Queue()
     owner, other = ShmChannel("train", 0, _dials({})), ShmChannel("gen", 0, _dials({"train": asks}))
     owner.send_by(lambda *request: came.put(request))
     owner.serve("gen", serves)
     block = owner.keep(snapshot(weights(1))[0])
     for sequence in range(2):
-        other.have_sent("train", block, sequence)
-        assert came.get(timeout=LIMIT) == ("gen", block, sequence)
+        other.have_sent("train", sequence, asks_of(block))
+        peer, number, (request,) = came.get(timeout=LIMIT)
+        assert (peer, number, request.worker, request.block) == ("gen", sequence, "train", block)
+        assert request.rows is None
     assert len(other.fetch([Request(worker="train", block=block)])[0]) == len(weights(1))
     owner.close()
     with pytest.raises(PeerLost):
-        other.have_sent("train", block, 2)
+        other.have_sent("train", 2, asks_of(block))
     other.close()
 
 
@@ -114,7 +121,7 @@ def test_who_sends_nothing_refuses_to_be_asked() -> None:
     asks, serves = socket.socketpair()
     owner, other = ShmChannel("train", 0, _dials({})), ShmChannel("gen", 0, _dials({"train": asks}))
     owner.serve("gen", serves)
-    other.have_sent("train", 0, 0)
+    other.have_sent("train", 0, asks_of(0))
     with pytest.raises(PeerLost):
         other.fetch([Request(worker="train", block=0)])
     assert owner.refused == {"gen": 1}
@@ -133,10 +140,10 @@ def _dials(sockets: dict[str, socket.socket]) -> Callable[[str], socket.socket]:
 
 def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     pairs = Pairs("train", _nobody)
-    pairs.asked("gen", 1, 0)
+    pairs.asked("gen", 0, asks_of(1))
     assert "nothing was said of where to meet it" in caplog.text
     with pytest.raises(PeerLost, match="expected its process"):
-        pairs.receive("gen", 1, lambda device: [])
+        pairs.receive("gen", asks_of(1), lambda device: [])
 
 
 # --- worlds -------------------------------------------------------------------------------------------------------
@@ -152,8 +159,8 @@ def writer(listening: socket.socket, requests: Connection, versions: dict[int, l
     return pairs
 
 
-def _nobody(peer: str, block: int, sequence: int) -> None:
-    raise AssertionError(f"{peer} is asked for {block}")
+def _nobody(peer: str, sequence: int, requests: Sequence[Request]) -> None:
+    raise AssertionError(f"{peer} is asked for {requests}")
 
 
 def serve(rank: int, port: int, listening: socket.socket, requests: Connection, count: int) -> int:
@@ -168,7 +175,7 @@ def serve(rank: int, port: int, listening: socket.socket, requests: Connection, 
 
 def reader(listening: socket.socket | int, requests: Connection, timeout: float = 20.0) -> Pairs:
     at = listening if isinstance(listening, int) else listening.getsockname()[1]
-    pairs = Pairs("gen", lambda peer, block, sequence: requests.send((block, sequence)), timeout=timeout)
+    pairs = Pairs("gen", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=timeout)
     pairs.meet("train", at, None)
     return pairs
 
@@ -179,7 +186,7 @@ def read(rank: int, port: int, at: int, requests: Connection, blocks: tuple[int,
     for block in blocks:
         batch, digest, copies = snapshot(weights({7: 1, 9: 2}.get(block, 1)))
         try:
-            arrived = pairs.receive("train", block, lambda device, of=batch.records: room(of, device))
+            arrived = pairs.receive("train", asks_of(block), lambda device, of=batch.records: room(of, device))
         except RunError as error:
             said.append(f"{type(error).__name__}: {error}")
             continue
@@ -218,7 +225,7 @@ def late(rank: int, port: int, at: int, requests: Connection) -> str:
     """Asks, and is not answered."""
     pairs = reader(at, requests, 1.0)
     with pytest.raises(PeerLost) as lost:
-        pairs.receive("train", 7, lambda device: [])
+        pairs.receive("train", asks_of(7), lambda device: [])
     pairs.close()
     return str(lost.value)
 
@@ -226,8 +233,8 @@ def late(rank: int, port: int, at: int, requests: Connection) -> str:
 def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: socket.socket) -> None:
     mine, theirs = Pipe()
     ranks.tell(1, late, listener.getsockname()[1], theirs)
-    assert mine.recv() == (7, 0)
-    assert "no world was formed with it for weights in 1 s" in ranks.answers([1])[0]
+    assert mine.recv()[0] == 0
+    assert "no world was formed with it for tensors in 1 s" in ranks.answers([1])[0]
 
 
 def anew(rank: int, port: int, first: socket.socket, second: socket.socket, requests: Connection) -> list[str]:
@@ -238,9 +245,9 @@ def anew(rank: int, port: int, first: socket.socket, second: socket.socket, requ
     for at in (first_port := requests.recv(), requests.recv()):
         if at != first_port:
             pairs.meet("gen", at, second.detach())
-        other = Pairs("gen", lambda peer, block, sequence: pairs.asked("gen", block, sequence), timeout=20)
+        other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
         other.meet("train", at, None)
-        arrived = other.receive("train", 7, lambda device: room(expected[0].records, device))
+        arrived = other.receive("train", asks_of(7), lambda device: room(expected[0].records, device))
         said.append(next(p.name for p in verified(expected[0].records, arrived, expected[1])))
         other.close()
     pairs.close()
@@ -262,7 +269,7 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: socket.
     from_reader, readers = Pipe()
     ends(ranks, (serve, read), (listener, writers, 1), (listener.getsockname()[1], readers, (7, 9)))
     to_writer.send(from_reader.recv())
-    assert from_reader.recv() == (9, 1)
+    assert from_reader.recv()[0] == 1
     ranks.signal(0, signal.SIGKILL)
     said, _ = ranks.answers([1])[0]
     assert said[0] == "True"
@@ -281,9 +288,9 @@ def on_device(rank: int, port: int, listening: socket.socket) -> list[str]:
     pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]
     batch, digest, copies = snapshot(pieces)
     pairs.keep(7, copies)
-    other = Pairs("gen", lambda peer, block, sequence: pairs.asked("gen", block, sequence), timeout=20)
+    other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
     other.meet("train", at, None)
-    arrived = other.receive("train", 7, lambda device: room(batch.records, device))
+    arrived = other.receive("train", asks_of(7), lambda device: room(batch.records, device))
     verified(batch.records, arrived, digest)
     pairs.close()
     other.close()
@@ -314,7 +321,7 @@ def read_on_device(rank: int, port: int, at: int, requests: Connection) -> list[
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     pairs = reader(at, requests)
     batch, digest, _ = snapshot(weights(1))
-    arrived = pairs.receive("train", 7, lambda device: room(batch.records, device))
+    arrived = pairs.receive("train", asks_of(7), lambda device: room(batch.records, device))
     verified(batch.records, arrived, digest)
     requests.send(None)
     pairs.close()

@@ -16,7 +16,7 @@ from dataflow.batch import Ragged
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model
-from dataflow.schema import Advantage, Reward, Rollout, Schema, column
+from dataflow.schema import Reward, Rollout, Schema, column
 from dataflow.user import Columns, operator
 from operators.advantage import group_advantage
 from operators.data import prompts
@@ -27,7 +27,7 @@ from operators.train import train
 
 from run_graphs import vowels  # isort: skip
 
-WIDTH = 64
+WIDTH = 256
 
 
 class Hidden(Schema):

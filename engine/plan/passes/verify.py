@@ -198,19 +198,18 @@ def _device_columns(draft: Draft) -> Iterator[str]:
     plan = {n.name: n for n in draft.nodes}
     for edge in (e for e in draft.edges if e.device):
         made, columns = plan[edge.producer], ", ".join(edge.device)
-        readers = dict.fromkeys((*plan[edge.consumer].workers, draft.recorder))
-        if made.region != "stream" and draft.recorder not in plan[edge.consumer].workers:
-            del readers[draft.recorder]
-        for sender, reader in ((s, r) for s in made.workers for r in readers):
+        readers = {f"{edge.consumer} in {w}": w for w in plan[edge.consumer].workers}
+        if made.region == "stream":
+            readers |= {f"{draft.recorder}, which writes checkpoints,": draft.recorder}
+        for sender, (who, reader) in ((s, r) for s in made.workers for r in readers.items()):
             here, there = draft.hosts.get(sender, ""), draft.hosts.get(reader, "")
             if here != there:
-                why = f"to {edge.consumer}" if reader != draft.recorder else "to the Worker that writes checkpoints"
-                problem = f"{edge.producer}: {columns} on a device of {sender} on {here}, and {reader} on {there} {why}"
-                yield f"{problem} reads it: collectives stay on one host. Fix: pin={edge.producer}={sender}@{there}."
+                problem = f"{edge.producer} in {sender} has {columns} on a device of {here}, {who} reads it on {there}"
+                yield f"{problem}: collectives stay on one host. Fix: pin {edge.producer}={sender}@{there}."
         turns = next((lease for lease in draft.leases if set(made.workers) & set(lease)), ())
         if turns:
-            problem = f"{edge.producer}: {columns} on a device that {', '.join(turns)} have by turns, while others run"
-            yield f"{problem}. Fix: no lease of {edge.producer}'s Worker, or {columns} without device=True."
+            problem = f"{edge.producer} has {columns} on a device that {', '.join(turns)} have by turns"
+            yield f"{problem}. Fix: pin {edge.producer} to another worker, or {columns} without device=True."
     for fetch in (f for i in draft.recorded for f in i.fetches):
         device = declared(draft.graph.node(fetch.producer).schemas)
         for name in (c for c in fetch.columns if c in device):

@@ -1,0 +1,276 @@
+"""Device columns between two Workers by a world of their own: the rows that are asked for, and no others, bit by bit.
+
+Real processes and gloo; the data socket of a pair is a pipe here but where requests themselves are looked at. Devices:
+on CPUs alone, but for the tests marked gpu. Weights by the same worlds, and lost ends: test_pairs.py.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dataflow.batch import Ragged
+from dataflow.device import taken
+from dataflow.errors import RunError
+from engine.channels.columns import ColumnStore
+from engine.channels.contract import PeerLost, Request
+from engine.channels.descriptors import Part, Send, decode_from_reader, encode, requests_of, send_of
+from engine.channels.pairs import Pairs
+from engine.channels.shm import ShmChannel
+from tests.contracts.ranks import LIMIT, Ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+DTYPES = ("float32", "float16", "float64", "uint8", "int32", "int64")
+ROWS = 50
+
+
+def columns(block: int, device: str = "cpu") -> dict[str, Ragged]:
+    """Of each dtype a vector for each of some tokens, and of each row a number; some rows have no token."""
+    draw = torch.Generator().manual_seed(block)
+    lengths = torch.randint(0, 4, (ROWS,), generator=draw).numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    found = {}
+    for name in DTYPES:
+        values = torch.randint(0, 100, (int(offsets[-1]), 3), generator=draw).to(getattr(torch, name))
+        found[name] = Ragged(values.to(device), offsets)
+    found["of_row"] = Ragged(torch.randn(ROWS, generator=draw).to(device), np.arange(ROWS + 1))
+    return found
+
+
+NAMES = (*DTYPES, "of_row")
+ASKED: list[list[Request]] = [
+    [Request(worker="made", block=1, columns=NAMES, rows=np.array([3, 4, 5]))],
+    [Request(worker="made", block=b, columns=NAMES, rows=np.array([49, b, 0])) for b in (2, 1, 2)],
+    [Request(worker="made", block=2, columns=("of_row", "int32"))],
+    [Request(worker="made", block=1, columns=("uint8",), rows=np.zeros(0, np.int64))],
+]
+"""Neighbours; rows of several blocks in another order, one block twice; a whole block; no row."""
+
+
+def expected(requests: Sequence[Request]) -> list[Tensor]:
+    found = []
+    for request in requests:
+        rows = np.arange(ROWS) if request.rows is None else request.rows
+        found += [taken(columns(request.block)[name], rows).values for name in request.columns]
+    return found
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_the_store_picks_rows_until_it_forgets_them() -> None:
+    store, kept = ColumnStore(), columns(1)
+    store.keep(1, kept)
+    for request in (ASKED[0][0], Request(worker="made", block=1, columns=NAMES)):
+        found = store.picked(1, request.columns, request.rows)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected([request]), strict=True))
+    assert store.picked(1, ("int64",), None)[0] is kept["int64"].values
+    with pytest.raises(RunError, match=r"block 1: expected the device columns float32, .*, found other"):
+        store.picked(1, ("other",), None)
+    for rows in ([0, 50], [-1]):
+        with pytest.raises(RunError, match="block 1: expected rows below 50"):
+            store.picked(1, ("int64",), np.array(rows))
+    store.release(1)
+    store.release(1)
+    assert not len(store)
+    with pytest.raises(KeyError):
+        store.picked(1, ("int64",), None)
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_requests_arrive_as_they_were_made(asked: list[Request]) -> None:
+    sent = decode_from_reader(encode(send_of(4, asked)))
+    assert isinstance(sent, Send)
+    assert sent.sequence == 4
+    for was, now in zip(asked, requests_of(sent, "made"), strict=True):
+        assert (was.worker, was.block, was.columns) == (now.worker, now.block, now.columns)
+        assert (was.rows is None) == (now.rows is None)
+        assert was.rows is None or np.array_equal(was.rows, now.rows)
+
+
+def test_rows_that_are_none_are_refused() -> None:
+    with pytest.raises(RunError, match="expected rows as numbers of 8 bytes"):
+        requests_of(Send(0, (Part(1, ("a",), b"123"),)), "made")
+
+
+def test_a_request_that_no_socket_takes_at_once_arrives_whole() -> None:
+    """Nobody sends on what is left of it later: who asks goes on to wait in the transfer."""
+    asks, serves = socket.socketpair()
+    came: queue.Queue[Sequence[Request]] = queue.Queue()
+    owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
+    owner.send_by(lambda peer, sequence, requests: came.put(requests))
+    owner.serve("reads", serves)
+    rows = np.arange(1_000_000)[::-1]
+    other.have_sent("made", 0, [Request(worker="made", block=1, columns=("a",), rows=rows)])
+    (request,) = came.get(timeout=LIMIT)
+    assert np.array_equal(request.rows, rows)
+    owner.close()
+    other.close()
+
+
+def _nobody_else(peer: str) -> socket.socket:
+    raise PeerLost(peer, "nobody")
+
+
+# --- transfers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:
+    raise AssertionError(f"{peer} is asked for {requests}")
+
+
+def serve(rank: int, port: int, listening: socket.socket, requests: Connection, device: str = "cpu") -> None:
+    """Answers whatever comes, until the reader has done with it."""
+    pairs = Pairs("made", _not_asked, timeout=20)
+    at = listening.getsockname()[1]
+    pairs.meet("reads", at, listening.detach())
+    for block in (1, 2):
+        pairs.columns.keep(block, columns(block, device))
+    while (request := requests.recv()) is not None:
+        pairs.asked("reads", *request)
+    pairs.close()
+
+
+def read(
+    rank: int, port: int, at: int, requests: Connection, asked: list[list[Request]], longer: int = 0
+) -> tuple[list[str], int, list[str]]:
+    """What became of each transfer, bytes, and on which devices payloads lay. longer: values too many made room for."""
+    pairs = Pairs("reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20)
+    pairs.meet("made", at, None)
+    said, devices = [], []
+    for many in asked:
+        wanted = expected(many)
+        try:
+            found = pairs.receive(
+                "made",
+                many,
+                lambda device, of=wanted: [t.new_empty((len(t) + longer, *t.shape[1:]), device=device) for t in of],
+            )
+        except RunError as error:
+            said.append(f"{type(error).__name__}: {error}")
+            continue
+        devices += [str(t.device) for t in found]
+        said.append(str(all(torch.equal(a.cpu(), b) for a, b in zip(found, wanted, strict=True))))
+    requests.send(None)
+    moved = pairs.moved()
+    pairs.close()
+    return said, moved, devices
+
+
+def transferred(
+    ranks: Ranks, listener: socket.socket, asked: list[list[Request]], longer: int = 0
+) -> tuple[list[str], int, list[str]]:
+    mine, theirs = Pipe()
+    ranks.tell(0, serve, listener, mine)
+    ranks.tell(1, read, listener.getsockname()[1], theirs, asked, longer)
+    return ranks.answers([0, 1])[1]
+
+
+def test_the_rows_that_are_asked_for_come_and_no_others(ranks: Ranks, listener: socket.socket) -> None:
+    said, moved, devices = transferred(ranks, listener, ASKED)
+    assert said == ["True"] * len(ASKED)
+    assert moved == sum(t.nbytes for many in ASKED for t in expected(many))
+    assert set(devices) == {"cpu"}
+
+
+def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: socket.socket) -> None:
+    """No world is used again after that: its ends would not mean the same transfers any more."""
+    said, moved, _ = transferred(ranks, listener, ASKED[:2], 1)
+    assert said[0].startswith("RunError: "), said
+    assert "expected one transfer on both ends" in said[0]
+    assert said[1].startswith("PeerLost: made: expected its process"), said
+    assert not moved
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Request(worker="made", block=3, columns=("int64",)),
+        Request(worker="made", block=1, columns=("int64",), rows=np.array([ROWS])),
+        Request(worker="made", block=1, columns=("other",)),
+    ],
+    ids=["block", "row", "column"],
+)
+def test_what_is_not_there_ends_the_world(ranks: Ranks, listener: socket.socket, wrong: Request) -> None:
+    mine, theirs = Pipe()
+    ranks.tell(0, serve, listener, mine)
+    ranks.tell(1, lost, listener.getsockname()[1], theirs, wrong)
+    assert "made: receive 0 with reads did not end" in ranks.answers([0, 1])[1]
+
+
+def lost(rank: int, port: int, at: int, requests: Connection, wrong: Request) -> str:
+    pairs = Pairs("reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20)
+    pairs.meet("made", at, None)
+    with pytest.raises(PeerLost) as found:
+        pairs.receive("made", [wrong], lambda device: [torch.empty(1, 3, dtype=torch.int64, device=device)])
+    requests.send(None)
+    pairs.close()
+    return str(found.value)
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_are_picked_on_the_device() -> None:
+    store, kept = ColumnStore(), columns(1, "cuda")
+    store.keep(1, kept)
+    found = store.picked(1, NAMES, ASKED[1][1].rows)
+    assert {t.device.type for t in found} == {"cuda"}
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected([ASKED[1][1]]), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_two_workers_on_one_device_go_by_the_host(listener: socket.socket) -> None:
+    assert on_devices(listener, ("0", "0")) == (["True"] * len(ASKED), {"cpu"})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_devices_send_by_nccl(listener: socket.socket) -> None:
+    assert on_devices(listener, ("0", "1")) == (["True"] * len(ASKED), {"cuda:0"})
+
+
+def on_devices(listener: socket.socket, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
+    """Both ends in processes of their own, each of which sees one device."""
+    pool = Ranks(2)
+    try:
+        mine, theirs = Pipe()
+        pool.tell(0, seeing, devices[0], serve, listener, mine, "cuda")
+        pool.tell(1, seeing, devices[1], read, listener.getsockname()[1], theirs, ASKED)
+        said, _, lay = pool.answers([0, 1])[1]
+        return said, set(lay)
+    finally:
+        pool.close()
+
+
+def seeing(rank: int, port: int, device: str, what: Callable[..., object], *arguments: object) -> object:
+    os.environ["CUDA_VISIBLE_DEVICES"] = device
+    return what(rank, port, *arguments)

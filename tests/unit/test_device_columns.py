@@ -1,0 +1,302 @@
+"""Columns declared `device`: what may be one, rows of them, their hash, what a plan does with them and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.check import check
+from dataflow.errors import DataError, GraphError, PlanError
+from dataflow.graph import Graph
+from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.model import Model
+from dataflow.schema import Reward, Rollout, Schema, column
+from dataflow.user import Columns, operator
+from engine.options import RunOptions, placing
+from engine.plan.cluster import Cluster, Host
+from engine.plan.explain import explain
+from engine.plan.plan import Plan
+from engine.plan.planner import make_plan
+from engine.runtime.digest import on_device, row_digests
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import policy_gradient_loss
+from operators.reward import reward
+from operators.train import train
+from tests.unit.planning import exact, headers, make_tiny
+
+
+class Hidden(Schema):
+    row = "completion"
+    hidden = column(pa.list_(pa.float32(), 3), "T", device=True)
+    top = column(pa.int64(), "T", device=True)
+    total = column(pa.float64(), device=True)
+    norm = column(pa.float32())
+
+
+def made(lengths: Sequence[int], start: int = 0) -> Batch:
+    """Rows whose values are all different."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    count, rows = int(offsets[-1]), len(lengths)
+    columns = {
+        "hidden": Ragged(torch.arange(start, start + 3 * count, dtype=torch.float32).reshape(-1, 3), offsets),
+        "top": Ragged(torch.arange(start, start + count), offsets),
+        "total": torch.arange(start, start + rows, dtype=torch.float64),
+        "norm": np.arange(start, start + rows, dtype=np.float32),
+    }
+    return Batch.make(Keys.of(range(start, start + rows)), columns, Hidden)
+
+
+def values(batch: Batch) -> list[tuple[Any, ...]]:
+    """Row by row, as Python has them."""
+    hidden, top, total = (batch.tensor(name) for name in ("hidden", "top", "total"))
+    return [(hidden[i].tolist(), top[i].tolist(), total[i].tolist(), batch.flat("norm")[i]) for i in range(len(batch))]
+
+
+# --- declarations ---------------------------------------------------------------------------------------------------
+
+
+def test_a_schema_says_what_is_on_a_device() -> None:
+    assert "hidden: 3 floats per completion token on its device" in Hidden.describe()
+    assert Hidden.columns["hidden"].arrow.type == pa.large_list(pa.null())
+    assert Hidden.columns["total"].arrow.type == pa.null()
+    assert Hidden.columns["hidden"].whole.type.value_type == pa.list_(pa.float32(), 3)
+
+
+@pytest.mark.parametrize("kind", [pa.utf8(), pa.bool_(), pa.uint16(), pa.list_(pa.float32()), pa.list_(pa.utf8(), 2)])
+def test_what_no_tensor_is_cannot_be_on_a_device(kind: pa.DataType) -> None:
+    with pytest.raises(GraphError, match=r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"):
+        column(kind, device=True)
+
+
+def test_nulls_and_other_places_are_refused() -> None:
+    with pytest.raises(GraphError, match="no tensor has nulls"):
+        column(pa.float32(), device=True, nullable=True)
+    with pytest.raises(GraphError, match=r"schema Mine: declares 'reward' on a device, .* extends on the host"):
+
+        class Mine(Reward):
+            reward = column(pa.float32(), device=True)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6))
+def test_rows_keep_their_values(data: st.DataObject, lengths: list[int]) -> None:
+    batch = made(lengths)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64)
+    expected = values(batch)
+    assert values(batch.take(rows)) == [expected[i] for i in rows]
+    cut = data.draw(st.integers(0, len(lengths)))
+    halves = [batch.take(np.arange(cut)), batch.take(np.arange(cut, len(lengths)))]
+    joined = Batch.concat(halves)
+    assert values(joined) == expected
+    assert (row_digests(joined) == row_digests(batch)).all()
+    assert (row_digests(batch.take(rows)) == row_digests(batch)[rows]).all()
+    host = batch.on_host()
+    assert not host.device
+    assert host.array("hidden").to_pylist() == [row[0] for row in expected]
+    assert host.array("total").to_pylist() == [row[2][0] for row in expected]
+
+
+def test_neighbours_are_views_and_columns_are_shared() -> None:
+    batch = made([2, 0, 3, 1])
+    part = batch.take(np.arange(1, 3))
+    assert part.device["hidden"].data_ptr() == batch.device["hidden"][2:].data_ptr()
+    assert batch.select(["hidden", "norm"]).device.keys() == {"hidden"}
+    assert batch.select(["hidden"]).device["hidden"] is batch.device["hidden"]
+    assert batch.with_columns({"hidden": pa.array([1, 2, 3, 4])}).device.keys() == {"top", "total"}
+    assert batch.nbytes > sum(t.nbytes for t in batch.device.values()) == 6 * 12 + 6 * 8 + 4 * 8
+
+
+def test_columns_are_asked_for_where_they_are() -> None:
+    batch = made([2, 1])
+    with pytest.raises(DataError, match=r"'hidden' is declared device.* Fix: batch\.tensor"):
+        batch.ragged("hidden")
+    with pytest.raises(DataError, match="'norm' is not declared device"):
+        batch.tensor("norm")
+    with pytest.raises(DataError, match="no column 'other'"):
+        batch.tensor("other")
+    with pytest.raises(DataError, match=r"columns on a device: hidden, top, total\. Fix: batch\.on_host"):
+        batch.with_keys()
+    with pytest.raises(DataError, match="its rows have 3 values, found 2"):
+        Batch(batch.keys, batch.records, {"top": torch.zeros(2)})
+
+
+TWO = np.array([0, 1, 2])
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "NumPy": ("total", np.zeros(2), "expected a torch tensor, found ndarray"),
+    "dtype": ("total", torch.zeros(2), r"expected torch.float64, found torch.float32. Fix: .to\(torch.float64\)"),
+    "shape": ("hidden", Ragged(torch.zeros(2, 4), TWO), r"expected the shape \[values, 3\], found \[2, 4\]"),
+    "a scalar": ("total", torch.zeros((), dtype=torch.float64), "expected the shape"),
+    "rows": ("total", torch.zeros(3, dtype=torch.float64), "expected a value for each of 2 rows, found 3"),
+    "values": ("hidden", Ragged(torch.zeros(3, 3), TWO), "offsets that ascend from 0 to its 3 values, found 0 to 2"),
+    "descending": ("hidden", Ragged(torch.zeros(2, 3), np.array([0, 3, 2])), "offsets that ascend"),
+    "no offsets": ("hidden", torch.zeros(2, 3), "expected Ragged"),
+    "offsets": ("total", Ragged(torch.zeros(2, dtype=torch.float64), TWO), "expected one tensor for all rows"),
+    "not declared": ("norm", torch.zeros(2), r"'norm' is given as a tensor, and is not declared device. Fix: .numpy"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_as_declared_is_refused(name: str) -> None:
+    where, given_, said = WRONG[name]
+    with pytest.raises(DataError, match=said):
+        Batch.make(Keys.of(range(2)), {where: given_}, Hidden)
+
+
+def test_a_users_function_sees_tensors() -> None:
+    columns = Columns(made([2, 1]), Hidden)
+    assert isinstance(columns["total"], torch.Tensor)
+    hidden = columns["hidden"]
+    assert hidden.values.shape == (3, 3)
+    assert hidden.lengths.tolist() == [2, 1]
+    doubled = columns.set(hidden=hidden.like(hidden.values * 2))
+    assert doubled["hidden"].values.tolist() == (hidden.values * 2).tolist()
+    assert doubled["total"].data_ptr() == columns["total"].data_ptr()
+    grown = torch.zeros(2, dtype=torch.float64, requires_grad=True) + 1
+    assert not columns.set(total=grown)["total"].requires_grad
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.sampled_from(["float32", "float16", "uint8", "int64"]))
+def test_hashes_on_a_device_are_of_rows_wherever_they_lie(lengths: list[int], dtype: str) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    whole = Ragged(torch.zeros(int(offsets[-1]), 2, dtype=getattr(torch, dtype)), offsets)
+    hashed = on_device(whole)
+    assert len(set(hashed.tolist())) == len(set(lengths)), "equal rows have equal hashes, as zeros of one length are"
+    if whole.values.numel():
+        whole.values[-1, -1] = 1
+        last = int(np.flatnonzero(np.array(lengths))[-1])
+        assert np.flatnonzero(on_device(whole) != hashed).tolist() == [last]
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+@operator()
+def states(rollout: Columns[Rollout]) -> Columns[Hidden]:
+    raise AssertionError("only planned")
+
+
+class Seen(Rollout):
+    seen = column(pa.float32(), "T", device=True)
+
+
+@operator()
+def looked(rollout: Columns[Rollout]) -> Columns[Seen]:
+    raise AssertionError("only planned")
+
+
+@operator()
+def steered(score: Columns[Reward], hidden: Columns[Hidden]) -> Columns[Reward]:
+    raise AssertionError("only planned")
+
+
+@loss()
+def beside(now: Now, hidden: Tensors[Hidden]) -> Terms:
+    raise AssertionError("only planned")
+
+
+def graph() -> Graph:
+    policy = Model("policy", "tiny", trainable=True)
+    rollout = generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, max_lag=1, name="rollout")
+    hidden = states(looked(rollout))
+    score = steered(reward(exact, looked.named("again")(rollout), name="score"), hidden)
+    advantage = group_advantage(rollout, score, name="advantage")
+    return Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage) + beside(hidden), lr=1e-3))
+
+
+def planned(hosts: tuple[Host, ...] = (), **options: Any) -> Plan:
+    asked = placing(RunOptions(**options))
+    return make_plan(
+        check(graph(), headers), seed=0, placing=asked, cluster=Cluster(cores=8, memory=2**36, hosts=hosts)
+    )
+
+
+APART = {"rollout": "gen", "states": "a,b", "steered": "c", "train_policy": "train"}
+
+
+def edge(plan: Plan, producer: str, consumer: str) -> Any:
+    return next(e for e in plan.edges if (e.producer, e.consumer) == (producer, consumer))
+
+
+def test_values_go_by_collectives_to_those_who_declare_them(tiny: None) -> None:
+    plan = planned(pin=APART)
+    found = edge(plan, "states", "steered")
+    assert found.device == ("hidden", "top", "total")
+    assert found.route == "shm + collective (hidden, top, total)"
+    assert found.bytes == 32 * (8 + 16 * 12 + 8 + 16 * 8 + 8 + 4)
+    assert edge(plan, "rollout", "looked").device == ()
+    assert "seen" not in edge(plan, "looked", "states").columns, "states declares a Rollout"
+    assert "seen" not in edge(plan, "again", "score").columns
+    assert plan.node("states").estimate.bytes.keys() == {"outbox", "device_columns"}
+    assert "completion_ids" in plan.node("looked").returns
+    assert "seen" not in plan.node("looked").returns
+
+
+def test_worlds_are_of_those_who_read_and_of_the_recorder(tiny: None) -> None:
+    plan = planned(pin=APART)
+    readers = {"c", "train", plan.recorder}
+    assert plan.worlds >= {(made, reader) for made in "ab" for reader in readers if made != reader}
+    assert not {w for w in plan.worlds if "gen" in w}
+    assert not planned(workers="one").worlds
+
+
+def test_explain_shows_the_route(tiny: None) -> None:
+    shown = explain(planned(pin=APART))
+    assert "shm + collective (hidden, top, total)" in shown
+    assert "device_columns" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+    assert "collective" not in explain(planned(workers="one"))
+
+
+def test_other_hosts_are_refused(tiny: None) -> None:
+    there = tuple(Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("xy"))
+    with pytest.raises(PlanError) as refused:
+        planned(hosts=there, pin=APART | {"steered": "c@y"})
+    assert (
+        "device: states in a has hidden, top, total on a device of x, steered in c reads it on y: collectives stay"
+        in (str(refused.value))
+    )
+    assert "Fix: pin states=a@y." in str(refused.value)
+
+
+def test_turns_are_refused(tiny: None) -> None:
+    with pytest.raises(PlanError, match=r"device: states has hidden.* that a, train have by turns. Fix: pin states"):
+        planned(pin=APART, leases=(("a", "train"),))
+
+
+class Numbered(Rollout):
+    prompt = column(pa.int64(), device=True)
+
+
+@operator()
+def numbered(rollout: Columns[Rollout]) -> Columns[Numbered]:
+    raise AssertionError("only planned")
+
+
+def test_what_is_recorded_is_on_no_device(tiny: None) -> None:
+    policy = Model("policy", "tiny", trainable=True)
+    rollout = numbered(generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout"))
+    advantage = group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
+    wrong = Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+    with pytest.raises(PlanError, match="device: numbered: 'prompt' is recorded of each Step, from the host"):
+        make_plan(check(wrong, headers), seed=0, cluster=Cluster(cores=8, memory=2**36))
