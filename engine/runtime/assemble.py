@@ -29,20 +29,20 @@ class Rows:
 
 
 def assemble(
-    keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull, device: DeviceColumns
+    keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull, device: DeviceColumns | None = None
 ) -> dict[str, Batch]:
-    """The batch of each input, rows in the order of the keys. Raises PeerLost."""
+    """The batch of each input, rows in the order of the keys. device: None where no column is on one. Raises PeerLost."""
     gathers = [gather for many in inputs.values() for gather in many]
     found = iter(collect(gathers, channel, device))
     return {name: _joined(keys, [next(found) for _ in many]) for name, many in inputs.items()}
 
 
-def collect(gathers: Sequence[Gather], channel: Pull, device: DeviceColumns) -> list[Rows]:
+def collect(gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None) -> list[Rows]:
     """The rows of each gather, in its order; no columns named means all of them. Raises PeerLost."""
     asked = [requests(gather) for gather in gathers]
     parts = iter(channel.fetch([request for many in asked for request in many]))
     found = [[next(parts) for _ in many] for many in asked]
-    values = device.read(gathers, asked, found)
+    values = [{} for _ in gathers] if device is None else device.read(gathers, asked, found)
     return [_ordered(*each) for each in zip(gathers, found, values, strict=True)]
 
 
