@@ -36,6 +36,7 @@ def check(context: Context) -> Iterator[Fault]:
         for wire in context.wires[id(node)]:
             yield from _schema(wire)
             yield from _dataset(context, wire)
+            yield from _on_device(wire)
         yield from _recorded(node)
 
 
@@ -69,6 +70,16 @@ def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         fix = f"{near!r}, which the data has" if near else f"a column {name!r} in the data, or a function without it"
         problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(data)}"
         yield Fault(rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin)
+
+
+def _on_device(wire: Wire) -> Iterator[Fault]:
+    """Functions that name their columns run elsewhere on the host, where nothing of a device is."""
+    for name in wire.node.params.get(wire.input.ancestors_from, ()) if wire.input.ancestors_from else ():
+        column = wire.port.schema.columns.get(name)
+        if column is not None and column.device:
+            problem = f"wants {name!r}, which {wire.port.label!r} has on a device"
+            fix = f"an @operator that reads {name!r}, or the column without device=True"
+            yield Fault(rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin)
 
 
 def _recorded(node: Node) -> Iterator[Fault]:

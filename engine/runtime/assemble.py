@@ -31,7 +31,10 @@ class Rows:
 def assemble(
     keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull, device: DeviceColumns | None = None
 ) -> dict[str, Batch]:
-    """The batch of each input, rows in the order of the keys. device: None where no column is on one. Raises PeerLost."""
+    """The batch of each input, rows in the order of the keys. device: None where no column is on one.
+
+    Raises PeerLost.
+    """
     gathers = [gather for many in inputs.values() for gather in many]
     found = iter(collect(gathers, channel, device))
     return {name: _joined(keys, [next(found) for _ in many]) for name, many in inputs.items()}

@@ -107,9 +107,9 @@ class DeviceColumns:
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
         """The tensors of a gather, filled with what this Worker has of them; rooms: is told of what is to come."""
-        known = self._declared.get(gather.producer, {})
-        columns = {n: c for n, c in known.items() if not gather.columns or n in gather.columns}
-        if not columns or not found:
+        there = found[0].schema.names if found else []  # a node may leave out what nobody reads
+        columns = {n: c for n, c in self._declared.get(gather.producer, {}).items() if n in there}
+        if not columns:
             return {}
         names = tuple(columns)
         if len(asked) == 1 and asked[0].worker == self._worker:

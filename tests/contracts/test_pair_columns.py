@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
 
@@ -274,3 +275,43 @@ def on_devices(listener: socket.socket, devices: tuple[str, str]) -> tuple[list[
 def seeing(rank: int, port: int, device: str, what: Callable[..., object], *arguments: object) -> object:
     os.environ["CUDA_VISIBLE_DEVICES"] = device
     return what(rank, port, *arguments)
+
+
+# --- both ways ----------------------------------------------------------------------------------------------------
+
+
+def both(
+    rank: int, port: int, listening: socket.socket, at: int, hears: Connection, tells: Connection, count: int
+) -> bool:
+    """Each is owner and reader: while this one waits for a transfer, its threads send to the other."""
+    name, peer = (("a", "b"), ("b", "a"))[rank]
+    pairs = Pairs(name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20)
+    pairs.meet(peer, listening.getsockname()[1], listening.detach())
+    pairs.meet(peer, at, None)
+    for block in (1, 2):
+        pairs.columns.keep(block, columns(block))
+
+    def answer() -> None:
+        while (request := hears.recv()) is not None:
+            pairs.asked(peer, *request)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    same = True
+    for many in (ASKED * count)[:count]:
+        wanted = expected(many)
+        found = pairs.receive(peer, many, lambda device, of=wanted: [torch.empty_like(t, device=device) for t in of])
+        same &= all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    tells.send(None)
+    thread.join()
+    pairs.close()
+    return same
+
+
+def test_two_that_read_from_each_other_do_not_wait_for_each_other(ranks: Ranks, listener: socket.socket) -> None:
+    (mine, to_mine), (theirs, to_theirs) = Pipe(), Pipe()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = listener.getsockname()[1], other.getsockname()[1]
+        ranks.tell(0, both, listener, ports[1], mine, to_theirs, 12)
+        ranks.tell(1, both, other, ports[0], theirs, to_mine, 12)
+        assert ranks.answers([0, 1]) == [True, True]

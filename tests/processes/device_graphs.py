@@ -23,6 +23,7 @@ from operators.data import prompts
 from operators.generate import generate
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
+from operators.select import mixed_groups, select
 from operators.train import train
 
 from run_graphs import vowels  # isort: skip
@@ -69,12 +70,14 @@ def beside(now: Now, hidden: Tensors[Hidden]) -> Terms:
 
 
 def steering(folder: Path, *, max_lag: int = 0) -> Graph:
-    """REINFORCE with a reward, and a loss, that read device columns."""
+    """REINFORCE with a reward, and a loss, that read device columns of the groups that are kept."""
     policy = Model("policy", str(folder / "model"), trainable=True)
     asked = prompts(str(folder / "train.parquet"), batch=4)
     rollout = generate(policy, asked, n=4, max_tokens=6, max_lag=max_lag, name="rollout")
     hidden = states(rollout)
-    score = steered(reward(vowels, rollout, name="score"), hidden)
+    score = reward(vowels, rollout, name="score")
+    rollout, hidden, score = select(rollout, hidden, score, where=mixed_groups(score))
+    score = steered(score, hidden)
     advantage = group_advantage(rollout, score, name="advantage")
     return Graph(
         "steering", train(policy, rollout, loss=policy_gradient_loss(advantage) + 0.1 * beside(hidden), lr=1e-3)

@@ -284,6 +284,19 @@ def test_turns_are_refused(tiny: None) -> None:
         planned(pin=APART, leases=(("a", "train"),))
 
 
+def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]:
+    raise AssertionError("only checked")
+
+
+def test_a_reward_function_cannot_read_a_device(tiny: None) -> None:
+    policy = Model("policy", "tiny", trainable=True)
+    rollout = looked(generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout"))
+    advantage = group_advantage(rollout, reward(sees, rollout, name="score"), name="advantage")
+    wrong = Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+    with pytest.raises(GraphError, match=r"wants 'seen', which 'looked' has on a device. Fix: an @operator"):
+        check(wrong, headers)
+
+
 class Numbered(Rollout):
     prompt = column(pa.int64(), device=True)
 
