@@ -33,7 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one node is split. All ones in one process; `threads` are those of each rank's kernel."""
+    """How one node is split. All ones in one process; `threads` are those of each rank's kernel.
+
+    data: shares of a Step's rows. tensor: ranks that have the same share, and a part of each matrix of attention and
+    MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank number d * tensor + t is part t of share d.
+    """
 
     replicas: int = 1
     data: int = 1
@@ -46,6 +50,11 @@ class Layout:
     """Rows that one replica decodes at once."""
     shard: bool = False
     """Whether the data-parallel ranks of a train node each keep a part of weights and optimizer (FSDP2), not all."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether a rank has only a part of the weights, so that nothing else can compute with its module alone."""
+        return self.shard or self.tensor > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +101,8 @@ class Assignment:
     """The rows of one Step for a train node. `inputs` as in Chunk.
 
     keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of all rows of the Step
-    and `mine` the ascending indices into them of the rows that this rank has; each row is with exactly one rank.
+    and `mine` the ascending indices into them of the rows that this rank has; each row is with exactly one share, so
+    with layout.tensor ranks.
     """
 
     sequence: int

@@ -51,6 +51,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Parts that a node's rows of a Step are cut into (rollout=3); as many as replicas by default."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
+    tensor: Mapping[str, int] = field(default_factory=dict)
+    """Tensor-parallel ranks of a train node, in the place of each data-parallel one (train_policy=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     leases: tuple[tuple[str, ...], ...] = ()
@@ -82,6 +84,7 @@ def placing(options: RunOptions) -> Placing:
         replicas=options.replicas,
         chunks=options.chunks,
         ranks=options.ranks,
+        tensor=options.tensor,
         shard=options.shard,
         leases=options.leases,
         weights=options.weights,

@@ -99,6 +99,10 @@ class Scheduled(Protocol):
         """Receive into tensors of the sender's shapes and dtypes."""
         ...
 
+    def broadcast(self, source: int, sequence: int, tensors: Sequence[Any]) -> None:
+        """Every rank calls it: `source` gives its tensors to all others. sequence counts the world's broadcasts."""
+        ...
+
     def close(self) -> None:
         """Leave the world."""
         ...

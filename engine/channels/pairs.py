@@ -22,12 +22,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
 from engine.channels.columns import ColumnStore
 from engine.channels.contract import PeerLost, Request
-from engine.channels.world import TIMEOUT, rendezvous
+from engine.channels.world import TIMEOUT, agreed_device, rendezvous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,24 +223,10 @@ class _World:
                 raise RunError("it was replaced or given up")
             listening, self._listening = self._listening, None
         store = rendezvous(_HOST, self._port, rank=self.rank, world=2, listen_fd=listening, timeout=self._timeout)
-        self.device = _agreed(store, self.rank)
+        self.device = agreed_device(store, self.rank, 2)
         return CollectiveChannel(
             self.rank, 2, store, name="tensors", names=self._names, device=self.device, timeout=self._timeout
         )
-
-
-def _agreed(store: Any, rank: int) -> str:
-    """The device of this end's payloads: the first that it sees, where each end has one of its own, which is what NCCL
-    is for; else the host's memory, by gloo. Both ends come to the same.
-    """
-    import torch
-
-    mine = "cpu"
-    if torch.cuda.is_available():
-        mine = str(torch.cuda.get_device_properties(0).uuid)
-    store.set(f"device/{rank}", mine)
-    theirs = store.get(f"device/{1 - rank}").decode()
-    return "cpu" if "cpu" in (mine, theirs) or mine == theirs else "cuda:0"
 
 
 def _said(requests: Sequence[Request]) -> str:

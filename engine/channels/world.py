@@ -106,6 +106,20 @@ def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
         ) from error
 
 
+def agreed_device(store: Store, rank: int, size: int) -> str:
+    """The device of this rank's payloads: the first that it sees, where each rank has one of its own, which is what
+    NCCL is for; else the host's memory, by gloo. All ranks come to the same.
+    """
+    import torch
+
+    mine = "cpu"
+    if torch.cuda.is_available():
+        mine = str(torch.cuda.get_device_properties(0).uuid)
+    store.set(f"device/{rank}", mine)
+    all_ = [store.get(f"device/{other}").decode() for other in range(size)]
+    return "cpu" if "cpu" in all_ or len(set(all_)) < size else "cuda:0"
+
+
 def _missing(store: Store, size: int) -> str:
     try:
         left = [str(r) for r in range(size) if not store.check([f"here/{r}"])]

@@ -304,7 +304,8 @@ class TrainStep:
 
     keys: all rows of the Step. mine: which of them (ascending indices) this rank is given, None for all; the gathers of
     `inputs` speak of these rows alone. A node of several ranks gets one message a rank, of one sequence; each rank
-    fetches, answers Prepared, and begins when Go comes.
+    fetches, answers Prepared, and begins when Go comes. giver: where several ranks have the same rows (tensor), the
+    one of them that fetches; it gives them to the others by a broadcast after Go. These have inputs without gathers.
     """
 
     sequence: int
@@ -314,6 +315,7 @@ class TrainStep:
     keys: Keys
     inputs: Mapping[str, tuple[Gather, ...]]
     mine: np.ndarray | None = None
+    giver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

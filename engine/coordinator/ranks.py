@@ -3,7 +3,7 @@
     told(instructions) -> instructions    what the core says to a node, as its ranks have to hear it
     heard(event) -> events, instructions  what ranks say, as the core has to hear it
 
-Owns: which rank is given which rows, and when all may begin. Does not own: who is a rank (the
+Owns: which rank is given which rows, by whom, and when all may begin. Does not own: who is a rank (the
 plan), what becomes of a Step whose rows are lost (core.py). The core knows nothing of ranks: it
 tells the first Worker of a node, and hears one Stepped and one Offered from there.
 
@@ -14,6 +14,10 @@ An assignment of a node with ranks goes through these states:
                                                              Unfetched of one -> dropped (the core is told once)
     training    every rank to have done its updates          Stepped of the last one: one Stepped to the core -> done
     dropped     the core: another assignment, or GoBack      TrainStep of a later sequence
+
+The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the same rows: its first
+rank fetches them, and gives them to the others by a broadcast, which is a collective like those of the kernel: it comes
+after Go. So each row is fetched once, and ranks that are given theirs have nothing to fetch and are prepared at once.
 
 No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others hanging in one. A
 rank that is prepared for a dropped assignment lets it go when it is told the next one; what it still says of the
@@ -54,9 +58,10 @@ from engine.plan.plan import Plan, PlannedNode
 
 @dataclass(slots=True)
 class _Group:
-    """The ranks of a node, and the assignment that they have."""
+    """The ranks of a node, and the assignment that they have. tensor: ranks of one share, one after another."""
 
     ranks: tuple[str, ...]
+    tensor: int = 1
     sequence: int = -1
     state: Literal["done", "preparing", "training", "dropped"] = "done"
     left: set[str] = field(default_factory=set)
@@ -67,7 +72,8 @@ class Ranks:
     """Every rank group of a plan. In a plan without one, everything passes as it is."""
 
     def __init__(self, plan: Plan) -> None:
-        self._groups = {n.name: _Group(n.workers) for n in plan.nodes if n.work == "train" and n.ranks > 1}
+        grouped = [n for n in plan.nodes if n.work == "train" and n.ranks > 1]
+        self._groups = {n.name: _Group(n.workers, n.layout.tensor) for n in grouped}
         self._first = {m.name: self._groups[m.writer].ranks[0] for m in plan.models if m.writer in self._groups}
         """For each Model that a rank group writes, the Worker whose pieces count."""
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
@@ -102,8 +108,11 @@ class Ranks:
     def _assigned(self, message: TrainStep) -> list[Instruction]:
         group = self._groups[message.node]
         group.sequence, group.state, group.left = message.sequence, "preparing", set(group.ranks)
-        rank_of = self._split(message.keys, message.inputs, len(group.ranks))
-        told = [_share(message, worker, np.flatnonzero(rank_of == rank)) for rank, worker in enumerate(group.ranks)]
+        share_of = self._split(message.keys, message.inputs, len(group.ranks) // group.tensor)
+        told: list[TrainStep] = []
+        for share, first in enumerate(range(0, len(group.ranks), group.tensor)):
+            own = _share(message, group.ranks[first], np.flatnonzero(share_of == share))
+            told += [own] if group.tensor == 1 else _given(own, group.ranks[first : first + group.tensor])
         for each in told:
             refs = (ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs)
             self._fetching[each.node, each.worker, each.sequence] = frozenset(refs)
@@ -116,12 +125,12 @@ class Ranks:
         now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
         return [replace(message, blocks=now)] if now else []
 
-    def _split(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], ranks: int) -> np.ndarray:
-        """int64 [rows]: the rank of each row."""
+    def _split(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], count: int) -> np.ndarray:
+        """int64 [rows]: the share of each row."""
         tokens = np.zeros(len(keys), dtype=np.int64)
         for gather in (g for gathers in inputs.values() for g in gathers):
             np.maximum(tokens, self._tokens(gather), out=tokens)
-        return shares(keys.position, tokens, ranks)
+        return shares(keys.position, tokens, count)
 
     def _tokens(self, gather: Gather) -> np.ndarray:
         """int64 [rows]: tokens of each row that is gathered."""
@@ -211,6 +220,13 @@ def _share(message: TrainStep, worker: str, mine: np.ndarray) -> TrainStep:
     """What one rank is told: all keys, and the gathers of its own rows."""
     inputs = {name: tuple(_part(gather, mine) for gather in gathers) for name, gathers in message.inputs.items()}
     return replace(message, worker=worker, inputs=inputs, mine=mine)
+
+
+def _given(message: TrainStep, ranks: tuple[str, ...]) -> list[TrainStep]:
+    """What the ranks of one share are told: the first to fetch its rows, the others that it gives them."""
+    message = replace(message, giver=message.worker)
+    nothing: dict[str, tuple[Gather, ...]] = dict.fromkeys(message.inputs, ())
+    return [message, *(replace(message, worker=rank, inputs=nothing) for rank in ranks[1:])]
 
 
 def _part(gather: Gather, rows: np.ndarray) -> Gather:

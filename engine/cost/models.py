@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -51,6 +51,20 @@ class Shape:
         """Width of all key heads together; the values have the same."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def matrices(self) -> int:
+        """Elements of the matrices of attention and MLP, which tensor ranks have a part of each."""
+        return self.layers * self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
+
+    def part(self, tensor: int) -> Shape:
+        """Of one of so many tensor ranks: its heads and its part of the MLP's width, in whole layers."""
+        return replace(
+            self,
+            heads=self.heads // tensor,
+            kv_heads=self.kv_heads // tensor,
+            intermediate=self.intermediate // tensor,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
@@ -59,6 +73,14 @@ class ModelCost:
     parameters: int | None = None
     shape: Shape | None = None
     why: str = ""
+
+    def part(self, tensor: int) -> ModelCost:
+        """Of one of so many tensor ranks: embeddings, norms and head are on each of them."""
+        if tensor == 1 or self.shape is None:
+            return self
+        part = self.shape.part(tensor)
+        held = None if self.parameters is None else self.parameters - self.shape.matrices + part.matrices
+        return replace(self, parameters=held, shape=part)
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:

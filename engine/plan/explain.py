@@ -255,7 +255,9 @@ def _how(node: PlannedNode) -> str:
     if node.layout.replicas > 1:
         kernel += f", {node.layout.replicas} replicas"
     if node.ranks > 1:
-        kernel += f", {node.ranks} ranks{' with a part of the state each' if node.layout.shard else ''}"
+        split = f"{node.layout.data} x {node.layout.tensor} ranks (data x tensor)"
+        kernel += f", {split if node.layout.tensor > 1 else f'{node.ranks} ranks'}"
+        kernel += " with a part of the state each" if node.layout.shard else ""
     if node.refill:
         kernel += f", refilled in at most {_count(node.max_attempts, 'attempt')}"
     parts = f"{node.chunks} chunks" if node.chunks > 1 else "chunks"

@@ -22,7 +22,8 @@ class Placing:
     training have a Worker each, so that they overlap; `apart` gives each node one of its own. pin: the Workers of a
     node, several for its replicas or ranks. together: nodes that share their Workers. replicas, chunks: of a node that
     keeps nothing between chunks. ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part
-    of weights and optimizer, not all. leases: Workers on the same devices, which take turns. hosts: the host of a
+    of weights and optimizer, not all. tensor: ranks in the place of each of these, which have the same rows and a part
+    of each weight matrix. leases: Workers on the same devices, which take turns. hosts: the host of a
     Worker, where that is not the first one. weights: how versions reach readers in other Workers; `auto` is by
     collectives between devices, else by pull. inproc: all of this, but for chunks (those that replicas bring too), is
     put aside, and every node is on `main`.
@@ -34,6 +35,7 @@ class Placing:
     replicas: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
+    tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
     leases: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)

@@ -51,6 +51,7 @@ from engine.coordinator.messages import (
     ToWorker,
     WorkerOpened,
 )
+from engine.plan.plan import Plan
 from engine.runtime.control import (
     Answer,
     Asked,
@@ -61,7 +62,6 @@ from engine.runtime.control import (
     Forget,
     Open,
     Quit,
-    Seat,
     Tell,
     Told,
     Whereabouts,
@@ -329,7 +329,7 @@ class Incarnation:
         from engine.runtime.worker import Worker
 
         opened, plan = self._open, cloudpickle.loads(self._open.plan)
-        group = None if opened.seat is None else _group(opened.seat, self._descriptors)
+        group, cast = _ranks(opened, plan, self._descriptors)
         self._worker = Worker(
             opened.worker,
             plan,
@@ -337,6 +337,7 @@ class Incarnation:
             inproc=opened.inproc,
             samples=_samples(opened),
             group=group,
+            cast=cast,
             pairs=self._place.pairs,
         )
         self._worker.span = self._out.span
@@ -391,13 +392,19 @@ def _samples(opened: Open) -> Any:
     return None if opened.samples is None else SampleWriter(opened.samples, every=opened.samples_every)
 
 
-def _group(seat: Seat, descriptors: tuple[int, ...]) -> Any:
-    """The process group of this Worker's ranks."""
+def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
+    """The process group of this Worker's ranks, and its end of broadcasts of rows to those that have the same."""
+    if (seat := opened.seat) is None:
+        return None, None
+    from engine.channels.rowcast import join
     from engine.channels.world import rendezvous, world
 
+    node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
     listening = descriptors[0] if descriptors else None
     store = rendezvous("127.0.0.1", seat.port, rank=seat.rank, world=seat.world, listen_fd=listening)
-    return world(seat.rank, seat.world, store)
+    group = world(seat.rank, seat.world, store)
+    tensor = node.layout.tensor
+    return group, join(store, seat.rank, tensor, node.workers) if tensor > 1 else None
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     executes       waits for                         unblocked by
     RunChunk       its rows                          the channels of the Workers that keep them
     TrainStep      its rows; with ranks, Go          the same; the coordinator, when every rank is prepared
+    Go             the ranks with the same rows      these, of which the first gives the rows to the others
     Evaluate       its rows                          as RunChunk
     Record         its rows                          as RunChunk
     Offer, Publish, Follow: delivery.py
@@ -14,11 +15,13 @@ channel (whoever made it), nor messages between processes (process.py).
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dataflow.batch import Batch, Keys
+from dataflow.errors import RunError
 from dataflow.kernel import Assignment, Chunk
 from engine.channels.contract import Channel, PeerLost
 from engine.channels.pairs import Pairs
@@ -64,6 +67,9 @@ from engine.runtime.session import Modules, NodeSession, Ranks, Report
 from engine.runtime.timing import During, Span, Timing
 from engine.runtime.workers import Ask, Doing, KeepRows, Restore, Save, SaveWeights
 
+if TYPE_CHECKING:
+    from engine.channels.rowcast import RowCast
+
 Inputs = Mapping[str, tuple[Gather, ...]]
 
 
@@ -79,10 +85,12 @@ class Worker:
         inproc: bool = False,
         samples: SampleWriter | SamplesBehind | None = None,
         group: Any = None,
+        cast: RowCast | None = None,
         pairs: Pairs | None = None,
     ) -> None:
         """channel: where what it makes is kept, and others' rows come from. samples: where the recorder writes them.
-        group: the process group of the ranks that this Worker is one of. pairs: its worlds with others, if there are.
+        group: the process group of the ranks that this Worker is one of; cast: its end of the broadcasts of rows to
+        those that have the same. pairs: its worlds with others, if there are.
         """
         assert plan.program is not None
         self.name = name
@@ -90,6 +98,7 @@ class Worker:
         self._plan = plan
         self._samples = samples
         self._group = group
+        self._cast = cast
         self._nodes = {n.name: n for n in plan.nodes if name in n.workers}
         self._inproc = inproc
         self._digests = len(plan.workers) > 1 and name not in plan.stateful  # whose rows are not made again
@@ -100,7 +109,7 @@ class Worker:
         self._timing = Timing(name)
         self._delivery = Delivery(plan, self._kernels, channel, self._timing, pairs)
         self._device = DeviceColumns(name, plan, pairs)
-        self._prepared: dict[str, Assignment] = {}
+        self._prepared: dict[str, tuple[TrainStep, Assignment]] = {}
         self._reports: list[Report] = []
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -150,6 +159,8 @@ class Worker:
         """Metrics since the last call; of a node's ranks the first speaks for all."""
         found, self._reports = self._reports, []
         found += self._timing.reports()
+        if self._cast is not None and (came := self._cast.moved()):
+            found.append(("edge/broadcast/bytes", float(came), 1.0))
         for name, session in self._sessions.items():
             made = session.reports()
             found += made if self._rank(self._nodes[name]) == 0 else []
@@ -183,7 +194,7 @@ class Worker:
             case TrainStep():
                 yield self._train(instruction)
             case Go():
-                yield self._stepped(instruction.node, self._prepared.pop(instruction.node))
+                yield self._stepped(instruction.node, self._shared(*self._prepared.pop(instruction.node)))
             case Evaluate():
                 yield self._evaluate(instruction)
             case Record():
@@ -265,7 +276,9 @@ class Worker:
         yield from self._delivery.ends()
 
     def _train(self, message: TrainStep) -> Stepped | Prepared:
-        """Train, or with several ranks fetch everything and wait for Go; what waited before is wanted no longer."""
+        """Train, or with several ranks fetch everything (what another rank gives excepted) and wait for Go; what waited
+        before is wanted no longer.
+        """
         self._prepared.pop(message.node, None)
         keys = message.keys if message.mine is None else message.keys.take(message.mine)
         split = message.mine is not None
@@ -273,14 +286,29 @@ class Worker:
             sequence=message.sequence,
             step=message.step,
             keys=keys,
-            inputs=self._assembled(keys, message.inputs),
+            inputs=self._assembled(keys, message.inputs) if message.giver in ("", self.name) else {},
             whole=message.keys if split else None,
             mine=message.mine,
         )
         if self._nodes[message.node].ranks == 1:
             return self._stepped(message.node, assignment)
-        self._prepared[message.node] = assignment
+        self._prepared[message.node] = message, assignment
         return Prepared(node=message.node, worker=self.name, sequence=message.sequence)
+
+    def _shared(self, message: TrainStep, assignment: Assignment) -> Assignment:
+        """With its rows, which the first of the ranks that have the same gives to the others."""
+        if not message.giver:
+            return assignment
+        assert self._cast is not None
+        try:
+            with self._during(message.node, f"rows of step {message.step}, {len(assignment.keys)} rows"):
+                if message.giver == self.name:
+                    self._cast.give({name: batch.records for name, batch in assignment.inputs.items()})
+                    return assignment
+                found = self._cast.take(list(message.inputs))
+        except PeerLost as lost:
+            raise RunError(f"{message.node}: rows of step {message.step}: {lost}") from lost
+        return replace(assignment, inputs={name: Batch(assignment.keys, records) for name, records in found.items()})
 
     def _stepped(self, node: str, assignment: Assignment) -> Stepped:
         with self._during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):

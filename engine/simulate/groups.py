@@ -1,8 +1,8 @@
 """Simulated Workers that act together: ranks of one node, and Workers on the same devices.
 
-Owns: checking that a rank begins only what it is prepared for, with every row at one of them, and that of the
-Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not own: when any of this
-happens (workers.py).
+Owns: checking that a rank begins only what it is prepared for, with every row in one share, whose ranks have the same
+rows, and that of the Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not own:
+when any of this happens (workers.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class RankGroups:
 
     def __init__(self, plan: Plan) -> None:
         self._ranks = {n.name: n.workers for n in plan.nodes}
+        self._tensor = {n.name: n.layout.tensor for n in plan.nodes}
         self._wanted: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], TrainStep] = {}
         self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
@@ -49,13 +50,14 @@ class RankGroups:
     def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
         """A rank has done its updates; after the last one, the assignment as if one had had all rows.
 
-        Raises RunError where a row was with no rank or with two.
+        Raises RunError where a row was with no share or with two, or the ranks of a share had others than the first.
         """
         parts = self._ended.setdefault((message.node, message.sequence), [])
         parts.append((message, versions))
         if len(parts) < len(self._ranks[message.node]):
             return None
         del self._ended[message.node, message.sequence]
+        parts = self._once(message.node, parts)
         mine = [m.mine for m, _ in parts if m.mine is not None]
         rows = np.concatenate(mine)
         if not np.array_equal(np.sort(rows), np.arange(len(message.keys))):
@@ -63,6 +65,21 @@ class RankGroups:
         order = np.argsort(rows)
         whole = {name: np.concatenate([v[name] for _, v in parts])[order] for name in versions}
         return replace(message, worker=self._ranks[message.node][0], mine=None, inputs={}), whole
+
+    def _once(self, node: str, parts: list[tuple[TrainStep, Versions]]) -> list[tuple[TrainStep, Versions]]:
+        """Those that fetched rows, one of each share."""
+        ranks, tensor = self._ranks[node], self._tensor[node]
+        if tensor == 1:
+            return parts
+        by_rank = {m.worker: (m, versions) for m, versions in parts}
+        for at, rank in enumerate(ranks):
+            told, first = by_rank[rank][0], by_rank[ranks[at - at % tensor]][0]
+            same = told.mine is not None and first.mine is not None and np.array_equal(told.mine, first.mine)
+            if told.giver != first.worker or not same:
+                raise RunError(
+                    f"{node}: {rank} had the rows {told.mine} of {told.giver}, not {first.worker}'s {first.mine}"
+                )
+        return [by_rank[rank] for rank in ranks[::tensor]]
 
     def give_up(self, worker: str) -> None:
         """A Worker goes to sleep: what its ranks are prepared for is let go."""

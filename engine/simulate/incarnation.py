@@ -202,7 +202,13 @@ class Incarnation:
     # --- rows from others ---------------------------------------------------------------------------------------
 
     def _check(self, message: Rows) -> None:
-        """Raises RunError where the rows that it is to read are gone though nobody died, or are others."""
+        """Raises RunError where the rows that it is to read are gone though nobody died, or are others, or where it has
+        some to read that it is to be given.
+        """
+        if isinstance(message, TrainStep) and message.giver not in ("", self.name):
+            if any(message.inputs.values()):
+                raise RunError(f"{message.node}: {self.name} is to fetch what {message.giver} gives it")
+            return
         mine = message.mine if isinstance(message, TrainStep) else None
         keys = message.keys if mine is None else message.keys.take(mine)
         self._world.outbox.check(keys, message.inputs, self._inputs(message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from run_graphs import evaluated, small
+from torch._C._distributed_c10d import TCPStore
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.graph import Graph
@@ -20,6 +22,7 @@ from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.inproc import InprocChannel
+from engine.channels.rowcast import RowCast, join
 from engine.channels.shm import ShmChannel
 from engine.coordinator.messages import (
     ChunkDone,
@@ -100,11 +103,14 @@ class Gone(InprocChannel):
         raise PeerLost("data", "its process is gone")
 
 
-def opened(graph: Graph, name: str, channel: Channel | None = None, **options: Any) -> tuple[Worker, Any]:
+def opened(
+    graph: Graph, name: str, channel: Channel | None = None, cast: RowCast | None = None, **options: Any
+) -> tuple[Worker, Any]:
     """The Worker of this name, and its kernels by node."""
     made = plan(graph, RunOptions(threads=1, **options))
     nodes = tuple(replace(n, kernel=f"{__name__}:Scripted") for n in made.nodes)
-    worker = Worker(name, replace(made, nodes=nodes), channel=InprocChannel() if channel is None else channel)
+    channel = InprocChannel() if channel is None else channel
+    worker = Worker(name, replace(made, nodes=nodes), channel=channel, cast=cast)
     list(worker.open())
     return worker, worker._kernels
 
@@ -247,6 +253,46 @@ def test_a_rank_waits_for_go_and_forgets_what_was_told_before(tiny: Path, name: 
     offer = offered(worker, "train_policy", 2)
     assert (offer.block >= 0, bool(offer.digest)) == (rank == 0, rank == 0)
     assert kernels["train_policy"].asked[-1] == "pieces", "every rank takes part to the end"
+
+
+def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[Any, list[Any], float]:
+    """One of two ranks with the same rows, of which the first fetches them: what it says, and is said to its kernel."""
+    store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
+    cast = join(store, rank, 2, ("main", "main-1"), timeout=30.0)
+    worker, kernels = opened(small(folder), name, cast=cast, tensor={"train_policy": 2})
+    mine = np.array([1, 4])
+    ids = Ragged(np.arange(9, dtype=np.int32), np.array([0, 2, 3, 9]))
+    block = worker.keep(Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)).block
+    gather = Gather(
+        producer="rollout", columns=("completion_ids",), refs=(("main", block),), block=np.zeros(2, int), row=mine % 3
+    )
+    message = TrainStep(
+        sequence=4, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), mine=mine, giver="main",
+        inputs={"rows": (gather,) if rank == 0 else ()},
+    )  # fmt: skip
+    assert list(worker.execute(message)) == [Prepared(node="train_policy", worker=name, sequence=4)]
+    told = list(worker.execute(Go(node="train_policy", worker=name, sequence=4)))
+    came = sum(value for metric, value, _ in worker.reports() if metric == "edge/broadcast/bytes")
+    asked = kernels["train_policy"].asked
+    worker.close()
+    cast.close()
+    return told, asked, came
+
+
+def test_ranks_with_the_same_rows_are_given_them_after_go(tiny: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    with ThreadPoolExecutor(2) as threads:
+        ranks = [
+            threads.submit(rank_with_rows, tiny, name, rank, store.port) for rank, name in enumerate(("main", "main-1"))
+        ]
+        (told, first, none), (told_too, second, came) = (rank.result(60.0) for rank in ranks)
+    assert told == [Stepped(node="train_policy", step=2, worker="main")]
+    assert told_too == [Stepped(node="train_policy", step=2, worker="main-1")]
+    for assignment in (*first, *second):
+        assert assignment.keys.position.tolist() == [1, 4]
+        assert assignment.inputs["rows"].records.column("completion_ids").to_pylist() == [[2], [2]]
+    assert none == 0
+    assert came == 2 * 4 + 3 * 8, "two tokens and the offsets of two rows"
 
 
 def test_a_worker_gives_its_devices_back_and_takes_them_up(tiny: Path) -> None:

@@ -159,7 +159,7 @@ def case(seed: int) -> Case:
         graph=f"case{seed}",
         digest="",
         seed=seed,
-        nodes=(*draft.nodes, *draft.trains),
+        nodes=(*draft.nodes, *(_tensor(seed, n) for n in draft.trains)),
         sources=tuple(sources),
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),
@@ -196,6 +196,16 @@ def _leases(draft: Draft) -> tuple[tuple[str, ...], ...]:
             some = [w for w in some if w not in node.workers or w == next(x for x in some if x in node.workers)]
         found.append(tuple(some))
     return tuple(some for some in found if len(some) > 1)
+
+
+def _tensor(seed: int, node: PlannedNode) -> PlannedNode:
+    """Half of the train nodes with several ranks have some with the same rows. Drawn apart from all else, so that a
+    seed's case stays what it was.
+    """
+    draw, count = random.Random(f"{seed}/{node.name}/tensor"), len(node.workers)
+    tensor = draw.choice([n for n in range(2, count + 1) if count % n == 0] or [1])
+    layout = Layout(data=count // tensor, tensor=tensor)
+    return replace(node, layout=layout) if draw.random() < 0.5 else node
 
 
 def _patient(plan: Plan) -> Plan:

@@ -17,6 +17,7 @@ from dataflow.node import Port
 from dataflow.schema import Advantage, Rollout
 from engine.coordinator.core import Settings
 from engine.coordinator.messages import Stepped
+from engine.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
 from engine.plan.passes.place import MODEL_WORK
 from engine.plan.plan import Plan
@@ -340,6 +341,22 @@ REFUSED: dict[str, dict[str, Any]] = {
     "place: ranks: train_policy=17, and a minibatch has 16 prompts (64 in 4). Fix: train_policy=16.": {
         "ranks": {"train_policy": 17}
     },
+    "place: tensor: rollout=2, but only train nodes have tensor ranks.": {"tensor": {"rollout": 2}},
+    "place: tensor: expected a node of the plan, found 'train_polic'. Fix: train_policy.": {
+        "tensor": {"train_polic": 2}
+    },
+    "place: tensor: train_policy=0. Fix: train_policy=1.": {"tensor": {"train_policy": 0}},
+    "place: tensor: train_policy=2 with shard, and weights are split in one way only.": {
+        "tensor": {"train_policy": 2},
+        "shard": True,
+    },
+    "place: tensor: train_policy=3, and its Model has 4 heads, 4 key heads, which are not divisible. Fix: train_policy=2.": {
+        "tensor": {"train_policy": 3}
+    },
+    "place: pin: train_policy on a,b,c has 4 ranks. Fix: train_policy=a,b,c,a-1": {
+        "tensor": {"train_policy": 2},
+        "pin": {"train_policy": ("a", "b", "c")},
+    },
     "place: chunks: train_policy=2, but it is of batch scope. Fix: train_policy=1.": {"chunks": {"train_policy": 2}},
     "chunks: rollout: 65 chunks of 64 prompts. Fix: chunks: rollout=64, or": {"chunks": {"rollout": 65}},
     "place: together: rollout,score, but rollout is pinned to a and score to b. Fix: one pin, rollout=a.": {
@@ -377,6 +394,10 @@ def test_one_process_is_in_one_world() -> None:
         PlanError, match="worlds: train_policy has ranks on main,main-1, train_critic on main,main-1,main-"
     ):
         placed(graph, ranks={"train_policy": 2, "train_critic": 3})
+    with pytest.raises(PlanError, match="worlds: train_policy has tensor 2, train_critic 1, on the same workers"):
+        placed(graph, ranks={"train_critic": 2}, tensor={"train_policy": 2})
+    both = placed(graph, tensor={"train_policy": 2, "train_critic": 2})
+    assert both.node("train_policy").workers == both.node("train_critic").workers == ("main", "main-1")
 
 
 def test_batch_scope_is_never_divided() -> None:
@@ -405,6 +426,28 @@ def test_replicas_and_ranks_do_a_part_each() -> None:
     assert replicated.estimate.bytes["optimizer"] == whole["optimizer"] == 2 * sharded.estimate.bytes["optimizer"]
 
 
+def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
+    whole = placed(grpo_of(), threads=1).node("train_policy")
+    plan = placed(grpo_of(), threads=1, ranks={"train_policy": 2}, tensor={"train_policy": 2})
+    node = plan.node("train_policy")
+    assert node.workers == ("main", "main-1", "main-2", "main-3")
+    assert (node.ranks, node.layout.data, node.layout.tensor, node.layout.partial) == (4, 2, 2, True)
+    assert plan.models[0].aliases == (), "a rank that has a part of the weights cannot generate with it"
+    assert "2 x 2 ranks (data x tensor)" in explain(plan)
+    shape = model_cost("tiny").shape
+    assert shape is not None
+    split = 4 * (shape.matrices - shape.matrices // 2)
+    parts, all_ = node.estimate.bytes, whole.estimate.bytes
+    assert {n: all_[n] - parts[n] for n in ("weights", "gradients", "optimizer")} == {
+        "weights": split, "gradients": split, "optimizer": 2 * split,
+    }  # fmt: skip
+    assert parts["activations"] < all_["activations"]
+    pinned = placed(grpo_of(), tensor={"train_policy": 2}, pin={"train_policy": ("a", "b", "c", "d")})
+    assert pinned.node("train_policy").layout.data == 2
+    apart = placed(grpo_of(), threads=1, tensor={"train_policy": 2}, pin={"rollout": ("gen",)}).node("train_policy")
+    assert apart.estimate.bytes["snapshot"] == 2 * all_["weights"], "versions are published whole"
+
+
 # --- all of it ----------------------------------------------------------------------------------------------------
 
 
@@ -415,7 +458,14 @@ def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
     groups = st.lists(st.lists(name, min_size=2, max_size=3, unique=True).map(tuple), max_size=1).map(tuple)
     return st.fixed_dictionaries(
         {"workers": st.sampled_from(["one", "auto", "apart"])},
-        optional={"pin": pins, "together": groups, "replicas": counts, "ranks": counts, "chunks": counts}
+        optional={
+            "pin": pins,
+            "together": groups,
+            "replicas": counts,
+            "ranks": counts,
+            "tensor": counts,
+            "chunks": counts,
+        }
         | {"shard": st.booleans(), "inproc": st.booleans()},
     )
 

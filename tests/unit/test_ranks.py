@@ -35,8 +35,8 @@ from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNod
 BLOCKS = 3
 
 
-def ranks(world: int = 2) -> Ranks:
-    """`learn` on so many ranks reads `rollout`; `lone` has one."""
+def ranks(world: int = 2, tensor: int = 1) -> Ranks:
+    """`learn` on so many ranks, of which each `tensor` have the same rows, reads `rollout`; `lone` has one."""
     rows = PlannedInput(name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),))
     fields: dict[str, Any] = {
         "operator": "train",
@@ -46,7 +46,9 @@ def ranks(world: int = 2) -> Ranks:
         "relation": "sink",
     }
     workers = tuple(f"t{rank}" for rank in range(world))
-    learn = PlannedNode(name="learn", inputs=(rows,), workers=workers, layout=Layout(data=world), **fields)
+    learn = PlannedNode(
+        name="learn", inputs=(rows,), workers=workers, layout=Layout(data=world // tensor, tensor=tensor), **fields
+    )
     lone = PlannedNode(name="lone", inputs=(rows,), workers=("t0",), **fields)
     models = (PlannedModel(name="m", base="b", writer="learn"), PlannedModel(name="n", base="b", writer="lone"))
     return Ranks(Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models))
@@ -107,6 +109,47 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(lengths: list[int],
     assert sum(map(len, prompts)) == len(lengths)
     weights = [sum(n * (lengths[p] + 1) for p in some) for some in prompts]
     assert max(weights) - min(weights) <= n * (max(lengths) + 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(0, 300), min_size=1, max_size=12), data=st.integers(1, 3), tensor=st.integers(2, 3))
+def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(lengths: list[int], data: int, tensor: int) -> None:
+    message, refs = assignment(lengths)
+    by_share = told(ranks(data), *assignment(lengths)) if data > 1 else [message]
+    shares = told(ranks(data * tensor, tensor), message, refs)
+    assert [each.worker for each in shares] == [f"t{rank}" for rank in range(data * tensor)]
+    for rank, each in enumerate(shares):
+        share, part = divmod(rank, tensor)
+        wanted = by_share[share]
+        assert each.giver == f"t{share * tensor}"
+        assert each.mine is not None
+        assert each.mine.tolist() == (list(range(len(lengths))) if wanted.mine is None else wanted.mine.tolist())
+        assert each.inputs.keys() == wanted.inputs.keys()
+        (given,) = each.inputs["rows"] if part == 0 else (None,)
+        assert part == 0 or each.inputs["rows"] == ()
+        if given is not None:
+            (own,) = wanted.inputs["rows"]
+            assert (given.refs, given.row.tolist()) == (own.refs, own.row.tolist())
+
+
+def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> None:
+    it = ranks(4, tensor=2)
+    first, second, third, fourth = told(it, *assignment([5] * 6))
+    assert {second.giver, fourth.giver} == {first.worker, third.worker}
+    for worker in ("t1", "t3", "t2"):
+        assert it.heard(Prepared(node="learn", worker=worker, sequence=0)) == ([], [])
+    _, begun = it.heard(Prepared(node="learn", worker="t0", sequence=0))
+    assert begun == [Go(node="learn", worker=f"t{rank}", sequence=0) for rank in range(4)]
+    first, *_ = told(it, *assignment([5] * 6, sequence=1))
+    gone = Unfetched(node="learn", worker="t2", peer="gen", sequence=1)
+    assert it.heard(gone) == ([gone], [])
+    awaited = tuple(block for _, block in first.inputs["rows"][0].refs)
+    left = tuple(block for block in (10, 11, 12) if block not in awaited)
+    assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == (
+        [Release(worker="gen", blocks=left)] if left else []
+    )
+    _, free = it.heard(Prepared(node="learn", worker="t0", sequence=1))
+    assert free == [Release(worker="gen", blocks=(block,)) for block in awaited], "t1 and t3 fetch nothing"
 
 
 def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end() -> None:

@@ -82,8 +82,9 @@ class _Cost:
         parts: dict[str, int] = {}
         if use is not None and use.cost.parameters is not None:
             weights = use.cost.parameters * memory.WIDTHS[use.model.dtype]
+            use = replace(use, cost=use.cost.part(planned.layout.tensor))
             if planned.name in self._owners:
-                parts["weights"] = weights
+                parts["weights"] = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
             parts |= self._running(planned, use)
             if planned.layout.shard:
                 parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}

@@ -71,7 +71,7 @@ class _Rules:
             return use.model if follows else f"frozen:{model.base}:{model.head}:{model.dtype}"
         if node.name == writer.name or use.param == "tokenizer":
             return use.model
-        if writer.layout.shard or not set(node.workers) <= set(writer.workers):
+        if writer.layout.partial or not set(node.workers) <= set(writer.workers):
             return f"{use.model} copy"
         lag = self.lags.get(node.source, 0) if node.region == "stream" else 0
         return f"{use.model}@{node.name}" if lag else use.model

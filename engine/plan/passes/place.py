@@ -22,6 +22,7 @@ from itertools import chain
 from dataflow.errors import PlanError, nearest
 from dataflow.kernel import Layout
 from engine.plan.draft import Draft
+from engine.plan.passes.tensor import tensor_problems
 from engine.plan.plan import PlannedNode
 
 MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"
@@ -64,9 +65,11 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
     places = _places(draft)
     for node in draft.nodes:
         workers, train = places[node.name], node.work == "train"
+        tensor = placing.tensor.get(node.name, 1)
         layout = Layout(
             replicas=1 if train else len(workers),
-            data=len(workers) if train else 1,
+            data=len(workers) // tensor if train else 1,
+            tensor=tensor,
             shard=train and placing.shard and len(workers) > 1,
         )
         chunks = placing.chunks.get(node.name, layout.replicas)
@@ -122,7 +125,7 @@ def _overlapping(draft: Draft) -> dict[str, str]:
 def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
     """Rank 0 stays where the node would be alone, so that those who share its weights can; replicas are among
     themselves."""
-    ranks = draft.placing.ranks.get(node.name, 1)
+    ranks = draft.placing.ranks.get(node.name, 1) * draft.placing.tensor.get(node.name, 1)
     replicas = draft.placing.replicas.get(node.name, 1)
     if ranks > 1:
         return (base, *(f"{base}-{i}" for i in range(1, ranks)))
@@ -211,6 +214,7 @@ def _unknown(draft: Draft) -> Iterator[str]:
         "replicas": placing.replicas,
         "chunks": placing.chunks,
         "ranks": placing.ranks,
+        "tensor": placing.tensor,
     }
     known = [n.name for n in draft.nodes]
     for option, names in asked.items():
@@ -247,6 +251,9 @@ def _unfit(draft: Draft) -> Iterator[str]:
     for name, count in placing.ranks.items():
         if name in nodes:
             yield from _ranks(draft, nodes[name], count)
+    for name, count in placing.tensor.items():
+        if name in nodes:
+            yield from tensor_problems(draft, nodes[name], count)
     for name, count in placing.chunks.items():
         if name in nodes:
             yield from _chunks(nodes[name], count)
@@ -288,8 +295,10 @@ def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator
     if len(workers) == 1 and not workers[0]:
         return  # told already as no name
     if node.work == "train":
-        asked = draft.placing.ranks.get(node.name, len(workers))
-        yield from _ranks(draft, node, len(workers)) if node.name not in draft.placing.ranks else ()
+        tensor = max(1, draft.placing.tensor.get(node.name, 1))
+        shares = -(-len(workers) // tensor)
+        asked = draft.placing.ranks.get(node.name, shares) * tensor
+        yield from _ranks(draft, node, shares) if node.name not in draft.placing.ranks else ()
         what = "ranks"
     else:
         asked = draft.placing.replicas.get(node.name, len(workers))

@@ -112,9 +112,15 @@ def _worlds(draft: Draft) -> Iterator[str]:
     grouped = [n for n in draft.nodes if n.ranks > 1]
     for i, node in enumerate(grouped):
         for other in grouped[:i]:
-            if node.workers != other.workers and set(node.workers) & set(other.workers):
+            if not set(node.workers) & set(other.workers):
+                continue
+            fix = f"or pin {node.name} to other workers"
+            if node.workers != other.workers:
                 shown = f"{other.name} has ranks on {','.join(other.workers)}, {node.name} on {','.join(node.workers)}"
-                yield f"{shown}: one process in two worlds. Fix: equal ranks, or pin {node.name} to other workers."
+                yield f"{shown}: one process in two worlds. Fix: equal ranks, {fix}."
+            elif node.layout.tensor != other.layout.tensor:
+                shown = f"{other.name} has tensor {other.layout.tensor}, {node.name} {node.layout.tensor}"
+                yield f"{shown}, on the same workers. Fix: tensor: {node.name}={other.layout.tensor}, {fix}."
 
 
 def _leases(draft: Draft) -> Iterator[str]:
@@ -170,7 +176,7 @@ def _aliases(draft: Draft) -> Iterator[str]:
                 continue
             lag = lags.get(node.source, 0) if node.region == "stream" else 0
             apart = not set(node.workers) <= set(writer.workers)
-            if apart or lag or writer.layout.shard:
+            if apart or lag or writer.layout.partial:
                 what = "from another worker" if apart else f"at lag {lag}" if lag else "of which its rank has a part"
                 yield f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its own."
 
