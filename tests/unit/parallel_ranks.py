@@ -78,10 +78,14 @@ class Case:
         labels = {t.label for t in self.loss.terms}
         return assignment(rows, step, **{name: b for name, b in ports.items() if name.split("__")[0] in labels})
 
-    def open(self, bases: Mapping[str, str], session: FakeSession | None = None, shard: bool = False) -> TorchTrain:
+    def open(
+        self, bases: Mapping[str, str], session: FakeSession | None = None, shard: bool = False, tensor: int = 1
+    ) -> TorchTrain:
         """The kernel of one rank."""
         params = {"optimizer": AdamW(eps=1e-3), "tokens": 24, "head": "scalar" if self.base == "critic" else "lm"}
-        return opened(bases[self.base], self.loss, session=session, shard=shard, **(params | dict(self.params)))
+        return opened(
+            bases[self.base], self.loss, session=session, shard=shard, tensor=tensor, **(params | dict(self.params))
+        )
 
 
 def part(given: Assignment, owners: Sequence[int], rank: int) -> Assignment:

@@ -350,7 +350,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "tensor": {"train_policy": 2},
         "shard": True,
     },
-    "place: tensor: train_policy=3, and its Model has 4 heads, 4 key heads, which are not divisible. Fix: train_policy=2.": {
+    "place: tensor: train_policy=3, and its Model has 4 heads, 4 key heads, which are not divisible.": {
         "tensor": {"train_policy": 3}
     },
     "place: pin: train_policy on a,b,c has 4 ranks. Fix: train_policy=a,b,c,a-1": {

@@ -40,6 +40,7 @@ def opened(
     dtype: Any = "float32",
     session: FakeSession | None = None,
     shard: bool = False,
+    tensor: int = 1,
     **params: Any,
 ) -> TorchTrain:
     kernel = TorchTrain()
@@ -47,7 +48,7 @@ def opened(
     given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
     node = KernelNode(name="train_policy", operator="train", models={"model": model}, params=given)
     session = session or FakeSession(seed=5, node="train_policy")
-    kernel.open(node, Layout(tokens=tokens, data=session.world, shard=shard), session)
+    kernel.open(node, Layout(tokens=tokens, data=session.world // tensor, tensor=tensor, shard=shard), session)
     return kernel
 
 

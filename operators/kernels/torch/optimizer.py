@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
 from operators.kernels.torch.parallel import like, whole
+from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
 
 
@@ -34,13 +35,20 @@ class Optimizer:
     """AdamW whose weights are the module's own, or float32 copies of those that are not float32.
 
     At a learning rate of 1e-6 most updates are below what bfloat16 can show next to a weight; they add up in the copy.
+    slices: where the module's matrices are split over tensor ranks; AdamW then has this rank's part of each.
     """
 
-    def __init__(self, module: nn.Module, settings: AdamW, clip_norm: float | None) -> None:
+    def __init__(
+        self, module: nn.Module, settings: AdamW, clip_norm: float | None, slices: Slices | None = None
+    ) -> None:
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         self._weights = [p for p in module.parameters() if p.requires_grad]
-        self._masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self._weights]
-        self._copied = [(p, m) for p, m in zip(self._weights, self._masters, strict=True) if m is not p]
+        self._slices = slices
+        self._masters = [self._master(p) for p in self._weights]
+        pairs = list(zip(self._weights, self._masters, strict=True))
+        self._apart = [(p, m) for p, m in pairs if m is not p]
+        """Masters that have gradients of their own; of float32 weights they share the weight's memory."""
+        self._copied = [(p, m) for p, m in pairs if p.dtype != torch.float32]
         self._clip = clip_norm
         self._adam = torch.optim.AdamW(
             self._masters,
@@ -51,16 +59,25 @@ class Optimizer:
             fused=True,
         )
 
+    def _master(self, weight: nn.Parameter) -> nn.Parameter:
+        if self._slices is not None:
+            return nn.Parameter(self._slices.part(weight).float())
+        return weight if weight.dtype == torch.float32 else nn.Parameter(weight.detach().float())
+
     def collect(self) -> None:
-        """After each backward: add the gradients of narrow weights to those of their copies."""
-        for weight, master in self._copied:
-            if weight.grad is not None:
-                wide = weight.grad.float()
+        """After each backward: add the gradients of weights to those of their masters."""
+        for weight, master in self._apart:
+            grad = weight.grad if self._slices is None else self._slices.gradient(weight)
+            if grad is not None:
+                wide = grad.float()
                 master.grad = wide if master.grad is None else master.grad.add_(wide)
                 weight.grad = None
 
     def norm(self) -> Tensor:
         """The norm of all gradients together, the same on all ranks."""
+        if self._slices is not None:
+            self._slices.sum_gradients(self._weights, self._masters)
+            return self._slices.norm(self._weights, self._masters)
         return whole(get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True))
 
     def step(self, lr: float, norm: Tensor) -> None:
@@ -72,7 +89,8 @@ class Optimizer:
         self._adam.step()
         with torch.no_grad():
             for weight, master in self._copied:
-                weight.copy_(master)
+                own = weight if self._slices is None else self._slices.part(weight)
+                own.copy_(master)
         self.clear()
 
     def clear(self) -> None:
@@ -91,14 +109,28 @@ class Optimizer:
         Split tensors are gathered: every rank has to call.
         """
         adam = self._adam.state_dict()
-        adam["state"] = {i: {k: _gathered(v) for k, v in of.items()} for i, of in adam["state"].items()}
-        copies = [_gathered(m.detach()) for _, m in self._copied]
+        adam["state"] = {
+            i: {k: self._gathered(self._weights[i], v) for k, v in of.items()} for i, of in adam["state"].items()
+        }
+        copies = [self._gathered(p, m.detach()) for p, m in self._copied]
         return {"names": self._names, "adam": adam, "copies": copies, "step": step}
 
+    def _gathered(self, weight: nn.Parameter, value: Tensor) -> Tensor:
+        """A tensor that is not split as it is; a split one whole, and on the host, which has room for all of them."""
+        found = whole(value) if self._slices is None else self._slices.gathered(weight, value)
+        return found if found is value else found.cpu()
+
+    def _cut(self, index: int, value: Tensor) -> Tensor:
+        """This rank's part of what belongs to a whole weight."""
+        if self._slices is None:
+            return like(self._masters[index], value)
+        return self._slices.cut(self._weights[index], value)
+
     def move(self, device: torch.device) -> None:
-        """Move what is not the module's own; what is there already stays."""
-        for _, master in self._copied:
-            master.data = master.data.to(device)
+        """Move what is not the module's own, after the module; what is there already stays."""
+        for weight, master in self._apart:
+            shared = self._slices is not None and weight.dtype == torch.float32
+            master.data = self._slices.part(weight) if self._slices and shared else master.data.to(device)
         for of in self._adam.state.values():
             of.update({name: value.to(device) for name, value in of.items()})
 
@@ -116,15 +148,10 @@ class Optimizer:
                 "Fix: the checkpoint of this Model."
             )
         for i, of in saved["adam"]["state"].items():
-            of.update({k: like(self._masters[i], v) for k, v in of.items() if v.dim()})
+            of.update({k: self._cut(i, v) for k, v in of.items() if v.dim()})
         self._adam.load_state_dict(saved["adam"])
         with torch.no_grad():
-            for (_, master), copy in zip(self._copied, saved["copies"], strict=True):
-                master.copy_(like(master, copy))
+            narrow = [i for i, weight in enumerate(self._weights) if weight.dtype != torch.float32]
+            for i, copy in zip(narrow, saved["copies"], strict=True):
+                self._masters[i].copy_(self._cut(i, copy))
         return int(saved["step"])
-
-
-def _gathered(value: Tensor) -> Tensor:
-    """A tensor that is not split as it is; a split one whole, and on the host, which has room for all of them."""
-    found = whole(value)
-    return found if found is value else found.cpu()

@@ -1,7 +1,8 @@
-"""The data-parallel ranks of a train node: what they tell each other, and weights that are split over them.
+"""The ranks of a train node: what they tell each other, and weights that are split over the data-parallel ones.
 
-Owns: every collective of training (what all ranks must know, sums of gradients and metrics, faults, FSDP2). Does
-not own: which rows a rank has (the coordinator), who is in the group (the engine), the formulas (train.py).
+Owns: who is where (data, tensor), and the collectives of training (what all ranks must know, sums of gradients and
+metrics, faults, FSDP2). Does not own: which rows a rank has (the coordinator), who is in the group (the engine), the
+formulas (train.py), matrices split over tensor ranks (slices.py).
 
 All ranks call in the same order. One rank alone takes part in nothing: its every call here ends at once. A group has to
 be bounded in time by whoever made it, so that a rank that died is an error and no wait.
@@ -9,6 +10,9 @@ be bounded in time by whoever made it, so that a rank that died is an error and 
 Weights are either whole on each rank (gradients are summed once an update, in a few flat buckets), or split (FSDP2:
 each layer is gathered before it computes, and its gradients are summed into parts after it did). Split, every forward
 and every backward is a collective, so ranks with fewer micro-batches feed one token more that counts nothing.
+
+Tensor ranks have the same rows, and so the same micro-batches, each of them a collective: they do everything alike,
+also what fails. What each row adds is counted on the first of them alone.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -36,47 +40,65 @@ BUCKET = 1 << 24
 
 
 class Ranks:
-    """One rank's view of the ranks that train a Model together. device: where the module is."""
+    """One rank's view of the ranks that train a Model together. device: where the module is. tensor: ranks with the
+    same rows, one after another; mesh: of those of this rank, None where it is the only one.
+    """
 
-    def __init__(self, session: Session, device: torch.device, node: str) -> None:
-        self.rank, self.world = session.rank, session.world
+    def __init__(self, session: Session, device: torch.device, node: str, tensor: int = 1) -> None:
+        self.rank, self.world, self.tensor = session.rank, session.world, tensor
         self._group = session.group if self.world > 1 else None
         self._device, self._node = device, node
         if self.world > 1 and self._group is None:
             raise KernelError(
                 f"{node}: expected a process group for its {self.world} ranks, found none. Fix: plan it with one rank."
             )
+        if self.world % tensor:
+            raise KernelError(
+                f"{node}: expected ranks in shares of {tensor}, found {self.world}. Fix: a multiple of tensor."
+            )
+        self._data = self._group
+        self.mesh: DeviceMesh | None = None
+        if tensor > 1:
+            # Groups of a part of the ranks are made by all of them, in one order.
+            grid = init_device_mesh(device.type, (self.world // tensor, tensor), mesh_dim_names=("data", "tensor"))
+            self._data, self.mesh = grid.get_group("data"), grid["tensor"]
 
     @property
     def lead(self) -> int:
         """1 on the rank that counts what all ranks know, else 0."""
         return int(self.rank == 0)
 
+    @property
+    def counts(self) -> bool:
+        """Whether what this rank's rows add counts: that of the others with the same rows is the same."""
+        return self.rank % self.tensor == 0
+
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
         """int64 [rows]: a number for each row of the Step, of which each rank knows those of its own (`mine`).
 
-        Raises KernelError on every rank where a row is with no rank or with several.
+        Raises KernelError on every rank where a row is not with the ranks of one share.
         """
         if self.world == 1:
             return numbers
         table = np.zeros((2, rows), dtype=np.int64)
         table[0, mine], table[1, mine] = numbers, 1
         found = self._sum(torch.from_numpy(table)).numpy()
-        if (found[1] != 1).any():
-            row = int(np.argmax(found[1] != 1))
+        if (found[1] != self.tensor).any():
+            row = int(np.argmax(found[1] != self.tensor))
+            many = {1: "one"}.get(self.tensor, str(self.tensor))
             raise KernelError(
-                f"{self._node}: expected each of {rows} rows with exactly one of {self.world} ranks, found row {row} "
-                f"with {found[1][row]}. Fix: assignments of one sequence number on all ranks."
+                f"{self._node}: expected each of {rows} rows with exactly {many} of {self.world} ranks, found row "
+                f"{row} with {found[1][row]}. Fix: assignments of one sequence number on all ranks."
             )
-        return found[0]
+        return found[0] // self.tensor
 
     def together(self, parts: Sequence[T] = (), idle: Callable[[], None] | None = None) -> Turns[T]:
         """Do something that may fail on one rank alone: see Turns."""
         return Turns(self, parts, idle)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over ranks; one that no rank has stays None."""
-        if self.world == 1:
+        """Replace each gradient by its sum over ranks with other rows; one that no rank has stays None."""
+        if self.world == self.tensor:
             return
         bounds = np.cumsum([0, *(p.numel() for p in parameters)]) // BUCKET
         cuts = [0, *(np.flatnonzero(np.diff(bounds[:-1])) + 1).tolist(), len(parameters)]
@@ -90,7 +112,7 @@ class Ranks:
         has = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([*(g.flatten() for g in grads), has])
-        dist.all_reduce(flat, group=self._group)
+        dist.all_reduce(flat, group=self._data)
         *sums, had = flat.split([*(p.numel() for p in parameters), len(parameters)])
         for parameter, total, ranks in zip(parameters, sums, had.tolist(), strict=True):
             parameter.grad = total.view_as(parameter) if ranks else None
@@ -100,9 +122,10 @@ class Ranks:
         return int(self._reduce(torch.tensor([number]), dist.ReduceOp.MAX))
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Sums over ranks by name; a rank need not have every name."""
+        """Sums over shares of the rows by name; a rank need not have every name."""
         if self.world == 1:
             return dict(numbers)
+        numbers = numbers if self.counts else {}
         told = self._exchange("\n".join(numbers).encode())
         names = list(dict.fromkeys(name for names in told for name in names.decode().split("\n") if name))
         mine = torch.tensor([numbers.get(name, 0.0) for name in names], dtype=torch.float64)
@@ -148,11 +171,13 @@ class Turns(Generic[T]):
             for part in turns: ...
 
     Where the block fails on one rank, it fails on all of them. idle: what a rank does while others still have
-    micro-batches; given where a micro-batch is a collective (split weights).
+    micro-batches; given where a micro-batch is a collective of all ranks (split weights). With tensor ranks it is one
+    of those with the same rows, where all that can be agreed on fails alike.
     """
 
     def __init__(self, ranks: Ranks, parts: Sequence[T], idle: Callable[[], None] | None) -> None:
         self._ranks, self._parts, self._idle = ranks, parts, idle if ranks.world > 1 else None
+        self._collective = self._idle is not None or ranks.tensor > 1
         self._most, self._begun, self._inside = len(parts), 0, False
 
     def __enter__(self) -> Turns[T]:
@@ -167,10 +192,10 @@ class Turns(Generic[T]):
             self._inside = False
 
     def through(self, said: Tensor) -> None:
-        """The loss failed between forward and backward; with split weights the other ranks are in that backward, so do
+        """The loss failed between forward and backward; with split weights other ranks may be in that backward, so do
         it, for nothing. said: what the model said.
         """
-        if self._idle is not None:
+        if self._collective:
             (0.0 * said.sum()).backward()
             self._inside = False
 
@@ -179,9 +204,9 @@ class Turns(Generic[T]):
     ) -> None:
         if self._ranks.world == 1 or not (error is None or isinstance(error, Exception)):
             return
+        if self._collective and self._inside:
+            return  # Within a forward or backward nothing can be agreed on: the engine ends the other ranks.
         if self._idle is not None:
-            if self._inside:
-                return  # Within a forward or backward nothing can be agreed on: the engine ends the other ranks.
             for _ in range(self._most - self._begun):
                 self._idle()
         self._ranks.agree(error)
@@ -244,7 +269,11 @@ def like(target: Tensor, tensor: Tensor) -> Tensor:
 
 
 def collected(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
-    """Whole pieces on the first rank, one at a time; the others take part at once, and have none."""
+    """Whole pieces on the first rank, one at a time; the others take part at once, and have none. Tensor ranks with
+    other rows than the first are not needed.
+    """
+    if ranks.rank >= ranks.tensor > 1:
+        return ()
     gathered = (Piece(piece.name, whole(piece.data)) for piece in pieces)
     if ranks.rank == 0:
         return gathered

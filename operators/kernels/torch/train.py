@@ -36,6 +36,7 @@ from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, count_weights, reduced
+from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -100,10 +101,12 @@ class TorchTrain:
         self._temperature = float(self._settings.temperature or 1.0)
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
-        self._ranks = Ranks(session, self._device, node.name)
+        self._ranks = Ranks(session, self._device, node.name, layout.tensor)
         self._split = split(self._module, session, self._device) if layout.shard and session.world > 1 else None
+        mesh = self._ranks.mesh
+        self._slices = Slices(self._module, mesh, node.name) if mesh is not None else None
         settings = chosen(node.params.get("optimizer", "adamw"), node.name)
-        self._optimizer = Optimizer(self._module, settings, self._settings.clip_norm)
+        self._optimizer = Optimizer(self._module, settings, self._settings.clip_norm, self._slices)
         self._steps = 0
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
@@ -229,7 +232,10 @@ class TorchTrain:
             found = predictions(self._module, packed, written, temperature=self._temperature, entropy=entropy)
             return found.logprobs, found.entropy
 
-        return self._split(ask) if self._split else ask()
+        said, spread = self._split(ask) if self._split else ask()
+        if self._slices:
+            said, spread = self._slices.same(said), None if spread is None else self._slices.same(spread)
+        return said, spread
 
     def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
         """This micro-batch's share of one term of the loss, times the term's weight."""
@@ -258,7 +264,12 @@ class TorchTrain:
         Split over ranks, they are gathered for the first rank as it takes them, and the others wait here, with none.
         """
         own = pieces(self._module)
-        return collected(self._ranks, own) if self._split else own
+        return collected(self._ranks, own) if self._partial else own
+
+    @property
+    def _partial(self) -> bool:
+        """Whether this rank has only a part of the weights."""
+        return self._split is not None or self._slices is not None
 
     @property
     def vocabulary(self) -> int:
@@ -272,7 +283,7 @@ class TorchTrain:
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
         weights, state = self._whole(), None
-        if self._split or self._ranks.lead:
+        if self._partial or self._ranks.lead:
             state = self._optimizer.state(self._steps)
         if self._ranks.lead:
             save_model(self._module, directory, weights)
@@ -289,7 +300,7 @@ class TorchTrain:
 
         Everything is gathered before anything is written: a full disk must not leave the other ranks waiting.
         """
-        return {piece.name: piece.data.cpu() for piece in self.pieces()} if self._split else None
+        return {piece.name: piece.data.cpu() for piece in self.pieces()} if self._partial else None
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote, on however many ranks; the next Step gives the same bits as it would have."""
@@ -318,6 +329,7 @@ class TorchTrain:
         """Let module and optimizer go, as far as they were made."""
         self.__dict__.pop("_optimizer", None)
         self.__dict__.pop("_split", None)
+        self.__dict__.pop("_slices", None)
         self.__dict__.pop("_module", None)
 
 

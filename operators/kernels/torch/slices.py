@@ -1,0 +1,147 @@
+"""Tensor-parallel ranks: the matrices of attention and MLP split over ranks that compute the same rows.
+
+Owns: which matrices (by the plan that transformers has for the architecture), the splitting, gradients and norms of
+which each rank has a part. Does not own: who is in the mesh, sums over data-parallel ranks (parallel.py), attention
+(attention.py, which takes whatever heads it is given).
+
+Of each layer a rank has some heads and some of the MLP's columns; what comes of them is summed over the ranks behind
+the output and the down projection, and their inputs' gradients before the others (Megatron-LM, arXiv:1909.08053,
+section 3). So all hidden states, and the gradients of embeddings, norms and head, which every rank has whole, are the
+same on all ranks. Norms within attention (Qwen3) are whole, too, but see a rank's own heads alone: their gradients are
+summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import filter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.utils import get_total_norm
+
+from dataflow.errors import KernelError
+from operators.kernels.torch.parallel import like, whole
+
+_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_SUMMED = "replicated_with_grad_allreduce"
+
+
+class Slices:
+    """One rank's part of a module, which is split in place; all ranks have to have the same weights before."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, node: str) -> None:
+        """Raises KernelError for a module that cannot be split over so many ranks."""
+        backbone: Any = module.base_model
+        styles = _styles(module, mesh.size(), node)
+        split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
+        parallelize_module(backbone, mesh, split, src_data_rank=None)  # every rank has the weights: nothing is sent
+        self._group = mesh.get_group()
+        self._ranks = mesh.size()
+        self._summed = {
+            id(p)
+            for path, style in styles.items()
+            if style == _SUMMED
+            for p in backbone.get_submodule(path).parameters()
+        }
+
+    def same(self, said: Tensor) -> Tensor:
+        """What every rank says alike; its gradient is made so: sums on a GPU have no fixed order, and what every rank
+        has whole must not drift apart.
+        """
+        return _Same.apply(said, self._group, self._ranks)  # type: ignore[return-value]
+
+    def part(self, weight: Tensor) -> Tensor:
+        """This rank's part of a weight: its memory, not a copy."""
+        held = weight.detach()
+        return held.to_local() if isinstance(held, DTensor) else held
+
+    def gradient(self, weight: Tensor) -> Tensor | None:
+        """That of this rank's part."""
+        grad = weight.grad
+        if not isinstance(grad, DTensor) or not isinstance(weight, DTensor):
+            return grad
+        return grad.redistribute(placements=weight.placements).to_local()
+
+    def gathered(self, weight: Tensor, part: Tensor) -> Tensor:
+        """What belongs to a whole weight, of each rank's part: every rank has to call. What is whole is given back."""
+        if not isinstance(weight, DTensor) or not part.dim():
+            return part
+        made = DTensor.from_local(
+            part, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+        )
+        return whole(made)
+
+    def cut(self, weight: Tensor, given: Tensor) -> Tensor:
+        """The inverse: this rank's part of what belongs to a whole weight."""
+        return self.part(like(weight, given))
+
+    @torch.no_grad()
+    def sum_gradients(self, weights: Iterable[Tensor], parts: Iterable[Tensor]) -> None:
+        """Sum the gradients of weights that are whole and were used for a rank's own heads alone."""
+        for weight, part in zip(weights, parts, strict=True):
+            if id(weight) in self._summed and part.grad is not None:
+                dist.all_reduce(part.grad, group=self._group)
+
+    def norm(self, weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
+        """The norm of all gradients of the whole module together, to the bit the same on all ranks."""
+        pairs = [(_is_split(w), p.grad) for w, p in zip(weights, parts, strict=True) if p.grad is not None]
+        norms = [get_total_norm([g for split, g in pairs if split == of], foreach=True) for of in (True, False)]
+        squares = torch.stack([norm.to(parts[0].device, torch.float64).square() for norm in norms])
+        squares[1] /= self._ranks
+        dist.all_reduce(squares, group=self._group)
+        return squares.sum().sqrt().float()
+
+
+class _Same(torch.autograd.Function):
+    """The identity; backward, the mean over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, said: Tensor, group: Any, ranks: int) -> Tensor:
+        ctx.group, ctx.ranks = group, ranks
+        return said.view_as(said)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = grads[0].clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad / ctx.ranks, None, None
+
+
+def _is_split(weight: Tensor) -> bool:
+    """Whether a rank has a part of it; a bias behind a sum is on all of them."""
+    return isinstance(weight, DTensor) and any(placement.is_shard() for placement in weight.placements)
+
+
+def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
+    """The style of each part of the backbone that has one, by its path. Raises KernelError where it cannot be split."""
+    config: Any = module.config
+    backbone: Any = module.base_model
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    paths = [path for path, _ in backbone.named_modules()]
+    found = {path: style for pattern, style in plan.items() for path in filter(paths, pattern)}
+    unknown = sorted(set(plan.values()) - {*_STYLES, _SUMMED})
+    if unknown or not found:
+        what = f"one with {', '.join(unknown)}" if unknown else "none"
+        raise KernelError(
+            f"{node}: expected transformers to have a tensor-parallel plan of {' and '.join(_STYLES)} for "
+            f"{config.model_type!r}, found {what}. Fix: tensor=1, or a decoder such as Qwen2, Qwen3, Llama or Mistral."
+        )
+    sizes = {name: int(getattr(config, name, 0)) for name in ("num_attention_heads", "num_key_value_heads")}
+    sizes |= {path: _length(backbone.get_submodule(path), style) for path, style in found.items() if style in _STYLES}
+    odd = [f"{name} of {size}" for name, size in sizes.items() if size % ranks]
+    if odd:
+        raise KernelError(
+            f"{node}: expected sizes divisible by its {ranks} tensor ranks, found {odd[0]}. Fix: tensor=1."
+        )
+    return found
+
+
+def _length(matrix: nn.Module, style: str) -> int:
+    """What a linear layer is split along: what it gives, or what it takes."""
+    return int(matrix.out_features if style == "colwise" else matrix.in_features)  # type: ignore[arg-type]
