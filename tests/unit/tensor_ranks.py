@@ -104,7 +104,10 @@ class Rank:
             "raised": said(kernel, part(changed(whole, row, 3.0), case.owners, self.share)),
             "column": said(kernel, misplaced(mine, self.rank)),
             "lonely": said(kernel, part(whole, (*case.owners[:5], 9), self.share)),
-            "uneven": said(kernel, part(whole, (*case.owners[:5], 9 if self.rank else case.owners[5]), self.share)),
+            "uneven": said(
+                kernel,
+                part(whole, (*case.owners[:5], 9 if self.rank == self.world - 1 else case.owners[5]), self.share),
+            ),
         }
         return {"said": found, "metrics": train(case, kernel, [1], self.share), "weights": weights(kernel)}
 
