@@ -83,6 +83,11 @@ class Child:
         """Whether something is to be expected of it: that it opens, ends an instruction, or is found lost."""
         return not self.over.is_set() and (self.lost or not self.opened or self.told > self.ended)
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended, or nobody can reach it any more."""
+        return self.lost or self.over.is_set()
+
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Never blocks; a process that is gone is noticed elsewhere. Closes the descriptors."""
         with contextlib.suppress(OSError):

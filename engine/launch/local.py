@@ -27,6 +27,7 @@ from dataflow.errors import RunError
 from dataflow.shipping import shipped
 from engine.coordinator.messages import Event, From, Release, ToWorker, WorkerLost, WorkerOpened
 from engine.launch.child import Child
+from engine.launch.failures import Failures
 from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
 from engine.observe.runfolder import RunFolder
@@ -103,6 +104,7 @@ class Supervisor:
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
         self._failure: BaseException | None = None
+        self._failures = Failures(self._groups)
         self._asked = 0
         self._watched: dict[int, Child] = {}
         """By process, until it is reaped; of a Worker that was killed to be started anew, two."""
@@ -231,7 +233,7 @@ class Supervisor:
         """To its Worker; to nobody where that is lost, which the coordinator is going to hear."""
         child = self._children[instruction.worker]
         with self._changed:
-            if child.lost or child.over.is_set():
+            if child.gone:
                 return
             number = child.said
             child.said += 1
@@ -306,7 +308,7 @@ class Supervisor:
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
         """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone, or begins."""
         with self._changed:
-            gone = {name for name, c in self._children.items() if c.lost or c.over.is_set()}
+            gone = {name for name, c in self._children.items() if c.gone}
             return tuple((n, "" if n in gone else c.endpoint, c.epoch) for n, c in self._children.items())
 
     def meet(self, entries: Sequence[tuple[str, str, int]]) -> None:
@@ -458,7 +460,8 @@ class Supervisor:
                     child.doing = doing
                     return
                 case Failed(kind=kind, text=text):
-                    self._failure = self._failure or KINDS.get(kind, RunError)(text)
+                    self._failures.told(child, KINDS.get(kind, RunError)(text), child.heard)
+                    self._failure = self._failure or self._failures.judged(self._children, child.heard)
             self._changed.notify_all()
         self._part.on_change()
 
@@ -472,9 +475,10 @@ class Supervisor:
             child.doing = Doing(worker=child.name)
 
     def _look_for_silence(self, before: float) -> float:
-        """Kill whoever has not been heard of for too long; returns the time now."""
+        """Kill whoever has not been heard of for too long, judge what failed before; returns the time now."""
         now = time.monotonic()
         with self._changed:
+            failed = self._failures.judged(self._children, now)
             children = [c for c in self._watched.values() if not c.lost]
             for child in children:
                 if now - before > _STOOD_STILL:
@@ -485,6 +489,9 @@ class Supervisor:
                 child.error = f"was killed as nothing was heard of it for {now - child.heard:.1f} s"
         for child in silent:
             child.kill()
+        if failed is not None:
+            self.abandon(failed)
+            self._part.on_change()
         return now
 
 

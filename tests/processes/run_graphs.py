@@ -6,11 +6,13 @@ Owns: what is run. Does not own: model and data (conftest.py), nor what is asser
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as dist
 
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
@@ -95,6 +97,16 @@ def breaks(score: Columns[Reward]) -> Columns[Reward]:
 @loss(scope="token")
 def plain(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Terms:
     return Terms(-scale * now.logprobs * advantage["advantage"], {"policy/mine": (now.mask.sum(), now.mask.sum())})
+
+
+@loss(scope="token")
+def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
+    """In Step 3 the second rank of several kills itself, once: it leaves that file."""
+    several = dist.is_initialized() and dist.get_rank() == 1
+    if several and now.step == 3 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Terms(-now.logprobs * advantage["advantage"])
 
 
 @loss(scope="token")

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from engine.coordinator.messages import (
     WorkerLost,
     WorkerOpened,
 )
+from engine.launch.failures import Failures
 from engine.launch.local import CONTROL_BYTES, Supervisor
 from engine.launch.ranks import groups, meetings
 from engine.observe.runfolder import RunFolder
@@ -493,3 +494,33 @@ def test_the_ranks_of_a_plan() -> None:
     other = replace(doubled, name="other", layout=Layout(data=2), workers=("b", "c"))
     with pytest.raises(PlanError, match="worker b is a rank of b, c and of a, b"):
         groups(replace(planned, nodes=(two, other)))
+
+
+@dataclass
+class Somebody:
+    """As much of a Child as is looked at."""
+
+    name: str
+    gone: bool = False
+    replaced: bool = False
+
+
+def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> None:
+    children = {name: Somebody(name) for name in ("a", "b", "alone")}
+    failures, error = Failures({"a": ("a", "b"), "b": ("a", "b")}), RunError("lost its peer")
+    failures.told(children["alone"], error, 0.0)
+    assert failures.judged(children, 0.0) is error
+
+    failures = Failures({"a": ("a", "b"), "b": ("a", "b")})
+    failures.told(children["a"], error, 1.0)
+    assert failures.judged(children, 1.5) is None, "the end of the other may not have been noticed yet"
+    children["b"].gone = True
+    assert failures.judged(children, 1.6) is None
+    children["b"].gone = False
+    assert failures.judged(children, 99.0) is None, "it was dropped"
+
+    failures.told(children["a"], error, 100.0)
+    children["a"].replaced = True
+    assert failures.judged(children, 103.0) is None, "it was to end"
+    failures.told(children["b"], error, 100.0)
+    assert failures.judged(children, 102.5) is error, "both are there"

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from left_by_runs import children, metrics, workers
-from run_graphs import evaluated, small
+from run_graphs import deadly, evaluated, small, with_score
 from test_rank_runs import alike
 from transformers import AutoModelForCausalLM
 
+from dataflow.graph import Graph
 from engine.api import resume, run
 from engine.options import RunOptions
 
@@ -84,4 +85,21 @@ def test_after_the_death_of_a_rank_all_go_back_and_the_numbers_are_the_same(
     whole = run(small(tiny), options(5, name="whole", checkpoint_every=2))
     again = run(small(tiny), options(5, name="again", checkpoint_every=2, **TWO, **GEN), on_step=[kill])
     assert killed
+    alike(whole.folder, again.folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "spread", [{"tensor": {"train_policy": 2}}, {"ranks": {"train_policy": 2}}], ids=["tensor", "data"]
+)
+def test_a_rank_that_dies_in_a_step_is_not_what_the_other_failed_with(
+    tiny: Path, options: Options, tmp_path: Path, spread: dict[str, Any]
+) -> None:
+    def dying(marker: str) -> Graph:
+        return with_score(tiny, None, lambda advantage: deadly(advantage, marker=str(tmp_path / marker)))
+
+    whole = run(dying("whole"), options(4, name="whole"))
+    again = run(dying("again"), options(4, name="again", checkpoint_every=2, **spread))
+    assert not (tmp_path / "whole").exists()
+    assert (tmp_path / "again").exists()
     alike(whole.folder, again.folder)
