@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from dataflow.errors import KernelError
 from operators.kernels.torch import heads
+from operators.kernels.torch.slices import Slices
 
 LIMIT = 120.0
 """Seconds that the ranks may take."""
@@ -186,3 +187,36 @@ def test_a_step_after_faults_is_as_if_they_had_not_been(bases: dict[str, str], r
 def test_ranks_that_are_no_shares_are_refused(bases: dict[str, str]) -> None:
     with pytest.raises(KernelError, match="train_policy: expected ranks in shares of 2, found 3"):
         opened(bases["qwen2"], PG, session=FakeSession(world=3, group=object()), tensor=2)
+
+
+class Mesh:
+    """As much of a DeviceMesh as is looked at before anything is split."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def size(self) -> int:
+        return self._ranks
+
+
+REFUSED = {
+    "expected sizes divisible by its 3 tensor ranks, found num_attention_heads of 4": (3, {}),
+    "found one with colwise_gather_output": (2, {"layers.*.self_attn.qkv_proj": "colwise_gather_output"}),
+    "for 'qwen2', found none. Fix: tensor=1": (2, None),
+    "found none": (2, {"layers.*.attention.query": "colwise"}),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_split_is_refused(bases: dict[str, str], message: str) -> None:
+    module = AutoModelForCausalLM.from_pretrained(bases["qwen2"])
+    ranks, plan = REFUSED[message]
+    module.config.base_model_tp_plan = module.config.base_model_tp_plan if plan == {} else plan
+    with pytest.raises(KernelError, match="train_policy: ") as caught:
+        Slices(module, Mesh(ranks), "train_policy")  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_weights_are_split_in_one_way(bases: dict[str, str]) -> None:
+    with pytest.raises(KernelError, match="train_policy: expected weights split in one way, found shard and tensor=2"):
+        opened(bases["qwen2"], PG, session=FakeSession(world=2, group=object()), tensor=2, shard=True)

@@ -13,7 +13,7 @@ summed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import filter
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.utils import get_total_norm
 
@@ -41,6 +41,8 @@ class Slices:
         styles = _styles(module, mesh.size(), node)
         split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
         parallelize_module(backbone, mesh, split, src_data_rank=None)  # every rank has the weights: nothing is sent
+        for path in {path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"}:
+            backbone.get_submodule(path).register_forward_pre_hook(_read_once(mesh), with_kwargs=True)
         self._group = mesh.get_group()
         self._ranks = mesh.size()
         self._summed = {
@@ -96,6 +98,22 @@ class Slices:
         squares[1] /= self._ranks
         dist.all_reduce(squares, group=self._group)
         return squares.sum().sqrt().float()
+
+
+def _read_once(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
+    """What several matrices of a block read is marked as whole on all ranks before the block: its gradient is summed
+    over ranks there, once, and not behind each of them (which each does for itself where a block calls it otherwise).
+    """
+
+    def mark(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        def marked(states: Tensor) -> DTensor:
+            return DTensor.from_local(states, mesh, [Replicate()], run_check=False)
+
+        if args:
+            return (marked(args[0]), *args[1:]), kwargs
+        return args, {n: marked(given) if n == "hidden_states" else given for n, given in kwargs.items()}
+
+    return mark
 
 
 class _Same(torch.autograd.Function):

@@ -97,6 +97,11 @@ class TorchTrain:
         self._name, self._model, self._seed = node.name, model, session.seed
         self._settings = _Settings(**{k: v for k, v in node.params.items() if k in known})
         _require(node.name, self._settings, model)
+        if layout.shard and layout.tensor > 1:
+            raise KernelError(
+                f"{node.name}: expected weights split in one way, found shard and tensor={layout.tensor}. "
+                "Fix: one of both."
+            )
         self._budget = layout.tokens
         self._temperature = float(self._settings.temperature or 1.0)
         self._module = session.module(model, lambda: load_model(model))
