@@ -88,8 +88,8 @@ def show(title: str, results: Sequence[Result], where: Machine) -> None:
 
 
 def write_json(path: Path, results: Sequence[Result], where: Machine) -> None:
-    """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as `<name>.machine.json` and a table of
-    both as `<name>.md`.
+    """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as `<name>.machine.json` and a table
+    of both as `<name>.md`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")

@@ -1,9 +1,11 @@
 """Rows from one rank to all others of its world, by broadcasts: those that need the same rows and fetched none.
 
-    broadcast    what                                            length
-    first        bytes of the header                             known
-    second       the header: schemas, rows, arrays, lengths      of the first
-    third        every buffer that is not empty                  of the second
+    broadcast    what                                                         length
+    first        bytes of what is in the second                               known
+    second       the header: schemas, rows, arrays, lengths, checksums;       of the first
+                 the form of each column declared `device`
+    third        every buffer that is not empty                               of the second
+    fourth       the values of columns declared `device`, if there are any    of the second
 
 Owns: which tensors these are, and the checks of what came, those of a pull's reader: lengths, checksums, arrays that
 fit their schema. Does not own: the form of header and buffers (multipart.py), a broadcast (collective.py), which rows
@@ -12,30 +14,53 @@ fit their schema. Does not own: the form of header and buffers (multipart.py), a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import Request, Scheduled
-from engine.channels.multipart import LARGEST_REQUEST, Header, Sent, header_bytes, header_of, received, sent
+from engine.channels.descriptors import Count
+from engine.channels.frames import checksums
+from engine.channels.multipart import LARGEST_REQUEST, Answered, Header, Sent, received, reply_bytes, reply_of, sent
 from engine.channels.world import TIMEOUT, agreed_device
 
 LARGEST = 64 << 30
 """Bytes of the rows of one broadcast, at most: beyond it nothing is allocated."""
 GIVER = 0
 """The rank that gives."""
+_NUMBERS = frozenset(
+    ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+)
+
+Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
+"""Rows, and the values of their columns declared `device`, on the device that they came through."""
+
+
+class Form(msgspec.Struct, array_like=True, frozen=True):
+    """The tensor of one column declared `device`: of which input, its name, torch's name of its dtype, its shape."""
+
+    input: Count
+    name: str
+    dtype: str
+    shape: list[Count]
+
+
+_forms = msgspec.msgpack.Decoder(list[Form])
 
 
 class RowCast:
-    """One rank's end. Rows lie in the host's memory before and after. device: where they go through, `cpu` (gloo) or
-    where each rank has a device of its own that (NCCL). giver: what rank 0 is called in errors. Not for several threads
-    at once.
+    """One rank's end. Record batches lie in the host's memory before and after. device: where everything goes through,
+    `cpu` (gloo) or where each rank has a device of its own that (NCCL). giver: what rank 0 is called in errors. Not for
+    several threads at once.
     """
 
     def __init__(self, channel: Scheduled, *, giver: str, device: str = "cpu") -> None:
@@ -46,31 +71,40 @@ class RowCast:
         self._sequence = 0
         self._moved = 0
 
-    def give(self, inputs: Mapping[str, pa.RecordBatch]) -> None:
+    def give(self, inputs: Mapping[str, Batch]) -> None:
         """Rank 0: these rows, to all others. Raises DataError for a column whose type does not travel, and what the
         channel raises.
         """
-        parts = [sent(number, records) for number, records in enumerate(inputs.values())]
-        header = np.frombuffer(header_bytes(self._next(), [answer for answer, _ in parts]), np.uint8)
-        self._cast([torch.tensor([len(header)])])
-        self._cast([_of(header)])
-        self._cast([_of(np.frombuffer(buffer, np.uint8)) for _, buffers in parts for buffer in buffers])
+        parts = [sent(number, batch.records) for number, batch in enumerate(inputs.values())]
+        buffers = [buffer for _, many in parts for buffer in many]
+        header = reply_bytes(Header(self._next(), [answer for answer, _ in parts], checksums(buffers), 0))
+        forms, values = _formed(inputs.values())
+        self._cast([torch.tensor([len(header), len(forms)])])
+        self._cast([_of(header), _of(forms)])
+        self._cast([_of(buffer) for buffer in buffers])
+        if values:
+            self._cast(values)
 
-    def take(self, names: Sequence[str]) -> dict[str, pa.RecordBatch]:
+    def take(self, names: Sequence[str]) -> dict[str, Taken]:
         """Another rank: the rows of these inputs, which have to be those that are given.
 
         Raises RunError for what cannot be right, and what the channel raises.
         """
-        (length,) = self._came([torch.zeros(1, dtype=torch.int64)])
-        header = self._header(int(length), len(names))
+        header, forms = self._said(len(names))
         buffers = self._came([torch.empty(n, dtype=torch.uint8) for n in _lengths(header)])
-        self._moved += sum(buffer.numel() for buffer in buffers)
+        room = [torch.empty(form.shape, dtype=getattr(torch, form.dtype)) for form in forms]
+        values = self._cast(room) if room else []
+        self._moved += sum(tensor.nbytes for tensor in (*buffers, *values))
         asked = [Request(worker=self._giver, block=number) for number in range(len(names))]
         try:
-            found = received(header, [buffer.numpy() for buffer in buffers], asked)
+            found = received(Answered.of(header, [buffer.numpy() for buffer in buffers]), asked)
         except (KeyError, RunError) as error:
             raise self._wrong(str(error)) from error
-        return dict(zip(names, found, strict=True))
+        device = [
+            {form.name: tensor for form, tensor in zip(forms, values, strict=True) if form.input == number}
+            for number in range(len(names))
+        ]
+        return dict(zip(names, zip(found, device, strict=True), strict=True))
 
     def moved(self) -> int:
         """Bytes of rows that came since the last call."""
@@ -81,21 +115,28 @@ class RowCast:
         """Leave; whoever waits for this rank is told."""
         self._channel.close()
 
-    def _header(self, length: int, inputs: int) -> Header:
-        if not 0 < length <= LARGEST_REQUEST:
-            raise self._wrong(f"a header of {length} bytes")
-        (data,) = self._came([torch.empty(length, dtype=torch.uint8)])
+    def _said(self, inputs: int) -> tuple[Header, list[Form]]:
+        """What is going to be given."""
+        (lengths,) = self._came([torch.zeros(2, dtype=torch.int64)])
+        if not all(0 < length <= LARGEST_REQUEST for length in lengths.tolist()):
+            raise self._wrong(f"headers of {lengths.tolist()} bytes")
+        said = self._came([torch.empty(length, dtype=torch.uint8) for length in lengths.tolist()])
         try:
-            header = header_of(data.numpy())
-        except RunError as error:
+            header, forms = reply_of(said[0].numpy()), _forms.decode(said[1].numpy().data)
+        except (RunError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._wrong(str(error)) from error
+        if not isinstance(header, Header):
+            raise self._wrong(f"expected a header, found {type(header).__name__}")
         number = self._next()
         if header.id != number or len(header.answers) != inputs:
             what = f"rows {number} of {inputs} inputs, found rows {header.id} of {len(header.answers)}"
             raise self._wrong(f"expected {what}")
-        if sum(_lengths(header)) > LARGEST:
-            raise self._wrong(f"rows of {sum(_lengths(header))} bytes, expected at most {LARGEST}")
-        return header
+        if odd := [form for form in forms if form.dtype not in _NUMBERS or form.input >= inputs]:
+            raise self._wrong(f"expected tensors of {inputs} inputs of numbers, found {odd[0]}")
+        size = sum(_lengths(header)) + sum(prod(form.shape) * np.dtype(form.dtype).itemsize for form in forms)
+        if size > LARGEST:
+            raise self._wrong(f"rows of {size} bytes, expected at most {LARGEST}")
+        return header, forms
 
     def _next(self) -> int:
         self._number += 1
@@ -138,9 +179,19 @@ def _lengths(header: Header) -> list[int]:
     return [n for answer in header.answers if isinstance(answer, Sent) for n in answer.lengths if n]
 
 
-def _of(data: np.ndarray) -> Tensor:
+def _formed(batches: Iterable[Batch]) -> tuple[bytes, list[Tensor]]:
+    """The forms of all device columns as bytes, and their tensors."""
+    forms, values = [], []
+    for number, batch in enumerate(batches):
+        for name, tensor in batch.device.items():
+            forms.append(Form(number, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)))
+            values.append(tensor)
+    return msgspec.msgpack.encode(forms), values
+
+
+def _of(data: bytes | pa.Buffer) -> Tensor:
     """uint8 [bytes], which nobody writes, as a tensor: nothing is copied, though torch knows no read-only memory."""
-    return torch.from_numpy(np.asarray(_Writable(data)))
+    return torch.from_numpy(np.asarray(_Writable(np.frombuffer(data, np.uint8))))
 
 
 class _Writable:

@@ -12,7 +12,7 @@ that it sees, else the host's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,6 +98,10 @@ class DeviceColumns:
         for peer, wanted in rooms.items():
             self._receive(peer, wanted)
         return made
+
+    def placed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values that came by another way, on this Worker's device."""
+        return {name: tensor.to(_own_device()) for name, tensor in values.items()}
 
     def _read_own(
         self,

@@ -303,12 +303,16 @@ class Worker:
         try:
             with self._during(message.node, f"rows of step {message.step}, {len(assignment.keys)} rows"):
                 if message.giver == self.name:
-                    self._cast.give({name: batch.records for name, batch in assignment.inputs.items()})
+                    self._cast.give(assignment.inputs)
                     return assignment
                 found = self._cast.take(list(message.inputs))
         except PeerLost as lost:
             raise RunError(f"{message.node}: rows of step {message.step}: {lost}") from lost
-        return replace(assignment, inputs={name: Batch(assignment.keys, records) for name, records in found.items()})
+        inputs = {
+            name: Batch(assignment.keys, records, self._device.placed(values))
+            for name, (records, values) in found.items()
+        }
+        return replace(assignment, inputs=inputs)
 
     def _stepped(self, node: str, assignment: Assignment) -> Stepped:
         with self._during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):

@@ -8,19 +8,22 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import RunError
-from dataflow.schema import Advantage, Prompt, Reward, Rollout
+from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
 from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import PeerLost
 from engine.channels.descriptors import Lacks, Unknown
-from engine.channels.multipart import Sent, header_bytes, sent
-from engine.channels.rowcast import RowCast
+from engine.channels.frames import checksums
+from engine.channels.multipart import Header, Sent, reply_bytes, sent
+from engine.channels.rowcast import Form, RowCast, Taken
 from tests.contracts.pull_rows import batch, rollouts
 from tests.contracts.ranks import Ranks, client
 
@@ -34,18 +37,43 @@ def ranks() -> Iterator[Ranks]:
     pool.close()
 
 
-def rows() -> list[dict[str, pa.RecordBatch]]:
-    """What is given, one broadcast after another: schemas of the vocabulary, with nulls, empty, sliced, large."""
-    many = {kind.__name__: batch(kind, 40, seed).records for seed, kind in enumerate((Prompt, Rollout, Reward))}
+class Hidden(Schema):
+    """Vectors of each token, and a number of each row, on a device."""
+
+    hidden = column(pa.list_(pa.float32(), 8), "T", device=True)
+    weight = column(pa.int64(), device=True)
+    reward = column(pa.float32())
+
+
+def on_devices() -> Batch:
+    hidden = Ragged(torch.arange(48.0).reshape(6, 8), np.array([0, 2, 2, 6]))
+    columns = {"hidden": hidden, "weight": torch.tensor([7, 8, 9]), "reward": np.ones(3, np.float32)}
+    return Batch.make(Keys.of(range(3)), columns, Hidden)
+
+
+def rows() -> list[dict[str, Batch]]:
+    """What is given, one broadcast after another: schemas of the vocabulary, with nulls, empty, sliced, large; columns
+    on devices.
+    """
+    many = {kind.__name__: batch(kind, 40, seed) for seed, kind in enumerate((Prompt, Rollout, Reward))}
     nulls = pa.record_batch({"a": pa.array([1, None, 3]), "b": pa.array([["x"], None, []]), "c": pa.nulls(3)})
+    none = pa.RecordBatch.from_arrays([], names=[])
     return [
         many,
-        {"rows": batch(Rollout, 0, 1).records, "loss.advantage": batch(Advantage, 0, 2).records},
-        {"nulls": nulls, "none": pa.RecordBatch.from_arrays([], names=[])},
-        {"part": many["Rollout"].slice(7, 11)},
-        {"large": rollouts(4000, 1200).records},
+        {"rows": batch(Rollout, 0, 1), "loss.advantage": batch(Advantage, 0, 2)},
+        {"nulls": Batch(Keys.of(range(3)), nulls), "none": Batch(Keys.of([]), none)},
+        {"part": Batch(Keys.of(range(11)), many["Rollout"].records.slice(7, 11))},
+        {"large": rollouts(4000, 1200)},
+        {"plain": many["Reward"], "hidden": on_devices(), "some": on_devices().take(np.array([2, 0]))},
         {},
     ]
+
+
+def same(given: Batch, taken: Taken) -> bool:
+    records, values = taken
+    records.validate(full=True)
+    equal = [torch.equal(given.device[name], tensor) for name, tensor in values.items()]
+    return records.equals(given.records) and values.keys() == given.device.keys() and all(equal)
 
 
 def cast_of(rank: int, size: int, port: int, name: str, timeout: float = 20.0) -> RowCast:
@@ -64,9 +92,7 @@ def given(rank: int, port: int, size: int) -> list[Any]:
             continue
         found = ends.take(list(inputs))
         said.append(list(found) == list(inputs))
-        said += [found[name].equals(records) for name, records in inputs.items()]
-        for records in found.values():
-            records.validate(full=True)
+        said += [same(given, found[name]) for name, given in inputs.items()]
     moved = ends.moved()
     ends.close()
     return [*said, moved, ends.moved()]
@@ -77,14 +103,14 @@ def test_rows_arrive_to_the_bit(ranks: Ranks, size: int) -> None:
     giver, *others = ranks.do(size, given, size)
     assert giver == [0, 0], "nothing comes to the rank that gives"
     large = rows()[4]["large"].nbytes
-    for *same, moved, again in others:
-        assert len(same) == 6 + sum(len(inputs) for inputs in rows())
-        assert all(found is True for found in same)
+    for *found, moved, again in others:
+        assert len(found) == len(rows()) + sum(len(inputs) for inputs in rows())
+        assert all(each is True for each in found)
         assert large <= moved < 1.1 * large
         assert again == 0
 
 
-LIES = ("another number", "too few inputs", "a changed byte", "no header", "a long header")
+LIES = ("another number", "too few inputs", "a changed byte", "no header", "a long header", "no numbers", "too much")
 
 
 def lies(rank: int, port: int) -> list[str]:
@@ -103,15 +129,19 @@ def lies(rank: int, port: int) -> list[str]:
         answer, buffers = sent(0, records)
         second = sent(1, records)
         answers: list[Sent | Unknown | Lacks] = [answer] if lie == "too few inputs" else [answer, second[0]]
-        header = bytearray(header_bytes(2 if lie == "another number" else 1, answers))
+        number, sums = 2 if lie == "another number" else 1, checksums([*buffers, *second[1]])
+        header = bytearray(reply_bytes(Header(number, answers, sums, 0)))
         header[20] ^= lie == "no header"
+        shape, kind = ([1 << 30, 99] if lie == "too much" else [1]), "load" if lie == "no numbers" else "float32"
+        forms = bytearray(msgspec.msgpack.encode([Form(0, "x", kind, shape)]))
         data = [np.frombuffer(b, np.uint8).copy() for b in (*buffers, *second[1])]
         data[-1][0] ^= 1
         length = 1 << 40 if lie == "a long header" else len(header)
         messages = [
-            [torch.tensor([length])],
-            [torch.frombuffer(header, dtype=torch.uint8)],
+            [torch.tensor([length, len(forms)])],
+            [torch.frombuffer(header, dtype=torch.uint8), torch.frombuffer(forms, dtype=torch.uint8)],
             [*map(torch.from_numpy, data)],
+            [torch.zeros(1)],
         ]
         try:
             for number, tensors in enumerate(messages):
@@ -133,13 +163,15 @@ def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: Ranks) -> 
             "found rows 1 of 1",
             "was changed on its way",
             "checksum is wrong",
-            "1099511627776 bytes",
+            "1099511627776",
+            "found Form(input=0, name='x', dtype='load'",
+            "expected at most 68719476736",
         ),
         strict=True,
     ):
         assert "t0: refused the rows that it gives" in told, lie
         assert wanted in told, lie
-    assert all("did not end" in told for told in (first[0], first[1], first[3], first[4]))
+    assert all("did not end" in told for lie, told in zip(LIES, first, strict=True) if lie != "a changed byte")
 
 
 def waits(rank: int, port: int) -> str:
@@ -178,6 +210,10 @@ def test_rows_go_through_a_device() -> None:
     ends.close()
 
 
+def on_host(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in values.items()}
+
+
 def through_devices(rank: int, port: int) -> list[bool]:
     torch.cuda.set_device(rank)
     channel = CollectiveChannel(rank, 2, client(port), name="devices", device=f"cuda:{rank}", timeout=20)
@@ -188,7 +224,7 @@ def through_devices(rank: int, port: int) -> list[bool]:
             ends.give(inputs)
         else:
             found = ends.take(list(inputs))
-            said += [found[name].equals(records) for name, records in inputs.items()]
+            said += [same(given, (found[name][0], on_host(found[name][1]))) for name, given in inputs.items()]
     ends.close()
     return said
 
