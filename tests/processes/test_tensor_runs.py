@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from left_by_runs import children, metrics, workers
-from run_graphs import deadly, evaluated, small, with_score
+from run_graphs import deadly, evaluated, followed, small, with_score
 from test_rank_runs import alike
 from transformers import AutoModelForCausalLM
 
@@ -68,6 +68,15 @@ def test_two_by_two_ranks_train_as_one_does(tiny: Path, options: Options) -> Non
     one = run(small(tiny), options(3, name="one", **GEN))
     four = run(small(tiny), options(3, name="four", ranks={"train_policy": 2}, **TWO, **GEN))
     alike(one.folder, four.folder)
+
+
+@pytest.mark.long
+def test_two_train_nodes_share_their_ranks_and_followers_are_given_whole_weights(tiny: Path, options: Options) -> None:
+    both = {"tensor": {"train_policy": 2, "train_critic": 2}}
+    one = run(followed(tiny), options(4, name="one"))
+    two = run(followed(tiny), options(4, name="two", weights="collective", **both, **GEN))
+    alike(one.folder, two.folder)
+    assert total(two.folder, "edge/collective/bytes") > 0
 
 
 @pytest.mark.long
