@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch_models import FakeSession
 
 from operators.kernels.torch import heads, parallel
+from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.train import TorchTrain
 
 QWEN3 = Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="qwen3", params={"minibatches": 2})
@@ -67,6 +68,15 @@ class Rank:
     def mine(self, case: Case) -> Case:
         """The case with as many owners as there are shares."""
         return replace(case, owners=tuple(owner % (self.world // self.tensor) for owner in case.owners))
+
+    def limits(self) -> list[float]:
+        """Seconds after which a collective of each of its groups counts a silent rank as lost."""
+        session = FakeSession(rank=self.rank, world=self.world, group=dist.group.WORLD)
+        ranks = Ranks(session, torch.device("cpu"), "node", self.tensor)
+        assert ranks.mesh is not None
+        groups = [ranks._data, ranks.mesh.get_group()]
+        assert [group.size() for group in groups] == [self.world // self.tensor, self.tensor]
+        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
 
     def case(self, case: Case) -> dict[str, Any]:
         """Three Steps, with a nap after the first, in which the weights get other memory, as on a device."""
@@ -128,7 +138,8 @@ def main(number: int, world: int, tensor: int, folder: Path, bases: Mapping[str,
     )
     parallel.BUCKET = 1000
     rank = Rank(rank=number, world=world, tensor=tensor, folder=folder, bases=bases)
-    found: dict[str, Any] = {name: rank.case(ALL[name]) for name in QUICK}
+    found: dict[str, Any] = {"limits": rank.limits()}
+    found |= {name: rank.case(ALL[name]) for name in QUICK}
     for name, case in (("saved", SAVED), ("narrow", NARROW)):
         found[name] = rank.state(name, case)
     found["faults"] = rank.faults()

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -59,8 +59,7 @@ class Ranks:
         self._data = self._group
         self.mesh: DeviceMesh | None = None
         if tensor > 1:
-            # Groups of a part of the ranks are made by all of them, in one order.
-            grid = init_device_mesh(device.type, (self.world // tensor, tensor), mesh_dim_names=("data", "tensor"))
+            grid = _grid(session.group, tensor, device)
             self._data, self.mesh = grid.get_group("data"), grid["tensor"]
 
     @property
@@ -162,6 +161,20 @@ class Ranks:
         found = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(found, mine, group=self._group)
         return torch.stack(found).cpu()
+
+
+def _grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
+    """All ranks by share, with groups of those with the same rows ("tensor") and of those with the same part ("data").
+
+    Groups of a part of the ranks are made by all of them, in one order. They are bounded in time as the whole group is:
+    by themselves they would wait for half an hour.
+    """
+    limit = group._get_backend(device).options._timeout
+    places = torch.arange(group.size()).view(-1, tensor)
+    rows, columns = ([dist.new_group(p.tolist(), timeout=limit) for p in each] for each in (places, places.T))
+    share, part = divmod(group.rank(), tensor)
+    mine = [columns[part], rows[share]]
+    return DeviceMesh.from_group(mine, device.type, mesh=places, mesh_dim_names=("data", "tensor"))
 
 
 class Turns(Generic[T]):
