@@ -117,7 +117,7 @@ def consume_directly(name: str, peers: dict[str, socket.socket], joined: bool, c
     pipe, channel = Pipe(connection), ShmChannel(name, 0, peers.__getitem__)
     pipe.send((0, 0))
     while (gather := pipe.receive()) is not None:
-        found = collect([gather], channel) if joined else channel.fetch(requests(gather))
+        found = [r.records for r in collect([gather], channel)] if joined else channel.fetch(requests(gather))
         pipe.send(sum(views(records) for records in found))
     channel.close()
 
