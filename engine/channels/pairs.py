@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
@@ -38,6 +39,8 @@ _HOST = "127.0.0.1"
 _WRITER, _READER = 0, 1
 _GRACE = 5.0
 """Seconds beyond a time limit, for whatever keeps it to say so."""
+_LOOK = 0.5
+"""Seconds after which whoever waits for a world looks whether the other end is still there."""
 _log = logging.getLogger(__name__)
 
 Ask = Callable[[str, int, Sequence[Request]], None]
@@ -46,12 +49,15 @@ Ask = Callable[[str, int, Sequence[Request]], None]
 
 class Pairs:
     """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to come, and for each
-    transfer.
+    transfer. alive: raises PeerLost where a writer that was asked is known to be gone.
     """
 
-    def __init__(self, name: str, ask: Ask, *, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, name: str, ask: Ask, *, timeout: float = TIMEOUT, alive: Callable[[str], None] | None = None
+    ) -> None:
         self.name = name
         self._ask = ask
+        self._alive = alive or (lambda peer: None)
         self._timeout = timeout
         self.columns = ColumnStore()
         self._kept: dict[int, Sequence[Tensor]] = {}
@@ -130,7 +136,7 @@ class Pairs:
             raise PeerLost(peer, "expected its process, found none that runs. Fix: see its log for why it ended.")
         try:
             self._ask(peer, world.sequence, requests)
-            channel = world.formed_in_time()
+            channel = world.formed_in_time(lambda: self._alive(peer))
             tensors = room(world.device)
             channel.receive(_WRITER, world.sequence, tensors)
         except RunError:
@@ -193,16 +199,23 @@ class _World:
                 channel.close()
         return self._channel
 
-    def formed_in_time(self) -> CollectiveChannel:
-        """The same, on this end's thread: who connects to a socket that nobody serves waits without a limit."""
+    def formed_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
+        """The same, on this end's thread: who connects to a socket that nobody serves waits without a limit, and who
+        connects to one that is closed until its time is over. alive: raises PeerLost where nobody will come.
+        """
         with self._lock:
             forming = None if self._closed else self._thread.submit(self.formed)
-        try:
-            if forming is not None:
-                return forming.result(self._timeout + _GRACE)
-        except (Late, CancelledError) as late:
-            raise PeerLost(self.peer, f"no world was formed with it for tensors in {self._timeout:g} s") from late
-        raise PeerLost(self.peer, "its world for tensors was replaced")
+        if forming is None:
+            raise PeerLost(self.peer, "its world for tensors was replaced")
+        end = time.monotonic() + self._timeout + _GRACE
+        while True:
+            try:
+                return forming.result(min(_LOOK, max(0.0, end - time.monotonic())))
+            except (Late, CancelledError) as late:
+                if time.monotonic() >= end or forming.cancelled():
+                    said = f"no world was formed with it for tensors in {self._timeout:g} s"
+                    raise PeerLost(self.peer, said) from late
+            alive()
 
     def close(self) -> None:
         """Leave; whoever waits at the other end is told."""

@@ -140,6 +140,11 @@ class ShmChannel:
         with self._asking:
             self._from(peer, lambda r: r.have_sent(sequence, requests, deadline_in(self._patience)))
 
+    def require(self, peer: str) -> None:
+        """Raises PeerLost where the peer has closed its end, as the end of its process does."""
+        with self._asking:
+            self._from(peer, Reader.hear)
+
     def send_by(self, on_send: Callable[[str, int, Sequence[Request]], None]) -> None:
         """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
         self._server.on_send = on_send

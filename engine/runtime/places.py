@@ -22,7 +22,7 @@ from engine.runtime.session import Report
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A Worker's channel with what is below it. book: addresses on other hosts, None where there are none. pairs: the
-    worlds in which weights come and go.
+    worlds in which weights and device columns come and go.
     """
 
     channel: RoutedChannel
@@ -33,7 +33,7 @@ class Place:
     """How many were told of."""
 
     def serve(self, peer: str, connection: socket.socket, port: int, listening: int | None) -> None:
-        """A peer on this host reads over this socket, and may ask over it for weights by the world that is met here."""
+        """A peer on this host reads over this socket, and may ask over it for tensors by the world that is met here."""
         if listening is not None:
             self.pairs.meet(peer, port, listening)
         self.shm.serve(peer, connection)
@@ -60,7 +60,7 @@ class Place:
 def place(opened: Open, dial: Callable[[str], socket.socket]) -> Place:
     """The channel of a Worker. Raises RunError where its address is none of this host."""
     shm = ShmChannel(opened.worker, opened.epoch, dial, limit=opened.outbox, directory=opened.spill)
-    pairs = Pairs(opened.worker, shm.have_sent)
+    pairs = Pairs(opened.worker, shm.have_sent, alive=shm.require)
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:

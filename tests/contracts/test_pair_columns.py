@@ -234,6 +234,38 @@ def lost(rank: int, port: int, at: int, requests: Connection, wrong: Request) ->
     return str(found.value)
 
 
+def deserted(rank: int, port: int) -> str:
+    """Reads from one whose data socket is closed once it was asked, and whose meeting place nobody listens at."""
+    asks, serves = socket.socketpair()
+    owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
+    was_asked = threading.Event()
+    owner.send_by(lambda peer, sequence, requests: was_asked.set())
+    owner.serve("reads", serves)
+
+    def die() -> None:
+        was_asked.wait(LIMIT)
+        owner.close()
+
+    threading.Thread(target=die).start()
+    pairs = Pairs("reads", other.have_sent, timeout=1000.0, alive=other.require)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        at = gone.getsockname()[1]
+    pairs.meet("made", at, None)
+    with pytest.raises(PeerLost) as found:
+        pairs.receive("made", ASKED[0], lambda device: [])
+    return str(found.value)
+
+
+def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
+    """Who connects goes on with it for as long as its time lasts, in a thread, so that a process of its own is left."""
+    pool = Ranks(1)
+    try:
+        pool.tell(0, deserted)
+        assert "made: its process is gone" in pool.answers([0])[0]
+    finally:
+        pool.close()
+
+
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
