@@ -115,8 +115,15 @@ class Dispatch:
         chunk.worker, chunk.parked = worker, False
         chunk.runs += 1
         chunk.reads = self._blocks.places(chunk.holds)
-        inputs = self._blocks.gathers(chunk.inputs)
-        return RunChunk(id=number, node=chunk.node.name, worker=worker, step=chunk.step, keys=chunk.keys, inputs=inputs)
+        return RunChunk(
+            id=number,
+            node=chunk.node.name,
+            worker=worker,
+            step=chunk.step,
+            keys=chunk.keys,
+            inputs=self._blocks.gathers(chunk.inputs),
+            again=chunk.closed,
+        )
 
     def there(self, numbers: Iterable[int]) -> bool:
         """Whether these blocks can be read now; sees to it that what is missing is made again."""

@@ -190,6 +190,15 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """Metrics (name, value, count) of a run of a chunk: the loop counts those of one run, whichever ends."""
+
+    chunk: int
+    worker: str
+    metrics: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Samples and row metrics of a Step are written; its rows may go."""
 
@@ -231,6 +240,7 @@ Event = (
     | Slept
     | Spilled
     | Probed
+    | Reported
 )
 
 
@@ -288,7 +298,9 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunChunk:
-    """Run a node on these rows. `inputs`: for each input, what to gather."""
+    """Run a node on these rows. `inputs`: for each input, what to gather. again: they were made before and are lost;
+    their metrics are known.
+    """
 
     id: int
     node: str
@@ -296,6 +308,7 @@ class RunChunk:
     step: int
     keys: Keys
     inputs: Mapping[str, tuple[Gather, ...]] = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

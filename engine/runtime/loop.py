@@ -46,6 +46,7 @@ from engine.observe.trace import Trace
 from engine.plan.plan import Plan
 from engine.runtime.files import save_best, write_checkpoint
 from engine.runtime.probes import Probes
+from engine.runtime.reported import RunReports
 from engine.runtime.stop import Stop
 from engine.runtime.workers import WorkerGone, Workers
 
@@ -102,6 +103,7 @@ class Loop:
         self._stop = stop
         self._accounts = StepAccounts(plan.workers)
         self._probes = Probes(plan.seed)
+        self._reported = RunReports()
         self._told = False
         self._end: Finish | GoBack | None = None
         self.last: dict[str, float] = {}
@@ -153,6 +155,7 @@ class Loop:
             self._lost(what)
         elif isinstance(what, Probed):
             self._probes.hear(what)
+        self._accounts.add(self._reported.hear(what), ())
         self._carry_out(self._coordinator.handle(event, time.monotonic()))
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
@@ -202,6 +205,7 @@ class Loop:
     def _close_step(self, closed: StepClosed) -> None:
         """One row of metrics. What was measured before Step 1 goes into its row, under eval/initial/."""
         self._drain()
+        self._accounts.add(self._reported.rest(), ())
         again = closed.step == self._observers.lines.last
         row = self._accounts.close(closed.step, closed.metrics, time.monotonic(), self._workers.doing(), again=again)
         if closed.step > 0:

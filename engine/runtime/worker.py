@@ -43,6 +43,7 @@ from engine.coordinator.messages import (
     Recorded,
     Ref,
     Release,
+    Reported,
     RunChunk,
     Sleep,
     Slept,
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
     from engine.channels.rowcast import RowCast
 
 Inputs = Mapping[str, tuple[Gather, ...]]
+
+_WITHOUT_CHUNKS = ("train", "evaluate")
+"""What nodes do that are not told to run chunks."""
 
 
 class Worker:
@@ -156,13 +160,15 @@ class Worker:
         self._timing.span = told
 
     def reports(self) -> list[Report]:
-        """Metrics since the last call; of a node's ranks the first speaks for all."""
+        """Metrics since the last call, but for those of chunks, which are Reported; of a node's ranks the first speaks
+        for all.
+        """
         found, self._reports = self._reports, []
         found += self._timing.reports()
         if self._cast is not None and (came := self._cast.moved()):
             found.append(("edge/broadcast/bytes", float(came), 1.0))
-        for name, session in self._sessions.items():
-            made = session.reports()
+        for name in (n for n, node in self._nodes.items() if node.work in _WITHOUT_CHUNKS):
+            made = self._sessions[name].reports() if name in self._sessions else []
             found += made if self._rank(self._nodes[name]) == 0 else []
         return found
 
@@ -268,12 +274,20 @@ class Worker:
             if batch is None:
                 break
             if len(batch):  # one without rows only lets new weights in
+                yield from self._reported(chunk)
                 yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(chunk.node, batch))
             yield from self._delivery.meanwhile()
+        yield from self._reported(chunk)
         for key, error in self._sessions[chunk.node].tombstones():
             yield Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error=error)
         yield ChunkDone(chunk=chunk.id, node=chunk.node)
         yield from self._delivery.ends()
+
+    def _reported(self, chunk: RunChunk) -> Iterator[Reported]:
+        """What was measured of the chunk since the last time."""
+        made = self._sessions[chunk.node].reports()
+        if made and not chunk.again:
+            yield Reported(chunk=chunk.id, worker=self.name, metrics=tuple(made))
 
     def _train(self, message: TrainStep) -> Stepped | Prepared:
         """Train, or with several ranks fetch everything (what another rank gives excepted) and wait for Go; what waited

@@ -33,6 +33,7 @@ from engine.coordinator.messages import (
     From,
     Produced,
     Release,
+    Reported,
     SourceOpened,
     Unfetched,
     WorkerLost,
@@ -111,7 +112,9 @@ def lost(supervisor: Supervisor, worker: str) -> WorkerLost:
 def made(supervisor: Supervisor, number: int = 1, rows: range = range(4)) -> Any:
     """A block of the source."""
     supervisor.tell(chunk(number, rows))
-    return until(supervisor, ChunkDone)[0].ref
+    reported, produced, _ = until(supervisor, ChunkDone)
+    assert reported == Reported(chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),))
+    return produced.ref
 
 
 def ended(pid: int, seconds: float) -> bool:
@@ -145,7 +148,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         assert supervisor.next() is None
         assert not supervisor.busy
         reports = {name for name, _, _ in supervisor.reports()}
-        assert {"numbers/made", "time/numbers", "time/doubled", "edge/shm/bytes", CONTROL_BYTES} <= reports
+        assert {"time/numbers", "time/doubled", "edge/shm/bytes", CONTROL_BYTES} <= reports
         assert {"source/numbers", "host/doubled"} <= {track for track, *_ in supervisor.spans()}
         assert {name for name, _, _ in supervisor.reports()} <= {CONTROL_BYTES}
         assert "doubling 4 rows" in log(supervisor, "host")

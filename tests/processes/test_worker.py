@@ -35,6 +35,7 @@ from engine.coordinator.messages import (
     Prepared,
     Produced,
     Publish,
+    Reported,
     RunChunk,
     Sleep,
     Slept,
@@ -230,6 +231,23 @@ def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:
     assert kernels["rollout"].asked == []
 
 
+def test_metrics_of_a_chunk_come_with_its_rows_and_not_of_those_that_are_made_again(tiny: Path) -> None:
+    worker, kernels = opened(small(tiny), "gen", pin={"rollout": "gen"})
+    session = kernels["rollout"].session
+    events: list[Any] = []
+    for number, event in enumerate(worker.execute(chunk("rollout", "gen", 2))):
+        events.append(event)
+        session.metric("rollout/seen", float(number))
+    told = [event for event in events if isinstance(event, Reported)]
+    assert {(each.chunk, each.worker) for each in told} == {(7, "gen")}
+    assert [type(each) for each in events][-2:] == [Reported, ChunkDone]
+    session.reports()
+    for _ in worker.execute(replace(chunk("rollout", "gen", 2), again=True)):
+        session.metric("rollout/seen", 1.0)
+        assert not isinstance(_, Reported)
+    assert "rollout/seen" not in {name for name, _, _ in worker.reports()}
+
+
 @pytest.mark.parametrize("name,rank", [("main", 0), ("main-1", 1)])
 def test_a_rank_waits_for_go_and_forgets_what_was_told_before(tiny: Path, name: str, rank: int) -> None:
     worker, kernels = opened(small(tiny), name, ranks={"train_policy": 2})
@@ -262,7 +280,7 @@ def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[Any, 
     worker, kernels = opened(small(folder), name, cast=cast, tensor={"train_policy": 2})
     mine = np.array([1, 4])
     ids = Ragged(np.arange(9, dtype=np.int32), np.array([0, 2, 3, 9]))
-    block = worker.keep(Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)).block
+    block = worker.keep("rollout", Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)).block
     gather = Gather(
         producer="rollout", columns=("completion_ids",), refs=(("main", block),), block=np.zeros(2, int), row=mine % 3
     )

@@ -260,6 +260,7 @@ def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_wei
     again = it.chunk("rollout")
     assert again.id != first.id
     assert again.keys.rows() == first.keys.rows()
+    assert not again.again
     assert it.new(Release) == [Release(worker="train", blocks=(77,))]
 
 
@@ -280,9 +281,13 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     it.come_back("gen")
     it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
     it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
-    it.run(it.chunk("prompts"))
-    it.run(it.chunk("rollout"), version=0)
+    remade = [it.chunk("prompts")]
+    it.run(remade[0])
+    remade.append(it.chunk("rollout"))
+    it.run(remade[1], version=0)
+    assert [chunk.again for chunk in remade] == [True, True]
     again = it.chunk("score")
+    assert not again.again, "the first of these has not ended"
     assert again.inputs["rollout"][0].refs == (("gen", it.blocks),)
     it.run(again)
     (train,) = it.new(TrainStep)
