@@ -46,10 +46,12 @@ class Failures:
         """The first failure that is the run's; those that are none are dropped. children: as they are now, by name."""
         left: list[tuple[float, Ending, BaseException]] = []
         for since, child, error in self._waiting:
-            mates = [children[name] for name in self._groups.get(child.name, ()) if name != child.name]
+            group = self._groups.get(child.name, ())
+            # Some may not have been started yet.
+            mates = [children[name] for name in group if name != child.name and name in children]
             if child.replaced or any(mate.gone for mate in mates):
                 continue
-            if not mates or now - since >= GRACE:
+            if not group or now - since >= GRACE:
                 return error
             left.append((since, child, error))
         self._waiting = left
