@@ -7,7 +7,8 @@ Owns: the judgement. Does not own: how a Worker tells (engine/runtime/process.py
     a rank              GRACE seconds later                       the same, or where another rank of its group has ended
 
 A rank that loses another one in a collective fails, too, and may well be heard before the end of that one is noticed:
-what the run answers is that end, to which the group goes back.
+what the run answers is that end, to which the group goes back. It is killed, since it does nothing any more: whoever
+waits for something of it is told.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Ending(Protocol):
     @property
     def gone(self) -> bool: ...
 
+    def kill(self) -> None: ...
+
 
 class Failures:
     """Those that are not judged yet. groups: the rank group of each Worker that is in one. Its user locks."""
@@ -43,13 +46,18 @@ class Failures:
         self._waiting.append((now, child, error))
 
     def judged(self, children: Mapping[str, Ending], now: float) -> BaseException | None:
-        """The first failure that is the run's; those that are none are dropped. children: as they are now, by name."""
+        """The first failure that is the run's; those that are none are dropped, and their ranks killed. children: as
+        they are now, by name.
+        """
         left: list[tuple[float, Ending, BaseException]] = []
         for since, child, error in self._waiting:
             group = self._groups.get(child.name, ())
             # Some may not have been started yet.
             mates = [children[name] for name in group if name != child.name and name in children]
-            if child.replaced or any(mate.gone for mate in mates):
+            if child.replaced:
+                continue
+            if any(mate.gone for mate in mates):
+                child.kill()
                 continue
             if not group or now - since >= GRACE:
                 return error

@@ -506,6 +506,10 @@ class Somebody:
     name: str
     gone: bool = False
     replaced: bool = False
+    killed: bool = False
+
+    def kill(self) -> None:
+        self.killed = True
 
 
 def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> None:
@@ -520,6 +524,7 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
     assert failures.judged(children, 1.5) is None, "the end of the other may not have been noticed yet"
     children["b"].gone = True
     assert failures.judged(children, 1.6) is None
+    assert children["a"].killed, "whoever waits for an answer of it is told"
     children["b"].gone = False
     assert failures.judged(children, 99.0) is None, "it was dropped"
 

@@ -1,7 +1,7 @@
 """Which train nodes can have tensor ranks: each with a part of every weight matrix, and the same rows.
 
 Owns: the refusals, from a Model's config. Does not own: the Workers (place.py), nor how a kernel
-splits its module, which has the last word where no config is at hand (operators/kernels/torch/tensor_ranks.py).
+splits its module, which has the last word where no config is at hand (operators/kernels/torch/slices.py).
 """
 
 from __future__ import annotations
