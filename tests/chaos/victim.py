@@ -61,6 +61,7 @@ CASES = {
     ),
     "followed": Case(graph=run_graphs.followed, places={"workers": "apart"}, samples=1),
     "ranks": Case(graph=run_graphs.small, places={"workers": "apart", "ranks": {"train_policy": 2}}, exact=False),
+    "tensor": Case(graph=run_graphs.small, places={"workers": "apart", "tensor": {"train_policy": 2}}, exact=False),
     "lagging": Case(
         graph=lambda folder: run_graphs.small(folder, max_lag=1),
         places={"workers": "apart", "replicas": {"rollout": 2}},
