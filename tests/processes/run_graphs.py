@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch.distributed as dist
 
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
@@ -102,6 +101,8 @@ def plain(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Ter
 @loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
     """In Step 3 the second rank of several kills itself, once: it leaves that file."""
+    import torch.distributed as dist  # reward children import this file, too, and are to begin soon
+
     several = dist.is_initialized() and dist.get_rank() == 1
     if several and now.step == 3 and not Path(marker).exists():
         Path(marker).touch()
