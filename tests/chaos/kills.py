@@ -250,9 +250,18 @@ def proof(trial: Trial, reference: Path) -> None:
     split = {position: found for position, found in steps.items() if len(found) > 1}
     assert not split, f"groups in two Steps: {split}"
     if case.exact:
-        assert undisturbed_by_repeats(timeless(rows)) == timeless(metrics(reference))
+        made, wanted = undisturbed_by_repeats(timeless(rows)), timeless(metrics(reference))
+        assert made == wanted, f"other numbers: {list(_differences(made, wanted))[:9]}"
         last = f"checkpoints/step_{STEPS}"
         assert weights(trial.run / last) == weights(reference / last)
+
+
+def _differences(made: list[dict], wanted: list[dict]) -> Iterator[tuple[int, str, float | None, float | None]]:
+    """(Step, metric, found, expected), in the order of the Steps."""
+    for one, other in zip(made, wanted, strict=True):
+        for name in sorted(one.keys() | other.keys()):
+            if one.get(name) != other.get(name):
+                yield one["step"], name, one.get(name), other.get(name)
 
 
 def undisturbed_by_repeats(rows: list[dict]) -> list[dict]:
