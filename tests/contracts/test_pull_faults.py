@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,8 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zmq as pyzmq
-from hypothesis import given
-from hypothesis import strategies as st
 from pull_liars import Owner, answered, changed_messages, liar, noted, noted_wrongly, outcome, resident
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
@@ -33,21 +30,11 @@ from engine.channels.board import ROOM
 from engine.channels.board import noted as read_note
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Ask, Fetch, ShapeHere, encode
-from engine.channels.frames import checksums
 from engine.channels.keys import Address
 from engine.channels.keys import Keys as KeyPair
 from engine.channels.multipart import (
-    Answered,
-    Header,
-    Part,
-    Sums,
     _sealed,
-    parts_of,
     question_bytes,
-    received,
-    reply_bytes,
-    reply_of,
-    sent,
 )
 from engine.channels.packets import LARGEST, Packets
 from engine.channels.reader import Reader, deadline_in
@@ -335,51 +322,6 @@ def test_mutated_frames_between_hosts() -> None:
         channel.close()
 
 
-def replied(*messages: tuple[Header | Part | Sums, list[bytes]]) -> pa.RecordBatch:
-    """What these messages come to."""
-    first, *rest = messages
-    reply = Answered.of(reply_of(reply_bytes(first[0])), first[1])
-    for message, frames in rest:
-        assert not reply.whole
-        reply.add(reply_of(reply_bytes(message)), frames)
-    assert reply.whole
-    return received(reply, [Request(worker="a", block=0)])[0]
-
-
-@pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
-def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
-    rows = rollouts(5, 9)
-    answer, made = sent(0, rows.records)
-    sums, frames = checksums(made), [b.to_pybytes() for b in made]
-    spoilt = [bytearray(frame) for frame in frames]
-    spoilt[3][-1] ^= 4
-    for those, right in ((frames, True), (spoilt, False)):
-        little: list[tuple[Header | Part | Sums, list]] = [(Header(1, [answer], sums, 0), those)]
-        parts = [(Part(1, 0), those[2:4]), (Part(1, 1), those[4:]), (Sums(1, sums), [])]
-        messages = [(Header(1, [answer], [], 2), those[:2]), *parts] if much else little
-        assert outcome(partial(replied, *messages)) == (rows.records if right else RunError)
-
-
-@pytest.mark.parametrize("order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"])
-def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
-    answer, made = sent(0, rollouts(5, 9).records)
-    frames = [b.to_pybytes() for b in made]
-    reply = Answered.of(Header(1, [answer], [], 2), frames[:2])
-    last = Sums(1, checksums(made))
-    told = {"header": (Header(1, [answer], [], 2), frames[:2]), "sums": (last, []), "sums+": (last, [b"more"])}
-    *honest, wrong = [told.get(word) or (Part(1, int(word)), frames[2:4]) for word in order.split()]
-    for message in honest:
-        reply.add(*message)
-    with pytest.raises(RunError, match="expected part"):
-        reply.add(*wrong)
-
-
-@pytest.mark.parametrize("message", [Part(1, 0), Sums(1, [])])
-def test_an_answer_begins_with_its_header(message: Part | Sums) -> None:
-    with pytest.raises(RunError, match="expected the header"):
-        Answered.of(message, [])
-
-
 def test_what_was_left_unread_of_an_answer_is_not_taken_for_the_next() -> None:
     world = zmq()
     large = rollouts(3, 200_000)
@@ -390,15 +332,6 @@ def test_what_was_left_unread_of_an_answer_is_not_taken_for_the_next() -> None:
             world["b"].fetch([Request(worker="a", block=gone), Request(worker="a", block=block)])
         assert world["b"].fetch([Request(worker="a", block=block)])[0].equals(large.records)
     world.close()
-
-
-@given(st.lists(st.integers(0, 3 << 20), max_size=9))
-def test_every_frame_is_in_one_message_and_none_is_split(sizes: list[int]) -> None:
-    frames = [pa.py_buffer(bytes(n)) for n in sizes]
-    parts = parts_of(frames)
-    assert [f for part in parts for f in part] == frames
-    assert all(parts) or not frames
-    assert all(sum(f.size for f in part[:-1]) < 1 << 20 for part in parts)
 
 
 def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from host_plans import Bomb, chunk, chunk_of, environment, exits, garbles, hangs
 from left_by_runs import ROOT, children
 
 from dataflow.batch import Batch, Keys
-from dataflow.errors import DataError, KernelError, PlanError, RunError
-from dataflow.kernel import Layout
+from dataflow.errors import DataError, KernelError, RunError
 from dataflow.schema import Prompt
 from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.messages import (
@@ -39,9 +38,7 @@ from engine.coordinator.messages import (
     WorkerLost,
     WorkerOpened,
 )
-from engine.launch.failures import Failures
 from engine.launch.local import CONTROL_BYTES, Supervisor
-from engine.launch.ranks import groups, meetings
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.plan import Plan
@@ -469,67 +466,3 @@ def test_no_orphan_when_it_is_killed_while_it_starts_them(tmp_path: Path, others
         run.kill()
         run.wait()
         assert gone(mark)
-
-
-# --- ranks ----------------------------------------------------------------------------------------------------------
-
-
-def test_ranks_meet_on_the_loopback() -> None:
-    of = {"a": ("a", "b"), "b": ("a", "b")}
-    found = meetings(["a", "b", "c"], of)
-    assert found.keys() == {"a", "b"}
-    seats = [found[name].seat(name) for name in ("a", "b")]
-    assert [(s.rank, s.world) for s in seats] == [(0, 2), (1, 2)]
-    assert seats[0].port == seats[1].port
-    assert found["b"].descriptors("b") == ()
-    (listening,) = found["a"].descriptors("a")
-    os.close(listening)
-    with pytest.raises(PlanError, match="ranks begin together, and b would not"):
-        meetings(["a"], of)
-
-
-def test_the_ranks_of_a_plan() -> None:
-    planned = plan()
-    assert groups(planned) == {}
-    numbers, doubled = planned.nodes
-    two = replace(doubled, layout=Layout(data=2), workers=("a", "b"))
-    assert groups(replace(planned, nodes=(numbers, two))) == {"a": ("a", "b"), "b": ("a", "b")}
-    other = replace(doubled, name="other", layout=Layout(data=2), workers=("b", "c"))
-    with pytest.raises(PlanError, match="worker b is a rank of b, c and of a, b"):
-        groups(replace(planned, nodes=(two, other)))
-
-
-@dataclass
-class Somebody:
-    """As much of a Child as is looked at."""
-
-    name: str
-    gone: bool = False
-    replaced: bool = False
-    killed: bool = False
-
-    def kill(self) -> None:
-        self.killed = True
-
-
-def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> None:
-    children = {name: Somebody(name) for name in ("a", "b", "alone")}
-    failures, error = Failures({"a": ("a", "b"), "b": ("a", "b")}), RunError("lost its peer")
-    failures.told(children["alone"], error, 0.0)
-    assert failures.judged(children, 0.0) is error
-
-    failures = Failures({"a": ("a", "b"), "b": ("a", "b")})
-    failures.told(children["a"], error, 1.0)
-    assert failures.judged({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
-    assert failures.judged(children, 1.5) is None, "the end of the other may not have been noticed yet"
-    children["b"].gone = True
-    assert failures.judged(children, 1.6) is None
-    assert children["a"].killed, "whoever waits for an answer of it is told"
-    children["b"].gone = False
-    assert failures.judged(children, 99.0) is None, "it was dropped"
-
-    failures.told(children["a"], error, 100.0)
-    children["a"].replaced = True
-    assert failures.judged(children, 103.0) is None, "it was to end"
-    failures.told(children["b"], error, 100.0)
-    assert failures.judged(children, 102.5) is error, "both are there"

@@ -1,0 +1,81 @@
+"""Answers between hosts: what messages they are, and that nothing that was changed or left out is taken."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pull_liars import outcome
+from pull_rows import rollouts
+
+from dataflow.errors import RunError
+from engine.channels.contract import Request
+from engine.channels.frames import checksums
+from engine.channels.multipart import (
+    Answered,
+    Header,
+    Part,
+    Sums,
+    parts_of,
+    received,
+    reply_bytes,
+    reply_of,
+    sent,
+)
+
+
+def replied(*messages: tuple[Header | Part | Sums, list[bytes]]) -> pa.RecordBatch:
+    """What these messages come to."""
+    first, *rest = messages
+    reply = Answered.of(reply_of(reply_bytes(first[0])), first[1])
+    for message, frames in rest:
+        assert not reply.whole
+        reply.add(reply_of(reply_bytes(message)), frames)
+    assert reply.whole
+    return received(reply, [Request(worker="a", block=0)])[0]
+
+
+@pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
+def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
+    rows = rollouts(5, 9)
+    answer, made = sent(0, rows.records)
+    sums, frames = checksums(made), [b.to_pybytes() for b in made]
+    spoilt = [bytearray(frame) for frame in frames]
+    spoilt[3][-1] ^= 4
+    for those, right in ((frames, True), (spoilt, False)):
+        little: list[tuple[Header | Part | Sums, list]] = [(Header(1, [answer], sums, 0), those)]
+        parts = [(Part(1, 0), those[2:4]), (Part(1, 1), those[4:]), (Sums(1, sums), [])]
+        messages = [(Header(1, [answer], [], 2), those[:2]), *parts] if much else little
+        assert outcome(partial(replied, *messages)) == (rows.records if right else RunError)
+
+
+@pytest.mark.parametrize("order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"])
+def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
+    answer, made = sent(0, rollouts(5, 9).records)
+    frames = [b.to_pybytes() for b in made]
+    reply = Answered.of(Header(1, [answer], [], 2), frames[:2])
+    last = Sums(1, checksums(made))
+    told = {"header": (Header(1, [answer], [], 2), frames[:2]), "sums": (last, []), "sums+": (last, [b"more"])}
+    *honest, wrong = [told.get(word) or (Part(1, int(word)), frames[2:4]) for word in order.split()]
+    for message in honest:
+        reply.add(*message)
+    with pytest.raises(RunError, match="expected part"):
+        reply.add(*wrong)
+
+
+@pytest.mark.parametrize("message", [Part(1, 0), Sums(1, [])])
+def test_an_answer_begins_with_its_header(message: Part | Sums) -> None:
+    with pytest.raises(RunError, match="expected the header"):
+        Answered.of(message, [])
+
+
+@given(st.lists(st.integers(0, 3 << 20), max_size=9))
+def test_every_frame_is_in_one_message_and_none_is_split(sizes: list[int]) -> None:
+    frames = [pa.py_buffer(bytes(n)) for n in sizes]
+    parts = parts_of(frames)
+    assert [f for part in parts for f in part] == frames
+    assert all(parts) or not frames
+    assert all(sum(f.size for f in part[:-1]) < 1 << 20 for part in parts)
