@@ -18,6 +18,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ from benchmarks.data_plane_batch import MIB, make_batch, views
 from benchmarks.data_plane_reshard import Setting
 from benchmarks.data_plane_routes import ROUTES, Route, Sender
 from benchmarks.report import Result, machine, show, write_json
+from engine.launch.child import environment
 
 SIZES = {"4 kB": 4 << 10, "16 MB": 16 * MIB, "256 MB": 256 * MIB}
 WARM_UP = 10
@@ -222,5 +224,15 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
         write_json(json, rows, where)
 
 
+def begin_as_a_worker() -> None:
+    """Begin this process again in the environment that the engine gives its Workers, unless it has that: what is
+    measured is what they do, and the plain memcpy beside it is theirs, too.
+    """
+    wanted = environment(threads=1)
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.data_plane", *sys.argv[1:]], wanted)
+
+
 if __name__ == "__main__":
+    begin_as_a_worker()
     tyro.cli(main)

@@ -27,6 +27,10 @@ _BOOTSTRAP = (
     "from engine.runtime.process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 )
 _SPINS = "10000"
+_COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+"""Copies of 2 MiB and more go past the cache. Rows that are copied into a slab are read by another process, later:
+16 MiB of them in 2.0 to 2.3 ms, not 2.8 (benchmarks/data_plane.py). What is no glibc, or on no x86, does not read it.
+"""
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
 
@@ -115,12 +119,14 @@ class Child:
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:
-    """Of a Worker's process. OpenMP and CUDA read these when torch is imported, so they cannot be set later.
+    """Of a Worker's process. The C library reads these when the process starts, OpenMP and CUDA when torch is imported,
+    so they cannot be set later. What the user has set stays, but for the threads, which are planned.
 
     device: which of the GPUs that this process sees is the first, and only one, that the Worker does.
     """
     # Threads that wait spin shortly and then sleep, as in the command line's own process: others want the cores.
-    found = {"GOMP_SPINCOUNT": _SPINS} | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
+    found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
     if device is not None:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", str(device)).split(",")
         found["CUDA_VISIBLE_DEVICES"] = seen[device % len(seen)]

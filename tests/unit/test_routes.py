@@ -129,3 +129,15 @@ def test_a_worker_sees_its_own_gpu(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     assert environment(1).get("CUDA_VISIBLE_DEVICES") == seen
     assert environment(1, device)["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_what_the_user_has_set_stays_in_a_workers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert "non_temporal_threshold" in environment(3)["GLIBC_TUNABLES"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    found = environment(3)
+    assert found["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert found["GOMP_SPINCOUNT"] == "10000"
