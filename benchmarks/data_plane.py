@@ -10,7 +10,8 @@ The time of a round
 is that from the start of sending until the receiver has torch views of all columns and its acknowledgement is back
 over a pipe. Each round is paired with a warm memcpy of as many bytes by one thread; ratios are medians over the pairs.
 What is built in the slab is timed by itself: nothing of it is copied, and a large memcpy just before leaves both
-processes with empty caches, which is not what the way costs.
+processes with empty caches, which is not what the way costs. Beside Ray and TransferQueue, whose rounds have none
+between them, what is copied is timed by itself once more.
 """
 
 from __future__ import annotations
@@ -89,18 +90,18 @@ def across(route: Route) -> Iterator[tuple[Sender, Connection]]:
     process.kill()
 
 
-def measure(route: Route, sizes: Sequence[str], rounds: dict[str, int]) -> dict[str, Timed]:
-    """Each size by one way."""
+def measure(route: Route, sizes: Sequence[str], rounds: dict[str, int], *, alone: bool = False) -> dict[str, Timed]:
+    """Each size by one way. alone: no memcpy before each round."""
     found = {}
     with across(route) as (sender, pipe):
         for size in sizes:
             records = make_batch(SIZES[size])
             sender.prepare(records)
-            copied = Copied(records.nbytes) if route.copies else None
+            copied = Copied(records.nbytes) if route.copies and not alone else None
             pairs = [paired(sender, pipe, records, copied) for _ in range(rounds[size] + WARM_UP)][WARM_UP:]
             found[size] = Timed(
                 seconds=statistics.median(seconds for _, seconds in pairs),
-                of_memcpy=statistics.median(c / s for c, s in pairs) if route.copies else None,
+                of_memcpy=statistics.median(c / s for c, s in pairs) if copied is not None else None,
             )
     return found
 
@@ -187,16 +188,18 @@ def reshard_all(quick: bool) -> list[Result]:
     return found
 
 
-def peers_all(sizes: Sequence[str], rounds: dict[str, int], ours: dict[str, Timed]) -> list[Result]:
-    """Ray and TransferQueue; says why where they cannot be installed."""
+def peers_all(sizes: Sequence[str], rounds: dict[str, int]) -> list[Result]:
+    """Ray and TransferQueue, and this project's one copy as they are: one round after the other. Says why where they
+    cannot be installed.
+    """
     reason = peers.prepare()
     if reason:
         print(f"Ray and TransferQueue are left out: .venv-ray cannot be made: {reason}")
         return []
     told = {size: (SIZES[size], min(20, rounds[size])) for size in sizes}
-    return peers.results(
-        {peer: peers.measure(peer, told) for peer in peers.PEERS}, {size: timed.seconds for size, timed in ours.items()}
-    )
+    (route,) = [r for r in ROUTES if r.name == peers.OURS]
+    ours = {size: timed.seconds for size, timed in measure(route, sizes, rounds, alone=True).items()}
+    return peers.results({peer: peers.measure(peer, told) for peer in peers.PEERS}, ours)
 
 
 def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...] = ()) -> None:
@@ -217,7 +220,7 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
         resharded = reshard_all(quick) if not only or "reshard" in only else []
         rows = results(found) + side_by_side(only, rounds) + resharded
         if not only or "peers" in only:
-            rows += peers_all(sizes, rounds, found.get("shm, one copy", {}))
+            rows += peers_all(sizes, rounds)
     where = machine()
     show("from one process to another", rows, where)
     if json is not None:
