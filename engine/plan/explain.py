@@ -297,12 +297,12 @@ def _edges(plan: Plan) -> Iterator[str]:
         return
     shown = [f"{e.producer} -> {e.consumer}" for e in plan.edges]
     width, evaluated = _width(shown, 44), {n.name for n in plan.nodes if n.region == "evaluation"}
-    widths = [10, 10, 8]
+    widths = [10, 10, len("inproc")]
     yield _columns(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
     for name, edge in zip(shown, plan.edges, strict=True):
         moved = ["evaluation", ""] if edge.consumer in evaluated else [_size(edge.bytes), _size(edge.saved)]
         first = _columns([*moved, edge.route], widths)
-        first += " " * max(0, len("inproc") - len(edge.route))
+        first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
         yield from _named(name, width, first, tail=", ".join(edge.columns))
     yield _columns(["all", *_totals(plan.edges)], [width, 10, 10])
 
