@@ -1,0 +1,131 @@
+"""The folder of a run: what it holds, and that two runs never share one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dataflow.errors import RunError
+from engine.observe.runfolder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create("first", tmp_path) as folder:
+        yield folder
+
+
+def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
+    versions = json.loads((run.path / "versions.json").read_text())
+    assert versions["packages"]["pyarrow"] == pa.__version__
+    assert versions["python"].startswith("3.")
+    assert set(versions["git"]) == {"commit", "changed"}
+    assert sys.executable in (run.path / "command.txt").read_text()
+    assert all(folder.is_dir() for folder in (run.samples, run.trace, run.checkpoints, run.log("w").parent))
+    run.write_text("plan.txt", "a plan")
+    assert (run.path / "plan.txt").read_text() == "a plan"
+    assert run.log("decode/0").name == "decode_0.log"
+    with pytest.raises(ValueError, match="not a file of a run folder"):
+        run.write_text("other.txt", "")
+
+
+def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
+    RunFolder.create("a", tmp_path).close()
+    with pytest.raises(RunError, match=r"found .*Fix: resume that run, choose another name, or pass overwrite=True"):
+        RunFolder.create("a", tmp_path)
+    (tmp_path / "a" / "metrics.jsonl").write_text("old")
+    (tmp_path / "a" / "checkpoints" / "step_3").mkdir()
+    with RunFolder.create("a", tmp_path, overwrite=True) as run:
+        assert not run.metrics.exists()
+        assert not list(run.checkpoints.iterdir())
+    (tmp_path / "empty").mkdir()
+    RunFolder.create("empty", tmp_path).close()
+
+
+@pytest.mark.parametrize("content", ["thesis.tex", "metrics.jsonl"])
+def test_overwrite_never_deletes_what_is_not_a_runs(tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / content).write_text("years of work")
+    with pytest.raises(RunError, match=f"overwrite=True deletes only what a run made, found {content}"):
+        RunFolder.create("mine", tmp_path, overwrite=True)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == [content]
+
+
+def test_a_foreign_file_in_a_run_folder_is_kept(tmp_path: Path) -> None:
+    RunFolder.create("a", tmp_path).close()
+    (tmp_path / "a" / "notes.md").write_text("mine")
+    with pytest.raises(RunError, match=r"found notes.md"):
+        RunFolder.create("a", tmp_path, overwrite=True)
+    assert (tmp_path / "a" / "versions.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/abs", ".hidden", "a b"])
+def test_a_name_that_is_no_folders_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="expected letters, digits"):
+        RunFolder.create(name, tmp_path)
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(RunError, match="expected a folder, found a file"):
+        RunFolder.create("a", tmp_path, overwrite=True)
+
+
+def test_only_a_runs_folder_can_be_opened(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RunError, match="expected the folder of an earlier run"):
+            RunFolder.open_existing(path)
+    assert not list(tmp_path.iterdir())
+    RunFolder.create("a", tmp_path).close()
+    with RunFolder.open_existing(tmp_path / "a") as run:
+        assert run.name == "a"
+
+
+def test_two_runs_never_hold_one_folder(run: RunFolder, tmp_path: Path) -> None:
+    for begin in (
+        lambda: RunFolder.open_existing(run.path),
+        lambda: RunFolder.create("first", tmp_path, overwrite=True),
+    ):
+        with pytest.raises(RunError, match=f"another run .process {os.getpid()}. is writing it"):
+            begin()
+    run.close()
+    run.close()
+    RunFolder.open_existing(run.path).close()
+
+
+_HOLDER = """
+import os, sys
+from engine.observe.runfolder import RunFolder
+run = RunFolder.open_existing(sys.argv[1])
+if sys.argv[2] == "with a child" and os.fork() == 0:  # a forked Worker that outlives the run
+    run.close()
+    print("held", flush=True)
+elif sys.argv[2] == "alone":
+    print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["alone", "with a child"])
+def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
+    RunFolder.create("a", tmp_path).close()
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path / "a"), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(RunError, match=f"process {holder.pid}"):
+                RunFolder.open_existing(tmp_path / "a")
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            holder.wait(timeout=30)
+        RunFolder.open_existing(tmp_path / "a").close()  # while the child, if there is one, still waits for its input
