@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 from parallel_ranks import FAULTY, NARROW, SAVED, STEPS, look, train, weights
 from tensor_ranks import ALL, QUICK, main
 from torch_models import FakeSession, save_tiny
-from torch_training import PG, distance, opened
+from torch_training import PG, alike, as_ranks, distance, opened
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3ForCausalLM
 
 from dataflow.errors import KernelError
@@ -53,37 +51,14 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory, bases: dict[s
         kernel = case.open(bases)
         train(case, kernel, STEPS[:2])
         kernel.save(made / f"{name} of one")
-    _all_ranks(made, bases, *request.param)
+    world, tensor = request.param
+    as_ranks(world, main, world, tensor, made, bases, limit=LIMIT)
     return made
-
-
-def _all_ranks(folder: Path, bases: dict[str, str], world: int, tensor: int) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=main, args=(n, world, tensor, folder, bases), daemon=True) for n in range(world)]
-    try:
-        for rank in ranks:
-            rank.start()
-        ended = time.monotonic() + LIMIT
-        for rank in ranks:
-            rank.join(max(0.0, ended - time.monotonic()))
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
-    assert [rank.exitcode for rank in ranks] == [0] * world
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(path, weights_only=True) for path in sorted(folder.glob("rank *.pt"))]
-
-
-def alike(found: dict[str, float], wanted: dict[str, float]) -> None:
-    """Metrics of a Step, but for how the rows were packed."""
-    packing = {"train/micro_batches", "train/fed_tokens"}
-    assert found.keys() == wanted.keys()
-    for name in found.keys() - packing:
-        assert found[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -102,7 +77,7 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
     assert distance(first["weights"], weights(alone)) < 1e-6
     assert distance(first["weights"], before) > 1e-4
     for step, metrics in enumerate(first["metrics"]):
-        alike(metrics, wanted[step])
+        alike(metrics, wanted[step], rel=1e-5)
     for other in others:
         assert other["metrics"] == first["metrics"]
         assert torch.equal(other["looked"], first["looked"])
@@ -130,7 +105,7 @@ def test_a_checkpoint_of_many_ranks_goes_on_with_one(
     metrics = train(SAVED, alone, STEPS[2:])
     first = ranks[0]["saved"]
     assert distance(first["weights"], weights(alone)) < 1e-6
-    alike(first["metrics"][0], metrics[0])
+    alike(first["metrics"][0], metrics[0], rel=1e-5)
     for saved in ("saved of many", "saved of many, weights"):
         found = AutoModelForCausalLM.from_pretrained(folder / saved)
         assert found.num_parameters() == sum(p.numel() for p in weights(alone).values())
@@ -181,7 +156,7 @@ def test_a_step_after_faults_is_as_if_they_had_not_been(bases: dict[str, str], r
     alone = FAULTY.open(bases)
     (metrics,) = train(FAULTY, alone, [1])
     assert distance(ranks[0]["faults"]["weights"], weights(alone)) < 1e-6
-    alike(ranks[0]["faults"]["metrics"][0], metrics)
+    alike(ranks[0]["faults"]["metrics"][0], metrics, rel=1e-5)
 
 
 def test_every_group_is_bounded_in_time_as_the_whole_one(ranks: list[dict[str, Any]]) -> None:

@@ -1,13 +1,17 @@
 """A train kernel on a tiny model, and Assignments for it: what the tests of training begin with.
 
-Owns: the kernel with its usual parameters, losses on random rows, distances of weights. Does not own: models
-(torch_models.py), rows (torch_rows.py).
+Owns: the kernel with its usual parameters, losses on random rows, distances of weights and metrics, ranks as processes.
+Does not own: models (torch_models.py), rows (torch_rows.py), what a rank does (parallel_ranks.py, tensor_ranks.py).
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from torch import Tensor
 from torch_models import FakeSession
 from torch_rows import token_column
@@ -68,3 +72,28 @@ def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     assert a.keys() == b.keys()
     return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
+
+
+def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: float) -> None:
+    """Call main(rank, *arguments) in a process for each rank, which have to end well within `limit` seconds."""
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=main, args=(number, *arguments), daemon=True) for number in range(world)]
+    try:
+        for rank in ranks:
+            rank.start()
+        ended = time.monotonic() + limit
+        for rank in ranks:
+            rank.join(max(0.0, ended - time.monotonic()))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * world
+
+
+def alike(found: dict[str, float], wanted: dict[str, float], rel: float) -> None:
+    """Metrics of a Step, but for how the rows were packed."""
+    packing = {"train/micro_batches", "train/fed_tokens"}
+    assert found.keys() == wanted.keys()
+    for name in found.keys() - packing:
+        assert found[name] == pytest.approx(wanted[name], rel=rel, abs=1e-6), name
