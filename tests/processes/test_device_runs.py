@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from device_graphs import WIDTH, Hidden, steering
+from device_graphs import GATE, WIDTH, Hidden, steering
 from left_by_runs import children, metrics, weights, workers
 from test_across import numbers
 
@@ -24,6 +24,7 @@ from engine.api import Result, peek, plan, resume, run
 from engine.channels.contract import Request
 from engine.channels.inproc import InprocChannel
 from engine.checkpoint.cut import read_rows
+from engine.coordinator.lane import FINISHED, TAKEN, Lane
 from engine.coordinator.messages import Gather
 from engine.observe.samples import read_samples
 from engine.runtime.worker import Worker
@@ -111,12 +112,30 @@ def test_in_the_middle_of_steps_too(tiny: Path, options: Options, whole: Result)
 # --- files --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The first Step trains no earlier than a prompt of the next one is finished, as the coordinator sees it."""
+    os.mkfifo(path := tmp_path / "gate")
+    monkeypatch.setenv(GATE, str(path))
+    gate, move = os.open(path, os.O_RDWR), Lane._move
+
+    def moved(lane: Lane, slots: np.ndarray, state: int) -> None:
+        move(lane, slots, state)
+        if lane.count[TAKEN] and lane.count[FINISHED]:
+            os.write(gate, b".")
+
+    monkeypatch.setattr(Lane, "_move", moved)
+    yield
+    os.close(gate)
+
+
+@pytest.mark.usefixtures("a_prompt_waits")
 def test_rows_that_wait_are_in_checkpoints_with_their_values(tiny: Path, options: Options) -> None:
     """With lag some prompts are finished and not trained when a checkpoint is made: resume goes on with them."""
-    asked = options(4, pin=TWO, checkpoint_every=1, keep=10, workers="one")
+    asked = options(4, pin=TWO | {"train_policy": "t"}, checkpoint_every=1, keep=10, workers="one")
     first = run(steering(tiny, max_lag=1), asked)
     files = sorted(first.folder.glob("checkpoints/step_[123]/rows/states.arrow"))
-    assert files, "no prompt waited at any Step's end"
+    assert files[0].parts[-3] == "step_1"
     assert plan(steering(tiny, max_lag=1), asked).recorder == "a", "which gets what b has of these rows"
     rows = read_rows(files[0])
     assert not rows.device
