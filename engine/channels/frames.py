@@ -10,6 +10,7 @@ have. Offsets then start at 0. Nothing is copied but offsets and bitmaps of slic
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +38,7 @@ Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
 class Form:
     """A type as its buffers lie. width: bytes of a flat value, of an offset of text, lists and maps; else 0.
 
-    nodes and buffers count those of the children, too.
+    nodes and buffers count those of the children, too. simple: flat values, or lists of such.
     """
 
     kind: pa.DataType
@@ -46,6 +47,7 @@ class Form:
     children: tuple[Form, ...]
     nodes: int
     buffers: int
+    simple: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,6 +146,7 @@ def _form(kind: pa.DataType) -> Form:
         children=children,
         nodes=1 + sum(c.nodes for c in children),
         buffers=own + sum(c.buffers for c in children),
+        simple=code == "flat" or (code == "list" and children[0].code == "flat"),
     )
 
 
@@ -199,8 +202,34 @@ def taken_apart(records: pa.RecordBatch) -> Framed:
     nodes: list[Node] = []
     buffers: list[pa.Buffer | None] = []
     for column, form in zip(records.columns, forms.columns, strict=True):
-        _apart(column, form, nodes, buffers)
+        if not _simple_apart(column, form, nodes, buffers):
+            _apart(column, form, nodes, buffers)
     return Framed(forms=forms, rows=records.num_rows, nodes=nodes, buffers=buffers)
+
+
+_OFFSET = {4: struct.Struct("=i"), 8: struct.Struct("=q")}
+
+
+def _simple_apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]) -> bool:
+    """As _apart, of the columns that most are: numbers, or lists of numbers, from their first on, and none null.
+
+    Returns whether it is one of those. It asks Arrow for half as many objects, of which a small batch costs most.
+    """
+    own, count = array.buffers(), len(array)
+    if array.offset or not form.simple or not count or own[0] is not None:
+        return False
+    if not form.children:
+        nodes.append((count, 0))
+        buffers += (None, own[1].slice(0, count * form.width))
+        return True
+    values, child = array.values, form.children[0]
+    offset = _OFFSET[form.width]
+    (first,), (last,) = offset.unpack_from(own[1], 0), offset.unpack_from(own[1], count * form.width)
+    if values.offset or first or not last or own[2] is not None:
+        return False
+    nodes += ((count, 0), (last, 0))
+    buffers += (None, own[1].slice(0, (count + 1) * form.width), None, own[3].slice(0, last * child.width))
+    return True
 
 
 def _apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]) -> None:
@@ -272,8 +301,12 @@ def put_together(forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequen
     """The record batch over these buffers; nothing is copied and nothing is checked."""
     if not forms.columns:
         return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
-    node, buffer = iter(nodes), iter(buffers)
-    columns = [_together(form, node, buffer) for form in forms.columns]
+    columns = []
+    for form, node, buffer in zip(forms.columns, forms.node, forms.buffer, strict=False):
+        column = _simple_together(form, nodes, node, buffers, buffer) if form.simple else None
+        columns.append(
+            _together(form, islice(nodes, node, None), islice(buffers, buffer, None)) if column is None else column
+        )
     return pa.RecordBatch.from_arrays(columns, schema=forms.schema)
 
 
@@ -301,6 +334,23 @@ def checked_together(
 
 
 _NOTHING = pa.py_buffer(b"")
+
+
+def _simple_together(
+    form: Form, nodes: Sequence[Node], node: int, buffers: Sequence[pa.Buffer | None], buffer: int
+) -> pa.Array | None:
+    """As _together, of what _simple_apart takes apart; None where it is something else."""
+    length, nulls = nodes[node]
+    if nulls or buffers[buffer] is not None:
+        return None
+    own = [None, buffers[buffer + 1] or _NOTHING]
+    if not form.children:
+        return pa.Array.from_buffers(form.kind, length, own, 0)
+    below, nulls = nodes[node + 1]
+    if nulls or buffers[buffer + 2] is not None:
+        return None
+    values = pa.Array.from_buffers(form.children[0].kind, below, [None, buffers[buffer + 3] or _NOTHING], 0)
+    return pa.Array.from_buffers(form.kind, length, own, 0, 0, [values])
 
 
 def _together(form: Form, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | None]) -> pa.Array:

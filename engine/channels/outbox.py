@@ -175,20 +175,18 @@ class SlabOutbox:
         lies: list[Place | None] = []
         held: list[Region] = []
         for buffer in buffers:
-            region = None if buffer is None or not buffer.size else self._around(buffer)
-            lies.append(None if region is None or buffer is None else _place(buffer, region))
-            if region is not None and region not in held:
+            size = 0 if buffer is None else buffer.size
+            address = buffer.address if buffer is not None and size else 0
+            at = bisect_right(self._starts, address) - 1
+            if at < 0 or address + size > self._starts[at] + self._built[at].length:
+                lies.append(None)
+                continue
+            region = self._built[at]
+            lies.append((region.slab, region.offset + address - self._starts[at], size))
+            if region not in held:
                 region.holds += 1
                 held.append(region)
         return lies, held
-
-    def _around(self, buffer: pa.Buffer) -> Region | None:
-        """The built region in which a buffer lies, if there is one."""
-        address = buffer.address
-        at = bisect_right(self._starts, address) - 1
-        if at < 0 or address + buffer.size > self._starts[at] + self._built[at].length:
-            return None
-        return self._built[at]
 
 
 def _room(buffer: pa.Buffer | None) -> int:
@@ -197,10 +195,6 @@ def _room(buffer: pa.Buffer | None) -> int:
 
 def _start(region: Region) -> int:
     return region.slab.buffer.address + region.offset
-
-
-def _place(buffer: pa.Buffer, region: Region) -> Place:
-    return region.slab, buffer.address - region.slab.buffer.address, buffer.size
 
 
 def _copy(buffers: list[pa.Buffer | None], lies: list[Place | None], region: Region, sums: list[int] | None) -> None:

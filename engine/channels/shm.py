@@ -163,6 +163,8 @@ class ShmChannel:
         """Look at every peer's board, ask those that have to be asked, then take the answers."""
         self._hear_others()
         self._look(requests, others, found)
+        if len(found) == len(requests):
+            return
         deadline = deadline_in(self._patience)
         left = {peer: unseen for peer, indices in others.items() if (unseen := [i for i in indices if i not in found])}
         mine = {peer: [requests[i] for i in indices] for peer, indices in left.items()}

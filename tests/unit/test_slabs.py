@@ -330,6 +330,40 @@ def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
     assert put_together(framed.forms, part.num_rows, framed.nodes, framed.buffers).equals(part)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 4), max_size=12),
+    before=st.integers(0, 3),
+    after=st.integers(0, 3),
+    skipped=st.integers(0, 2),
+    start=st.integers(0, 3),
+    length=st.integers(0, 12),
+    null=st.sampled_from([None, 0, -1]),
+    large=st.booleans(),
+)
+def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
+    lengths, before, after, skipped, start, length, null, large
+) -> None:
+    """The values are a slice of more, the offsets do not begin at 0, the last ones are nobody's, the rows are some."""
+    count = before + sum(lengths) + after
+    numbers = list(range(skipped + count))
+    if null is not None and count:
+        numbers[skipped if null == 0 else -1] = None
+    values = pa.array(numbers, pa.int32()).slice(skipped)
+    offsets = pa.array(np.cumsum([before, *lengths]), pa.int64() if large else pa.int32())
+    lists = (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, values)
+    part = pa.RecordBatch.from_arrays([lists, pa.array(range(len(lengths)))], ["x", "y"]).slice(
+        min(start, len(lengths)), length
+    )
+    framed = taken_apart(part)
+    there = sum(len(row) for row in part.column("x").to_pylist())
+    assert framed.nodes[1] == (there, sum(v is None for row in part.column("x").to_pylist() for v in row))
+    assert (framed.buffers[3].size if framed.buffers[3] is not None else 0) == 4 * there
+    found = checked_together(framed.forms, part.num_rows, framed.nodes, framed.buffers)
+    assert found.equals(part)
+    assert [column.offset for column in found.columns] == [0, 0]
+
+
 def test_a_slice_of_a_large_column_is_not_sent_whole() -> None:
     whole = pa.RecordBatch.from_pydict({"x": pa.array(["y" * 100] * 1000)})
     assert taken_apart(whole.slice(500, 2)).nbytes < 300
