@@ -17,9 +17,13 @@ Each lease goes through these states:
     sleeping    the holder to have given its devices up              Slept: Wake of who waits longest -> waking
 
 From the moment that another Worker of the lease waits, what the holder is told anew waits behind that one's turn: so
-nobody starves, and a turn is long where the core tells much at once. What is under way always ends without anything
-else being told to the same Worker but Go and Release, which pass at once; so no two leases can wait for each other. Two
-ranks of one node are never in one lease (the plan sees to it): each would wait for the other.
+nobody starves. What a Worker is told while it waits joins its last turn: so turns are long where much is told at once.
+
+What is under way always ends without anything else being told to the same Worker but Go and Release, which pass at
+once, and without another Worker's turn, but for what ranks do together: that begins when all of them have their
+devices. So it joins no turn that others wait behind. All ranks are told at once; then of two such things the one that
+was told first comes first in every lease, and no two leases can wait for each other. Two ranks of one node are never in
+one lease (the plan sees to it): each would wait for the other.
 
 What one rank of a node could not fetch, no rank begins; but each of the others still says that it is prepared, or that
 it could not fetch its rows either, and one that sleeps takes its turn for that.
@@ -67,29 +71,32 @@ Work = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
-class _Worker:
-    """What a Worker of a lease was told and has not ended, and what is held back until it is awake."""
+class _Turn:
+    """What a Worker is told once it has the devices."""
 
-    under_way: list[Work] = field(default_factory=list)
-    held: deque[_Leased] = field(default_factory=deque)
+    worker: str
+    held: list[_Leased] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Lease:
-    """One set of devices. turns: who waits for them, the longest first."""
+    """One set of devices. under_way: what each Worker was told and has not ended. turns: who waits for the devices, the
+    longest first; while it wakes, the holder is the first of them.
+    """
 
-    workers: dict[str, _Worker]
+    under_way: dict[str, list[Work]]
     state: Literal["free", "waking", "held", "sleeping"] = "free"
     holder: str = ""
-    turns: deque[str] = field(default_factory=deque)
+    turns: deque[_Turn] = field(default_factory=deque)
 
 
 class Leases:
     """Every lease of a plan. In a plan without one, everything passes as it is."""
 
     def __init__(self, plan: Plan) -> None:
-        self._leases = [_Lease({name: _Worker() for name in workers}) for workers in plan.leases]
-        self._lease_of = {name: lease for lease in self._leases for name in lease.workers}
+        self._leases = [_Lease({name: [] for name in workers}) for workers in plan.leases]
+        self._lease_of = {name: lease for lease in self._leases for name in lease.under_way}
+        self._in_lock_step = frozenset(n.name for n in plan.nodes if n.ranks > 1)
         self._ended_epoch: dict[str, int] = {}
         """The last incarnation of each Worker that has died: a death that is told twice is one."""
         self._dropped: dict[str, int] = {}
@@ -113,15 +120,22 @@ class Leases:
         return [instruction]
 
     def _leased(self, lease: _Lease, instruction: _Leased) -> list[Instruction]:
-        name, worker = instruction.worker, lease.workers[instruction.worker]
+        name = instruction.worker
         if lease.state == "held" and lease.holder == name and not lease.turns:
-            worker.under_way.append(_work_of(instruction))
+            lease.under_way[name].append(_work_of(instruction))
             return [instruction]
-        worker.held.append(instruction)
-        waking = lease.state == "waking" and lease.holder == name
-        if not waking and name not in lease.turns:
-            lease.turns.append(name)
+        self._turn(lease, instruction).held.append(instruction)
         return _moved(lease)
+
+    def _turn(self, lease: _Lease, instruction: _Leased) -> _Turn:
+        """The last turn of whoever is told this; the last one of all, where it is for several ranks."""
+        together = _node_of(instruction) in self._in_lock_step
+        among = list(lease.turns)[-1:] if together else lease.turns
+        found = next((turn for turn in reversed(among) if turn.worker == instruction.worker), None)
+        if found is None:
+            found = _Turn(instruction.worker)
+            lease.turns.append(found)
+        return found
 
     # --- what the world says -------------------------------------------------------------------------------------
 
@@ -161,12 +175,9 @@ class Leases:
         return []
 
     def _woken(self, name: str) -> list[Instruction]:
-        lease, worker = self._lease_of[name], self._lease_of[name].workers[name]
+        lease = self._lease_of[name]
         lease.state = "held"
-        out: list[Instruction] = list(worker.held)
-        worker.under_way.extend(_work_of(each) for each in worker.held)
-        worker.held.clear()
-        return out + _moved(lease)
+        return _moved(lease)
 
     def _slept(self, name: str) -> list[Instruction]:
         lease = self._lease_of[name]
@@ -185,7 +196,7 @@ class Leases:
         if lease is None:
             return []
         if self._dropped.get(event.node, -1) < event.sequence:
-            lease.workers[event.worker].under_way.append(("prepared", event.node, event.sequence))
+            lease.under_way[event.worker].append(("prepared", event.node, event.sequence))
         return self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
 
     def _ended(self, name: str, is_it: Callable[[Work], bool], *, every: bool = True) -> list[Instruction]:
@@ -194,10 +205,10 @@ class Leases:
         """
         out: list[Instruction] = []
         for lease in self._leases:
-            for worker in lease.workers.values() if not name else filter(None, (lease.workers.get(name),)):
-                ended = [work for work in worker.under_way if is_it(work)]
+            for under_way in lease.under_way.values() if not name else (lease.under_way.get(name, []),):
+                ended = [work for work in under_way if is_it(work)]
                 for work in ended if every else ended[:1]:
-                    worker.under_way.remove(work)
+                    under_way.remove(work)
             out += _moved(lease)
         return out
 
@@ -206,9 +217,8 @@ class Leases:
         lease = self._lease_of.get(name)
         if lease is None:
             return []
-        lease.workers[name] = _Worker()
-        if name in lease.turns:
-            lease.turns.remove(name)
+        lease.under_way[name] = []
+        lease.turns = deque(turn for turn in lease.turns if turn.worker != name)
         if lease.holder == name:
             lease.state, lease.holder = "free", ""
         return _moved(lease)
@@ -219,21 +229,37 @@ class Leases:
         for lease in self._leases:
             if lease.state in ("waking", "sleeping"):
                 lines.append(f"worker {lease.holder}: is {lease.state}")
-            lines += [f"worker {name}: waits for the devices that {lease.holder} has" for name in lease.turns]
+            waiting = dict.fromkeys(turn.worker for turn in lease.turns if turn.worker != lease.holder)
+            lines += [f"worker {name}: waits for the devices that {lease.holder} has" for name in waiting]
         return lines
 
 
 def _moved(lease: _Lease) -> list[Instruction]:
     """Hand the devices on, as far as is possible without a further event."""
+    out: list[Instruction] = []
+    while lease.state == "held" and lease.turns and lease.turns[0].worker == lease.holder:
+        turn = lease.turns.popleft()
+        lease.under_way[turn.worker] += map(_work_of, turn.held)
+        out += turn.held
     if not lease.turns:
-        return []
-    if lease.state == "held" and not lease.workers[lease.holder].under_way:
+        return out
+    if lease.state == "held" and not lease.under_way[lease.holder]:
         lease.state = "sleeping"
-        return [Sleep(worker=lease.holder)]
+        return [*out, Sleep(worker=lease.holder)]
     if lease.state == "free":
-        lease.state, lease.holder = "waking", lease.turns.popleft()
-        return [Wake(worker=lease.holder)]
-    return []
+        lease.state, lease.holder = "waking", lease.turns[0].worker
+        return [*out, Wake(worker=lease.holder)]
+    return out
+
+
+def _node_of(instruction: _Leased) -> str:
+    """The node that this is for, where it can be one with several ranks."""
+    match instruction:
+        case TrainStep():
+            return instruction.node
+        case Offer():
+            return instruction.writer
+    return ""
 
 
 def _work_of(instruction: _Leased) -> Work:

@@ -1,12 +1,13 @@
 """Simulated Workers that act together: ranks of one node, and Workers on the same devices.
 
-Owns: checking that a rank begins only what it is prepared for, with every row in one share, whose ranks have the same
-rows, and that of the Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not own:
+Owns: that no rank goes on in a collective before all have come to it, checking that a rank begins only what it is
+prepared for, with every row in one share, whose ranks have the same rows, and that of the Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not own:
 when any of this happens (workers.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from engine.plan.plan import Plan
 
 Versions = dict[str, np.ndarray]
 """For each producer, the version of each row."""
+Work = tuple[str, str, int]
+"""train or offer, of this node, with this number."""
 
 
 class RankGroups:
@@ -28,6 +31,8 @@ class RankGroups:
         self._wanted: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], TrainStep] = {}
         self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
+        self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
+        """Whom each collective still waits for: who has come, and how it goes on."""
 
     def told(self, message: TrainStep) -> None:
         """A rank is told of an assignment: what it waited with before is let go."""
@@ -81,6 +86,18 @@ class RankGroups:
                 )
         return [by_rank[rank] for rank in ranks[::tensor]]
 
+    def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
+        """A rank has come to a collective: once all ranks of the node have, each goes on."""
+        meetings = self._meetings.setdefault(what, [])
+        there = next((each for each in meetings if worker not in each), None)
+        if there is None:
+            meetings.append(there := {})
+        there[worker] = then
+        if len(there) == len(self._ranks[what[1]]):
+            meetings.remove(there)
+            for each in there.values():
+                each()
+
     def give_up(self, worker: str) -> None:
         """A Worker goes to sleep: what its ranks are prepared for is let go."""
         for node, rank in [*self._wanted]:
@@ -93,6 +110,8 @@ class RankGroups:
         for waiting in (self._wanted, self._waiting):
             for at in [at for at in waiting if at[1] == worker]:
                 del waiting[at]
+        for meetings in self._meetings.values():
+            meetings[:] = [there for there in meetings if worker not in there]
 
 
 class Devices:

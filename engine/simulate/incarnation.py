@@ -59,6 +59,7 @@ from engine.coordinator.messages import (
     Woken,
 )
 from engine.plan.plan import PlannedInput, PlannedNode
+from engine.simulate.groups import Work
 
 if TYPE_CHECKING:
     from engine.simulate.workers import Simulation
@@ -305,7 +306,7 @@ class Incarnation:
             self._hear(Stepped(node=message.node, step=message.step, worker=self.name))
             done()
 
-        self.after(self._vary(self._timing.train), end)
+        self._with_all(("train", message.node, message.sequence), self._timing.train, end)
 
     def _prepare(self, message: TrainStep, done: Done) -> None:
         """A rank has its rows, and may begin when the others have theirs."""
@@ -342,7 +343,15 @@ class Incarnation:
             self._hear(Offered(model=message.model, version=message.version, worker=self.name, block=block, digest=""))
             done()
 
-        self.after(self._vary(self._timing.load), end)
+        self._with_all(("offer", message.writer, message.version), self._timing.load, end)
+
+    def _with_all(self, what: Work, seconds: float, end: Done) -> None:
+        """Something that takes a time; where the node has ranks, from when all of them have come to it."""
+        begin = partial(self.after, self._vary(seconds), end)
+        if self._world.nodes[what[1]].ranks > 1:
+            self._world.groups.meet(what, self.name, begin)
+        else:
+            begin()
 
     def _load(self, message: Publish | Follow) -> None:
         """Weights overtake the chunks that wait; in a reader that can be interrupted also the one that runs."""

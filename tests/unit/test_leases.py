@@ -40,7 +40,7 @@ from engine.coordinator.messages import (
     Woken,
     WorkerLost,
 )
-from engine.plan.plan import Plan
+from engine.plan.plan import Layout, Plan, PlannedNode
 
 LEASES = (("a", "b", "c"), ("d", "e"))
 WORKERS = ("a", "b", "c", "d", "e", "free")
@@ -149,6 +149,82 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(seed:
             lost = draw.choice(WORKERS)
             world.lose(lost)
             wanted[lost] = list(world.begun[lost])
+        for _ in range(draw.choice((0, 0, 1, 3))):
+            busy = [w for w, queue in world.queues.items() if queue]
+            if busy:
+                world.step(draw.choice(busy))
+    world.drain(draw)
+    assert world.begun == wanted
+    assert world.filter.waiting() == []
+
+
+RANKS = {"one": ("a", "d"), "two": ("b", "e"), "three": ("e", "c")}
+"""Rank groups over both leases."""
+
+
+def of_ranks() -> Leases:
+    made = [
+        PlannedNode(
+            name=name,
+            operator="train",
+            work="train",
+            scope="batch",
+            region="step",
+            relation="reduce",
+            workers=workers,
+            layout=Layout(data=len(workers)),
+        )
+        for name, workers in RANKS.items()
+    ]
+    return Leases(Plan(graph="g", digest="", seed=0, nodes=tuple(made), sources=(), leases=LEASES))
+
+
+@dataclass
+class InLockStep(World):
+    """Workers whose ranks begin an assignment or an offer only when all of them have come to it."""
+
+    there: dict[tuple[type, str, int], set[str]] = field(default_factory=dict)
+
+    def step(self, worker: str) -> None:
+        told = self.queues[worker][0]
+        if not isinstance(told, TrainStep | Offer):
+            return super().step(worker)
+        node = told.node if isinstance(told, TrainStep) else told.writer
+        number = told.sequence if isinstance(told, TrainStep) else told.version
+        there = self.there.setdefault((type(told), node, number), set())
+        if worker not in there and isinstance(told, TrainStep):
+            self.take(self.filter.heard(Prepared(node=node, worker=worker, sequence=number)))
+        there.add(worker)
+        if there >= set(RANKS[node]):
+            super().step(worker)
+
+    def drain(self, draw: random.Random) -> None:
+        """Everybody comes to what is first in its queue, again and again, until nothing moves."""
+        before: object = None
+        while before != (now := ([list(q) for q in self.queues.values()], {k: set(v) for k, v in self.there.items()})):
+            before = now
+            for worker in draw.sample(WORKERS, len(WORKERS)):
+                if self.queues[worker]:
+                    self.step(worker)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) -> None:
+    draw = random.Random(seed)
+    world, wanted, none = InLockStep(of_ranks()), {w: [] for w in WORKERS}, Keys.of([])
+    for number in range(40):
+        node = draw.choice(list(RANKS))
+        kind = draw.choice(("chunk", "chunk", "train", "offer"))
+        told: list[Instruction] = [chunk(number, draw.choice(WORKERS))]
+        idle = all(each in world.begun[w] for w in RANKS[node] for each in wanted[w] if isinstance(each, TrainStep))
+        if kind == "train" and idle:
+            told = [TrainStep(sequence=number, node=node, worker=w, step=1, keys=none, inputs={}) for w in RANKS[node]]
+        elif kind == "offer":
+            told = [Offer(model=f"m_{node}", writer=node, worker=w, version=number) for w in RANKS[node]]
+        for each in told:
+            wanted[each.worker].append(each)
+        world.take(world.filter.told(told))
         for _ in range(draw.choice((0, 0, 1, 3))):
             busy = [w for w, queue in world.queues.items() if queue]
             if busy:
