@@ -1,8 +1,8 @@
 """Simulated Workers that act together: ranks of one node, and Workers on the same devices.
 
-Owns: that no rank goes on in a collective before all have come to it, checking that a rank begins only what it is
-prepared for, with every row in one share, whose ranks have the same rows, and that of the Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not own:
-when any of this happens (workers.py).
+Owns: that no rank goes on in a collective before all have come to it; checking that a rank begins only what it is
+prepared for, with every row in one share, whose ranks have the same rows, and that of the Workers of a lease one at
+most is awake and nobody is told anything in its sleep. Does not own: when any of this happens (workers.py).
 """
 
 from __future__ import annotations
