@@ -31,7 +31,7 @@ from engine.channels.contract import Request, Scheduled
 from engine.channels.descriptors import Count
 from engine.channels.frames import checksums
 from engine.channels.multipart import LARGEST_REQUEST, Answered, Header, Sent, received, reply_bytes, reply_of, sent
-from engine.channels.world import TIMEOUT, agreed_device
+from engine.channels.world import LOCK_STEP, agreed_device
 
 LARGEST = 64 << 30
 """Bytes of the rows of one broadcast, at most: beyond it nothing is allocated."""
@@ -161,7 +161,7 @@ class RowCast:
         )
 
 
-def join(store: Store, rank: int, tensor: int, names: Sequence[str], *, timeout: float = TIMEOUT) -> RowCast:
+def join(store: Store, rank: int, tensor: int, names: Sequence[str], *, timeout: float = LOCK_STEP) -> RowCast:
     """This rank's end in the world of its share: `tensor` ranks one after another, of those that meet at the store.
 
     names: of all of these. Raises RunError where one of the share does not come.

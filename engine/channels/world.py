@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TIMEOUT = 60.0
-"""Seconds within which all ranks have to come, and after which a collective counts its silent peer as lost."""
+"""Seconds within which all ranks have to come, and after which a transfer counts its silent peer as lost."""
+LOCK_STEP = 1800.0
+"""The same for what the ranks of a node do together: one may still be at another node's rows for minutes when the
+others have come. That one is dead or stands still is noticed elsewhere (engine/launch), and ends its group.
+"""
 
 
 def rendezvous(
@@ -56,11 +60,12 @@ def rendezvous(
         ) from error
 
 
-def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = TIMEOUT) -> ProcessGroup:
+def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP) -> ProcessGroup:
     """This process's world, torch's default group: gloo for tensors on the CPU, NCCL for those on GPUs.
 
     Train nodes of one Worker, whose ranks are the same Workers, share it: called again with the same rank and size it
-    returns the group that there is. Raises RunError for another rank or size, and where a rank does not come.
+    returns the group that there is. timeout: seconds for one collective. Raises RunError for another rank or size, and
+    where a rank does not come.
     """
     import torch
     import torch.distributed as dist
@@ -95,7 +100,8 @@ def loopback(host: str) -> bool:
 
 
 def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
-    """Wait until every rank has come. Raises RunError naming those that have not."""
+    """Wait until every rank has come, a minute at most. Raises RunError naming those that have not."""
+    timeout = min(timeout, TIMEOUT)
     store.set(f"here/{rank}", "1")
     try:
         store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))

@@ -25,7 +25,7 @@ from dataflow.errors import RunError
 from dataflow.kernel import Piece
 from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import PeerLost
-from engine.channels.world import leave, rendezvous, world
+from engine.channels.world import LOCK_STEP, leave, rendezvous, world
 from engine.weights.edge import WeightEdge
 from engine.weights.pieces import to_batch
 from engine.weights.transfer import Placed, layout_of
@@ -152,9 +152,11 @@ def group_of(rank: int, port: int, listener: socket.socket, at: int) -> tuple[li
     if rank:
         os.close(fd)
     store = rendezvous("127.0.0.1", at, rank=rank, world=2, listen_fd=fd if rank == 0 else None, timeout=20)
-    group = world(rank, 2, store, timeout=20)
+    group = world(rank, 2, store)
     try:
         assert world(rank, 2, store) is group
+        limit = group._get_backend(torch.device("cpu")).options._timeout
+        assert limit.total_seconds() == LOCK_STEP, "a rank that is late by minutes is not gone"
         value = torch.tensor([float(rank + 1)])
         dist.all_reduce(value, group=group)
         mesh = DeviceMesh.from_group(group, "cpu")

@@ -111,6 +111,16 @@ def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
 
 
 @loss(scope="token")
+def unlucky(now: Now, advantage: Tensors[Advantage]) -> Terms:
+    """In Step 2 it fails on the second rank of several, and on no other."""
+    import torch.distributed as dist
+
+    if now.step == 2 and dist.is_initialized() and dist.get_rank() == 1:
+        raise RuntimeError("out of luck")
+    return Terms(-now.logprobs * advantage["advantage"])
+
+
+@loss(scope="token")
 def not_a_number(now: Now, advantage: Tensors[Advantage]) -> Terms:
     return Terms(now.logprobs * advantage["advantage"] / 0.0 * 0.0, {})
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from left_by_runs import children, metrics, workers
-from run_graphs import deadly, evaluated, followed, small, with_score
+from run_graphs import deadly, evaluated, followed, small, unlucky, with_score
 from test_rank_runs import alike
 from transformers import AutoModelForCausalLM
 
+from dataflow.errors import KernelError
 from dataflow.graph import Graph
 from engine.api import resume, run
 from engine.options import RunOptions
@@ -97,10 +98,23 @@ def test_after_the_death_of_a_rank_all_go_back_and_the_numbers_are_the_same(
     alike(whole.folder, again.folder)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
+SPREAD = pytest.mark.parametrize(
     "spread", [{"tensor": {"train_policy": 2}}, {"ranks": {"train_policy": 2}}], ids=["tensor", "data"]
 )
+
+
+@pytest.mark.long
+@SPREAD
+def test_what_one_rank_alone_fails_with_ends_the_run_at_once(
+    tiny: Path, options: Options, spread: dict[str, Any]
+) -> None:
+    """The other one waits in a collective meanwhile, whose time limit is half an hour."""
+    with pytest.raises(KernelError, match="out of luck"):
+        run(with_score(tiny, None, unlucky), options(4, **spread))
+
+
+@pytest.mark.long
+@SPREAD
 def test_a_rank_that_dies_in_a_step_is_not_what_the_other_failed_with(
     tiny: Path, options: Options, tmp_path: Path, spread: dict[str, Any]
 ) -> None:
