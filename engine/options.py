@@ -59,6 +59,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective"] = "auto"
     """How new weights reach other Workers: pull, collective (one host only); auto, collective between GPUs."""
+    verify: Literal["structure", "content"] = "structure"
+    """What readers check of rows of their own host: structure; or content, too, by hashes, as between hosts."""
     cluster: Path | None = None
     """File with the hosts that a run may use; this is the first of them, and the others run `dataflow host`."""
     threads: int | None = None

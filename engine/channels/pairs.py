@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from dataflow.errors import RunError
 from engine.channels.columns import ColumnStore
 from engine.channels.contract import PeerLost, Request
+from engine.channels.hashes import of_tensors
 from engine.channels.world import TIMEOUT, agreed_device, rendezvous
 
 if TYPE_CHECKING:
@@ -49,13 +50,21 @@ Ask = Callable[[str, int, Sequence[Request]], None]
 
 class Pairs:
     """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to come, and for each
-    transfer. alive: raises PeerLost where a writer that was asked is known to be gone.
+    transfer. content: values of device columns come with their hashes, as both ends have to know. alive: raises
+    PeerLost where a writer that was asked is known to be gone.
     """
 
     def __init__(
-        self, name: str, ask: Ask, *, timeout: float = TIMEOUT, alive: Callable[[str], None] | None = None
+        self,
+        name: str,
+        ask: Ask,
+        *,
+        timeout: float = TIMEOUT,
+        content: bool = False,
+        alive: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
+        self._content = content
         self._ask = ask
         self._alive = alive or (lambda peer: None)
         self._timeout = timeout
@@ -112,7 +121,10 @@ class Pairs:
         try:
             channel = world.formed()
             tensors = [t.to(world.device) for request in requests for t in self._wanted(request)]
-            channel.send(_READER, sequence, tensors)
+            hashes = self._room_for_hashes(requests, len(tensors), world.device)
+            for room in hashes:
+                room.copy_(room.new_tensor(of_tensors(tensors)))
+            channel.send(_READER, sequence, [*tensors, *hashes])
         except (KeyError, RuntimeError) as error:
             _log.warning("%s was not sent to %s: %r", _said(requests), world.peer, error)
             self._give_up(world)
@@ -138,7 +150,10 @@ class Pairs:
             self._ask(peer, world.sequence, requests)
             channel = world.formed_in_time(lambda: self._alive(peer))
             tensors = room(world.device)
-            channel.receive(_WRITER, world.sequence, tensors)
+            hashes = self._room_for_hashes(requests, len(tensors), world.device)
+            channel.receive(_WRITER, world.sequence, [*tensors, *hashes])
+            if any(told.tolist() != of_tensors(tensors) for told in hashes):
+                raise RunError(f"{peer}: refused: {_said(requests)}: their values were changed on their way")
         except RunError:
             self._give_up(world)
             raise
@@ -146,6 +161,13 @@ class Pairs:
         with self._lock:
             self._moved += sum(t.numel() * t.element_size() for t in tensors)
         return tensors
+
+    def _room_for_hashes(self, requests: Sequence[Request], count: int, device: str) -> list[Tensor]:
+        """What goes behind so many tensors: one for their hashes, or nothing. Those of weights are told elsewhere."""
+        import torch
+
+        hashed = self._content and all(request.columns for request in requests)
+        return [torch.empty(count, dtype=torch.int64, device=device)] if hashed else []
 
     def moved(self) -> int:
         """Payload bytes that came since the last call."""

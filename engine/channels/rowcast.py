@@ -30,6 +30,7 @@ from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import Request, Scheduled
 from engine.channels.descriptors import Count
 from engine.channels.frames import checksums
+from engine.channels.hashes import of_tensors
 from engine.channels.multipart import LARGEST_REQUEST, Answered, Header, Sent, received, reply_bytes, reply_of, sent
 from engine.channels.world import LOCK_STEP, agreed_device
 
@@ -46,12 +47,15 @@ Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
 
 
 class Form(msgspec.Struct, array_like=True, frozen=True):
-    """The tensor of one column declared `device`: of which input, its name, torch's name of its dtype, its shape."""
+    """The tensor of one column declared `device`: of which input, its name, torch's name of its dtype, its shape; its
+    hash where content is checked.
+    """
 
     input: Count
     name: str
     dtype: str
     shape: list[Count]
+    hash: int = 0
 
 
 _forms = msgspec.msgpack.Decoder(list[Form])
@@ -59,14 +63,16 @@ _forms = msgspec.msgpack.Decoder(list[Form])
 
 class RowCast:
     """One rank's end. Record batches lie in the host's memory before and after. device: where everything goes through,
-    `cpu` (gloo) or where each rank has a device of its own that (NCCL). giver: what rank 0 is called in errors. Not for
-    several threads at once.
+    `cpu` (gloo) or where each rank has a device of its own that (NCCL). giver: what rank 0 is called in errors.
+    content: columns declared `device` are checked by hashes, too, as all ranks have to know. Not for several threads at
+    once.
     """
 
-    def __init__(self, channel: Scheduled, *, giver: str, device: str = "cpu") -> None:
+    def __init__(self, channel: Scheduled, *, giver: str, device: str = "cpu", content: bool = False) -> None:
         self._channel = channel
         self._giver = giver
         self._device = device
+        self._content = content
         self._number = 0
         self._sequence = 0
         self._moved = 0
@@ -78,7 +84,7 @@ class RowCast:
         parts = [sent(number, batch.records) for number, batch in enumerate(inputs.values())]
         buffers = [buffer for _, many in parts for buffer in many]
         header = reply_bytes(Header(self._next(), [answer for answer, _ in parts], checksums(buffers), 0))
-        forms, values = _formed(inputs.values())
+        forms, values = self._formed(inputs.values())
         self._cast([torch.tensor([len(header), len(forms)])])
         self._cast([_of(header), _of(forms)])
         self._cast([_of(buffer) for buffer in buffers])
@@ -94,6 +100,8 @@ class RowCast:
         buffers = self._came([torch.empty(n, dtype=torch.uint8) for n in _lengths(header)])
         room = [torch.empty(form.shape, dtype=getattr(torch, form.dtype)) for form in forms]
         values = self._cast(room) if room else []
+        if self._content and [form.hash for form in forms] != of_tensors(values):
+            raise self._wrong("columns on a device whose values were changed on their way")
         self._moved += sum(tensor.nbytes for tensor in (*buffers, *values))
         asked = [Request(worker=self._giver, block=number) for number in range(len(names))]
         try:
@@ -138,6 +146,17 @@ class RowCast:
             raise self._wrong(f"rows of {size} bytes, expected at most {LARGEST}")
         return header, forms
 
+    def _formed(self, batches: Iterable[Batch]) -> tuple[bytes, list[Tensor]]:
+        """The forms of all device columns as bytes, and their tensors."""
+        named = [(number, *named) for number, batch in enumerate(batches) for named in batch.device.items()]
+        values = [tensor.to(self._device) for _, _, tensor in named]
+        hashes = of_tensors(values) if self._content else [0] * len(values)
+        forms = [
+            Form(number, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), hash)
+            for (number, name, tensor), hash in zip(named, hashes, strict=True)
+        ]
+        return msgspec.msgpack.encode(forms), values
+
     def _next(self) -> int:
         self._number += 1
         return self._number
@@ -161,7 +180,9 @@ class RowCast:
         )
 
 
-def join(store: Store, rank: int, tensor: int, names: Sequence[str], *, timeout: float = LOCK_STEP) -> RowCast:
+def join(
+    store: Store, rank: int, tensor: int, names: Sequence[str], *, content: bool = False, timeout: float = LOCK_STEP
+) -> RowCast:
     """This rank's end in the world of its share: `tensor` ranks one after another, of those that meet at the store.
 
     names: of all of these. Raises RunError where one of the share does not come.
@@ -171,22 +192,12 @@ def join(store: Store, rank: int, tensor: int, names: Sequence[str], *, timeout:
     device = agreed_device(mine, own, tensor)
     members = tuple(names[share * tensor : (share + 1) * tensor])
     channel = CollectiveChannel(own, tensor, mine, name="rows", names=members, device=device, timeout=timeout)
-    return RowCast(channel, giver=members[GIVER], device=device)
+    return RowCast(channel, giver=members[GIVER], device=device, content=content)
 
 
 def _lengths(header: Header) -> list[int]:
     """Of the buffers that follow."""
     return [n for answer in header.answers if isinstance(answer, Sent) for n in answer.lengths if n]
-
-
-def _formed(batches: Iterable[Batch]) -> tuple[bytes, list[Tensor]]:
-    """The forms of all device columns as bytes, and their tensors."""
-    forms, values = [], []
-    for number, batch in enumerate(batches):
-        for name, tensor in batch.device.items():
-            forms.append(Form(number, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)))
-            values.append(tensor)
-    return msgspec.msgpack.encode(forms), values
 
 
 def _of(data: bytes | pa.Buffer) -> Tensor:

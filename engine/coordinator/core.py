@@ -384,7 +384,7 @@ class Coordinator:
         assert step.run is not None
         self._metrics = self.sources.metrics(step.run.taken, self.version)
         self.version += 1
-        self._dispatch.moved_on = False
+        self._dispatch.next_step()
         self._out += self._versions.publish(self.version)
         self.phase = "settle"
         return True

@@ -286,6 +286,13 @@ class Dispatch:
             chunk.parked = False
             self._end(chunk)
 
+    def next_step(self) -> None:
+        """The Step is done. What might be run again for it is of no use any more: of a lost chunk all rows may have
+        come before its end did. From now on it would have other weights, and give other rows.
+        """
+        self.moved_on = False
+        self.abandon(lambda node: node.name in self._again and node.region != "evaluation")
+
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines = [f"{peer}: is gone as others say; its end has not been told" for peer in sorted(self._suspects)]

@@ -195,6 +195,7 @@ class Supervisor:
             seat=None if meeting is None else meeting.seat(child.name),
             network=self._part.workers[child.name],
             spill=self._folder.path,
+            verify=self._options.verify,
         )
         child.send(opened, () if meeting is None else meeting.descriptors(child.name))
         if self._elsewhere:

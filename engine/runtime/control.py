@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from engine.coordinator.messages import From, Ref, ToWorker
 from engine.runtime.session import Report
@@ -55,7 +56,7 @@ class Open:
 
     outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the system's folder).
     samples: the folder of sample files, None where this Worker writes none. seat: where its nodes have several ranks.
-    network: where there are several hosts.
+    network: where there are several hosts. verify: what is checked of rows from this host (RunOptions).
     """
 
     worker: str
@@ -68,6 +69,7 @@ class Open:
     seat: Seat | None = None
     network: Network | None = None
     spill: Path | None = None
+    verify: Literal["structure", "content"] = "structure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

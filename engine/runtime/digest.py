@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from dataflow.batch import Batch, Ragged
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from engine.channels.hashes import on_device, width_of
 
 _NULL = np.uint64(0xD6E8FEB86659FD93)
 
@@ -116,44 +113,11 @@ def _nulls(array: pa.Array, hashed: np.ndarray) -> np.ndarray:
     return np.where(array.is_null().to_numpy(zero_copy_only=False), _NULL, hashed)
 
 
-_AT_ONCE = 1 << 22
-"""Numbers of a tensor that are hashed at a time: each takes 24 bytes meanwhile."""
-
-
 def _tensor(column: Ragged) -> np.ndarray:
     """uint64 [rows]: of a column declared `device`, by the bytes of its values, hashed where they are."""
     if column.values.is_cuda:
         return on_device(column)
-    return _spans(column.values.numpy().reshape(-1), column.offsets * _width(column))
-
-
-def on_device(column: Ragged) -> np.ndarray:
-    """uint64 [rows]: a hash of the bits of each row's values; sums of integers are exact in any order."""
-    import torch
-
-    values, width = column.values, _width(column)
-    whole = getattr(torch, f"int{8 * values.element_size()}")
-    bits = values.reshape(-1).view(whole)
-    offsets = torch.from_numpy(column.offsets * width).to(values.device)
-    found = torch.zeros(len(column), dtype=torch.int64, device=values.device)
-    for start in range(0, len(bits), _AT_ONCE):
-        some = bits[start : start + _AT_ONCE].to(torch.int64)
-        at = torch.arange(start, start + len(some), device=values.device)
-        row = torch.searchsorted(offsets[1:], at, right=True)
-        found.index_add_(0, row, _mixed(some ^ ((at - offsets[row] + 1) * -0x61C8864680B583EB)))
-    return found.cpu().numpy().view(np.uint64)
-
-
-def _width(column: Ragged) -> int:
-    """Numbers of one value."""
-    return column.values.shape[1:].numel()
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """`_mix` for int64, whose shifts keep the sign."""
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        x = (x ^ (x >> shift)) * factor
-    return x ^ (x >> 31)
+    return _spans(column.values.numpy().reshape(-1), column.offsets * width_of(column))
 
 
 def _salt(name: str) -> np.uint64:

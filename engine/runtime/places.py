@@ -59,8 +59,10 @@ class Place:
 
 def place(opened: Open, dial: Callable[[str], socket.socket]) -> Place:
     """The channel of a Worker. Raises RunError where its address is none of this host."""
-    shm = ShmChannel(opened.worker, opened.epoch, dial, limit=opened.outbox, directory=opened.spill)
-    pairs = Pairs(opened.worker, shm.have_sent, alive=shm.require)
+    shm = ShmChannel(
+        opened.worker, opened.epoch, dial, limit=opened.outbox, directory=opened.spill, verify=opened.verify
+    )
+    pairs = Pairs(opened.worker, shm.have_sent, content=opened.verify == "content", alive=shm.require)
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:

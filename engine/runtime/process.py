@@ -404,7 +404,9 @@ def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any,
     store = rendezvous("127.0.0.1", seat.port, rank=seat.rank, world=seat.world, listen_fd=listening)
     group = world(seat.rank, seat.world, store)
     tensor = node.layout.tensor
-    return group, join(store, seat.rank, tensor, node.workers) if tensor > 1 else None
+    if tensor == 1:
+        return group, None
+    return group, join(store, seat.rank, tensor, node.workers, content=opened.verify == "content")
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ on CPUs alone, but for the tests marked gpu. Weights by the same worlds, and los
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from dataflow.errors import RunError
 from engine.channels.columns import ColumnStore
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Part, Send, decode_from_reader, encode, requests_of, send_of
+from engine.channels.hashes import of_tensors
 from engine.channels.pairs import Pairs
 from engine.channels.shm import ShmChannel
 from tests.contracts.ranks import LIMIT, Ranks
@@ -145,9 +148,11 @@ def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:
     raise AssertionError(f"{peer} is asked for {requests}")
 
 
-def serve(rank: int, port: int, listening: socket.socket, requests: Connection, device: str = "cpu") -> None:
+def serve(
+    rank: int, port: int, listening: socket.socket, requests: Connection, device: str = "cpu", content: bool = False
+) -> None:
     """Answers whatever comes, until the reader has done with it."""
-    pairs = Pairs("made", _not_asked, timeout=20)
+    pairs = Pairs("made", _not_asked, timeout=20, content=content)
     at = listening.getsockname()[1]
     pairs.meet("reads", at, listening.detach())
     for block in (1, 2):
@@ -158,10 +163,18 @@ def serve(rank: int, port: int, listening: socket.socket, requests: Connection, 
 
 
 def read(
-    rank: int, port: int, at: int, requests: Connection, asked: list[list[Request]], longer: int = 0
+    rank: int,
+    port: int,
+    at: int,
+    requests: Connection,
+    asked: list[list[Request]],
+    longer: int = 0,
+    content: bool = False,
 ) -> tuple[list[str], int, list[str]]:
     """What became of each transfer, bytes, and on which devices payloads lay. longer: values too many made room for."""
-    pairs = Pairs("reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20)
+    pairs = Pairs(
+        "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20, content=content
+    )
     pairs.meet("made", at, None)
     said, devices = [], []
     for many in asked:
@@ -197,6 +210,37 @@ def test_the_rows_that_are_asked_for_come_and_no_others(ranks: Ranks, listener: 
     assert said == ["True"] * len(ASKED)
     assert moved == sum(t.nbytes for many in ASKED for t in expected(many))
     assert set(devices) == {"cpu"}
+
+
+def served_with_hashes(rank: int, port: int, listening: socket.socket, requests: Connection, changed: int) -> None:
+    """changed: which of the transfers' last value is another once it was hashed."""
+    number = itertools.count()
+
+    def hashed(tensors: Sequence[Tensor]) -> list[int]:
+        found = of_tensors(tensors)
+        if next(number) == changed:
+            tensors[-1].view(torch.uint8).view(-1)[-1] ^= 1
+        return found
+
+    with mock.patch("engine.channels.pairs.of_tensors", hashed):
+        serve(rank, port, listening, requests, "cpu", True)
+
+
+@pytest.mark.parametrize("changed", [-1, 2])
+def test_with_hashes_what_was_changed_on_its_way_is_refused(
+    ranks: Ranks, listener: socket.socket, changed: int
+) -> None:
+    mine, theirs = Pipe()
+    ranks.tell(0, served_with_hashes, listener, mine, changed)
+    ranks.tell(1, read, listener.getsockname()[1], theirs, ASKED, 0, True)
+    said, moved, _ = ranks.answers([0, 1])[1]
+    if changed == -1:
+        assert said == ["True"] * len(ASKED)
+        assert moved == sum(t.nbytes for many in ASKED for t in expected(many)), "hashes are no payload"
+        return
+    assert said[:2] == ["True", "True"]
+    assert said[2].startswith("RunError: made: refused: block 2, columns of_row, int32: their values were changed")
+    assert said[3].startswith("PeerLost: made: expected its process"), "no world is used again after that"
 
 
 def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: socket.socket) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import PeerLost
 from engine.channels.descriptors import Lacks, Unknown
 from engine.channels.frames import checksums
+from engine.channels.hashes import of_tensors
 from engine.channels.multipart import Header, Sent, reply_bytes, sent
 from engine.channels.rowcast import Form, RowCast, Taken
 from tests.contracts.pull_rows import batch, rollouts
@@ -76,15 +78,15 @@ def same(given: Batch, taken: Taken) -> bool:
     return records.equals(given.records) and values.keys() == given.device.keys() and all(equal)
 
 
-def cast_of(rank: int, size: int, port: int, name: str, timeout: float = 20.0) -> RowCast:
+def cast_of(rank: int, size: int, port: int, name: str, *, timeout: float = 20.0, content: bool = False) -> RowCast:
     names = [f"t{r}" for r in range(size)]
     channel = CollectiveChannel(rank, size, client(port), name=name, names=names, timeout=timeout)
-    return RowCast(channel, giver="t0")
+    return RowCast(channel, giver="t0", content=content)
 
 
-def given(rank: int, port: int, size: int) -> list[Any]:
+def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
     """Rank 0 gives everything; each other rank says whether it has the same, and how many bytes came."""
-    ends = cast_of(rank, size, port, f"given {size}")
+    ends = cast_of(rank, size, port, f"given {size} {content}", content=content)
     said: list[Any] = []
     for inputs in rows():
         if rank == 0:
@@ -98,9 +100,9 @@ def given(rank: int, port: int, size: int) -> list[Any]:
     return [*said, moved, ends.moved()]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_rows_arrive_to_the_bit(ranks: Ranks, size: int) -> None:
-    giver, *others = ranks.do(size, given, size)
+@pytest.mark.parametrize(("size", "content"), [(2, False), (3, False), (2, True)])
+def test_rows_arrive_to_the_bit(ranks: Ranks, size: int, content: bool) -> None:
+    giver, *others = ranks.do(size, given, size, content)
     assert giver == [0, 0], "nothing comes to the rank that gives"
     large = rows()[4]["large"].nbytes
     for *found, moved, again in others:
@@ -108,6 +110,23 @@ def test_rows_arrive_to_the_bit(ranks: Ranks, size: int) -> None:
         assert all(each is True for each in found)
         assert large <= moved < 1.1 * large
         assert again == 0
+
+
+def changed(rank: int, port: int) -> str:
+    """Rank 0 gives a column on a device that has another hash than it says."""
+    ends = cast_of(rank, 2, port, "changed", content=True)
+    inputs = {"hidden": on_devices()}
+    if rank == 0:
+        with mock.patch("engine.channels.rowcast.of_tensors", lambda tensors: [n ^ 1 for n in of_tensors(tensors)]):
+            ends.give(inputs)
+        return ""
+    with pytest.raises(RunError) as found:
+        ends.take(list(inputs))
+    return str(found.value)
+
+
+def test_values_that_were_changed_on_their_way_are_refused_where_content_is_checked(ranks: Ranks) -> None:
+    assert "t0: refused the rows that it gives: columns on a device whose values were" in ranks.do(2, changed)[1]
 
 
 LIES = ("another number", "too few inputs", "a changed byte", "no header", "a long header", "no numbers", "too much")

@@ -77,6 +77,11 @@ def test_across_processes_the_values_go_by_collectives_alone(tiny: Path, options
     assert not any(sent(whole.folder, "collective"))
 
 
+@pytest.mark.long
+def test_content_may_be_checked_too(tiny: Path, options: Options, whole: Result) -> None:
+    same(run(steering(tiny), options(3, pin=TWO, verify="content")), whole)
+
+
 @pytest.mark.parametrize("worker, pin", [("a", TWO), pytest.param("c", APART, marks=pytest.mark.long)])
 def test_a_death_at_either_end_changes_nothing(
     tiny: Path, options: Options, whole: Result, worker: str, pin: dict[str, str]

@@ -21,12 +21,13 @@ from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model
 from dataflow.schema import Reward, Rollout, Schema, column
 from dataflow.user import Columns, operator
+from engine.channels.hashes import of_tensors, on_device
 from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
-from engine.runtime.digest import on_device, row_digests
+from engine.runtime.digest import row_digests
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.generate import generate
@@ -180,6 +181,17 @@ def test_hashes_on_a_device_are_of_rows_wherever_they_lie(lengths: list[int], dt
         whole.values[-1, -1] = 1
         last = int(np.flatnonzero(np.array(lengths))[-1])
         assert np.flatnonzero(on_device(whole) != hashed).tolist() == [last]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
+def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
+    whole = torch.arange(24).to(getattr(torch, dtype)).reshape(4, 6)
+    turned = whole.T.contiguous().T  # the same numbers, which lie otherwise
+    one, same, part, none = of_tensors([whole, turned, whole[1:], whole[:0]])
+    assert one == same
+    assert len({one, part, none}) == 3
+    whole[3, 5] += 1
+    assert of_tensors([whole, turned]) != [one, one]
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""Hashes of tensors where they lie: of the values of columns declared `device`.
+
+Owns: the hash, of each row or of each tensor. Does not own: what it is compared with (columns that travel: pairs.py and
+rowcast.py; rows that were made twice: engine/runtime/digest.py).
+
+In the host's memory it is XXH3-64 of the bytes. On a GPU it is made there: of each number with its place in the row the
+finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195), and the sum of these. It finds what
+differs by chance; it is no protection against somebody who looks for two equal ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from dataflow.batch import Ragged
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_AT_ONCE = 1 << 22
+"""Numbers of a tensor that are hashed at a time: each takes 24 bytes meanwhile."""
+
+
+def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
+    """A signed number of 64 bits for each; equal on two devices of one kind, not in the host's memory and on a GPU."""
+    found = [_of_tensor(tensor.detach().contiguous()) for tensor in tensors]
+    return np.array(found, dtype=np.uint64).view(np.int64).tolist()
+
+
+def _of_tensor(tensor: Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    if tensor.is_cuda:
+        return int(on_device(Ragged(tensor.reshape(-1), np.array([0, tensor.numel()])))[0])
+    import torch
+
+    return xxhash.xxh3_64_intdigest(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def on_device(column: Ragged) -> np.ndarray:
+    """uint64 [rows]: a hash of the bits of each row's values; sums of integers are exact in any order."""
+    import torch
+
+    values, width = column.values, width_of(column)
+    whole = getattr(torch, f"int{8 * values.element_size()}")
+    bits = values.reshape(-1).view(whole)
+    offsets = torch.from_numpy(column.offsets * width).to(values.device)
+    found = torch.zeros(len(column), dtype=torch.int64, device=values.device)
+    for start in range(0, len(bits), _AT_ONCE):
+        some = bits[start : start + _AT_ONCE].to(torch.int64)
+        at = torch.arange(start, start + len(some), device=values.device)
+        row = torch.searchsorted(offsets[1:], at, right=True)
+        found.index_add_(0, row, _mixed(some ^ ((at - offsets[row] + 1) * -0x61C8864680B583EB)))
+    return found.cpu().numpy().view(np.uint64)
+
+
+def width_of(column: Ragged) -> int:
+    """Numbers of one value."""
+    return column.values.shape[1:].numel()
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """The finaliser for int64, whose shifts keep the sign."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        x = (x ^ (x >> shift)) * factor
+    return x ^ (x >> 31)
