@@ -8,7 +8,8 @@ is taken for, the bytes that came by each route. Does not own: either transport 
     a peer on another host               its reply; word that its process is gone (Book); the end of the lease
 
 A connection to another host that is lost says nothing about the Worker there: the network may heal. It is made anew
-until somebody says that the Worker is gone, or the lease is over.
+until somebody says that the Worker is gone, or the lease is over. An answer that was changed on its way is asked for
+again. On one host nothing changes on its way: what is wrong there stays wrong, and fails the request at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
+from dataflow.errors import RunError
 from engine.channels.contract import PeerLost, Request
 from engine.channels.keys import Address
 from engine.channels.shm import ShmChannel
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 _AGAIN = 0.25
 """Seconds until a lost connection is tried again."""
+REFUSALS = 3
+"""Answers to one request that cannot be right, of which the last one fails it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +171,7 @@ class RoutedChannel:
     def _fetch_far(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
         assert self._zmq is not None
         assert self._book is not None
-        end = time.monotonic() + self._lease
+        end, refused = time.monotonic() + self._lease, 0
         while True:
             for request in requests:
                 self._book.require(request)
@@ -178,3 +182,7 @@ class RoutedChannel:
                     raise
                 _log.warning("%s; trying again", lost)
                 self._book.wait(_AGAIN)
+            except RunError:  # an answer that cannot be right, which the channel has counted and logged
+                refused += 1
+                if refused == REFUSALS:
+                    raise
