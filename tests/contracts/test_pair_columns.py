@@ -11,7 +11,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from unittest import mock
 
@@ -32,6 +32,7 @@ from engine.channels.shm import ShmChannel
 from tests.contracts.ranks import LIMIT, Ranks
 
 pytestmark = pytest.mark.timeout(120)
+RANKS = 2
 
 DTYPES = ("float32", "float16", "float64", "uint8", "int32", "int64")
 ROWS = 50
@@ -129,19 +130,6 @@ def _nobody_else(peer: str) -> socket.socket:
 
 
 # --- transfers ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        yield found
 
 
 def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:

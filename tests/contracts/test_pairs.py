@@ -9,7 +9,7 @@ import os
 import queue
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -26,19 +26,7 @@ from engine.weights.snapshot import room, snapshot, verified
 from tests.contracts.ranks import LIMIT, Ranks
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        yield found
+RANKS = 2
 
 
 def weights(version: int) -> list[Piece]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -30,13 +29,7 @@ from tests.contracts.pull_rows import batch, rollouts
 from tests.contracts.ranks import Ranks, client
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
-    yield pool
-    pool.close()
+RANKS = 3
 
 
 class Hidden(Schema):

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -32,13 +31,7 @@ from engine.weights.transfer import Placed, layout_of
 from tests.contracts.ranks import LIMIT, Ranks, client
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(5)
-    yield pool
-    pool.close()
+RANKS = 5
 
 
 def channel(rank: int, size: int, port: int, name: str, timeout: float = 20.0) -> CollectiveChannel:
