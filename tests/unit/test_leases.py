@@ -130,6 +130,12 @@ class World:
         self.epochs[worker] += 1
         self.take(self.filter.heard(WorkerLost(worker=worker, epoch=self.epochs[worker], error="killed")))
 
+    def some(self, draw: random.Random) -> None:
+        """Let some Workers come to what is first in their queues."""
+        for _ in range(draw.choice((0, 0, 1, 3))):
+            if busy := [w for w, queue in self.queues.items() if queue]:
+                self.step(draw.choice(busy))
+
     def drain(self, draw: random.Random) -> None:
         while busy := [w for w, queue in self.queues.items() if queue]:
             self.step(draw.choice(busy))
@@ -149,10 +155,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(seed:
             lost = draw.choice(WORKERS)
             world.lose(lost)
             wanted[lost] = list(world.begun[lost])
-        for _ in range(draw.choice((0, 0, 1, 3))):
-            busy = [w for w, queue in world.queues.items() if queue]
-            if busy:
-                world.step(draw.choice(busy))
+        world.some(draw)
     world.drain(draw)
     assert world.begun == wanted
     assert world.filter.waiting() == []
@@ -225,10 +228,7 @@ def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) ->
         for each in told:
             wanted[each.worker].append(each)
         world.take(world.filter.told(told))
-        for _ in range(draw.choice((0, 0, 1, 3))):
-            busy = [w for w, queue in world.queues.items() if queue]
-            if busy:
-                world.step(draw.choice(busy))
+        world.some(draw)
     world.drain(draw)
     assert world.begun == wanted
     assert world.filter.waiting() == []
