@@ -62,6 +62,17 @@ CASES = {
     "followed": Case(graph=run_graphs.followed, places={"workers": "apart"}, samples=1),
     "ranks": Case(graph=run_graphs.small, places={"workers": "apart", "ranks": {"train_policy": 2}}, exact=False),
     "tensor": Case(graph=run_graphs.small, places={"workers": "apart", "tensor": {"train_policy": 2}}, exact=False),
+    "turns": Case(
+        graph=run_graphs.followed,
+        places={
+            "workers": "one",
+            "pin": {"rollout": "gen", "train_policy": "actor-0,actor-1", "train_critic": "critic-0,critic-1"},
+            "ranks": {"train_policy": 2, "train_critic": 2},
+            "leases": (("gen", "actor-0", "critic-0"), ("actor-1", "critic-1")),
+        },
+        exact=False,
+        samples=1,
+    ),
     "lagging": Case(
         graph=lambda folder: run_graphs.small(folder, max_lag=1),
         places={"workers": "apart", "replicas": {"rollout": 2}},

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from left_by_runs import metrics, timeless, weights
-from run_graphs import small
+from run_graphs import followed, small
+from test_rank_runs import alike
 
 from engine.api import resume, run
 from engine.observe.trace import read_trace
@@ -56,3 +57,23 @@ def test_a_run_with_turns_goes_on_from_its_checkpoint(tiny: Path, options: Calla
     on = resume(part.folder, steps=4)
     assert numbers(on.folder) == numbers(whole.folder)
     assert weights(on) == weights(whole)
+
+
+@pytest.mark.long
+def test_ranks_of_actor_and_critic_take_turns_on_the_same_devices(tiny: Path, options: Callable[..., Any]) -> None:
+    """Each pair of devices has a rank of both, and the first one the generation, too."""
+    ranks = {"train_policy": "actor-0,actor-1", "train_critic": "critic-0,critic-1"}
+    shared = (("gen", "actor-0", "critic-0"), ("actor-1", "critic-1"))
+    alone = run(followed(tiny), options(3, name="alone", inproc=True))
+    turned = run(
+        followed(tiny),
+        options(
+            3,
+            name="turned",
+            workers="one",
+            pin={"rollout": "gen"} | ranks,
+            ranks=dict.fromkeys(ranks, 2),
+            leases=shared,
+        ),
+    )
+    alike(alone.folder, turned.folder)
