@@ -244,9 +244,11 @@ class Batch:
 
 def ragged(array: pa.Array) -> Ragged:
     """A list array as values and offsets from 0, zero-copy for non-null numbers."""
-    offsets = array.offsets.to_numpy()
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
-    return Ragged(values, offsets - offsets[0] if offsets[0] else offsets)
+    offsets, values = array.offsets.to_numpy(), array.values
+    first, last = int(offsets[0]), int(offsets[-1])
+    if last - first < len(values):
+        values = values.slice(first, last - first)
+    return Ragged(values.to_numpy(zero_copy_only=False), offsets - first if first else offsets)
 
 
 def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:

@@ -68,7 +68,7 @@ class Reader:
             return None
         lies = decode_lies(note)
         forms = self._shapes.get(lies.shape)
-        unmapped = any(length and slab not in self._slabs for slab, _, length in lies.places)
+        unmapped = {slab for slab, _, length in lies.places if length}.difference(self._slabs)
         if forms is None or unmapped or (self._content and not lies.sums):
             return None
         return self._rows(self._of_columns(lies, forms, request), request)
@@ -220,7 +220,7 @@ class Reader:
         if forms is None:
             raise self._wrong(f"block {lies.block} is of a schema that was never told")
         forms, _ = chosen(forms, tuple(request.columns))
-        buffers = [self._buffer(*place) for place in lies.places]
+        buffers = [self._buffer(*place) if place[2] else None for place in lies.places]
         if self._content and checksums(buffers) != lies.sums:
             raise self._wrong(f"block {lies.block}: its content is not what its owner kept")
         try:
@@ -228,9 +228,7 @@ class Reader:
         except RunError as error:
             raise self._wrong(f"block {lies.block}: {error}") from error
 
-    def _buffer(self, number: int, offset: int, length: int) -> pa.Buffer | None:
-        if not length:
-            return None
+    def _buffer(self, number: int, offset: int, length: int) -> pa.Buffer:
         slab = self._slabs.get(number)
         if slab is None or offset + length > slab.size:
             size = "that is not mapped" if slab is None else f"of {slab.size} bytes"
