@@ -71,10 +71,14 @@ class Table:
 
 
 def input_state(node: PlannedNode, tables: Mapping[str, Table], slots: np.ndarray, *, unmade: bool) -> np.ndarray:
-    """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input never will.
+    """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input never will; for whole
+    cohorts PENDING until every input is decided, since a row that fails late takes its group with it, and the others of
+    that are to be in a chunk or not whatever comes first.
 
-    unmade: whether rows may have been lost that are to be made again: then a gate can be there, and the bytes not.
+    unmade: whether rows may have been lost that are to be made again: then a gate can be there, and the bytes not, or
+    not ever, where the group was given up meanwhile.
     """
+    first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
     found: np.ndarray | None = None
     for i in node.inputs:
         gate = tables[i.gate].state[slots]
@@ -82,11 +86,11 @@ def input_state(node: PlannedNode, tables: Mapping[str, Table], slots: np.ndarra
         if found is None:
             found = wide
         else:
-            found = np.where((wide == ABSENT) | (found == ABSENT), ABSENT, np.minimum(found, wide))
+            found = np.where((wide == first) | (found == first), first, rest(found, wide))
     assert found is not None  # only a source has no input, and a source is never asked
     for fetch in (fetch for i in node.inputs for fetch in i.fetches) if unmade else ():
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-        found = np.where((held == PENDING) & (found == PRESENT), PENDING, found)
+        found = np.where((held != PRESENT) & (found == PRESENT), held, found)
     return found
 
 
