@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -59,6 +59,8 @@ def of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
     if origin in (Union, UnionType):
         kinds = UNIONS.get(holder, inner)
         return st.one_of([of(kind, holder) for kind in kinds])
+    if origin is Literal:
+        return st.sampled_from(inner)
     if origin is tuple and inner[-1] is not Ellipsis:
         return st.tuples(*(of(kind, holder) for kind in inner))
     if origin is tuple:
