@@ -122,14 +122,20 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The first Step trains no earlier than a prompt of the next one is finished, as the coordinator sees it."""
     os.mkfifo(path := tmp_path / "gate")
     monkeypatch.setenv(GATE, str(path))
-    gate, move = os.open(path, os.O_RDWR), Lane._move
+    gate = os.open(path, os.O_RDWR)
 
-    def moved(lane: Lane, slots: np.ndarray, state: int) -> None:
-        move(lane, slots, state)
-        if lane.count[TAKEN] and lane.count[FINISHED]:
-            os.write(gate, b".")
+    def looked_at(change: Callable[[Lane, np.ndarray], None]) -> Callable[[Lane, np.ndarray], None]:
+        """The change, and then a look whether that is so now; of its prompts some may be finished, then rejected."""
 
-    monkeypatch.setattr(Lane, "_move", moved)
+        def changed(lane: Lane, slots: np.ndarray) -> None:
+            change(lane, slots)
+            if lane.count[TAKEN] and lane.count[FINISHED]:
+                os.write(gate, b".")
+
+        return changed
+
+    for change in ("_settle", "take"):
+        monkeypatch.setattr(Lane, change, looked_at(getattr(Lane, change)))
     yield
     os.close(gate)
 
