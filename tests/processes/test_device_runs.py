@@ -146,7 +146,7 @@ def test_rows_that_wait_are_in_checkpoints_with_their_values(tiny: Path, options
     asked = options(4, pin=TWO | {"train_policy": "t"}, checkpoint_every=1, keep=10, workers="one")
     first = run(steering(tiny, max_lag=1), asked)
     files = sorted(first.folder.glob("checkpoints/step_[123]/rows/states.arrow"))
-    assert files[0].parts[-3] == "step_1"
+    assert files, "no prompt waited at any Step's end"
     assert plan(steering(tiny, max_lag=1), asked).recorder == "a", "which gets what b has of these rows"
     rows = read_rows(files[0])
     assert not rows.device
