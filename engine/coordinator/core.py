@@ -305,7 +305,8 @@ class Coordinator:
         moved = True
         while moved and self.phase not in ("finished", "gone"):
             moved = False
-            self._out += self._versions.bring(moved_on=self._dispatch.moved_on)
+            evaluating = self._round is not None and self._round.under_way  # at its end ranks may have to write files
+            self._out += self._versions.bring(may_offer=not (self._dispatch.moved_on or evaluating))
             self._out += self._dispatch.tell(self._able)
             for admission in self.sources.admissions.values():
                 self._assign(admission.lane.pump(), 0)
@@ -353,7 +354,7 @@ class Coordinator:
     def _in_evaluate(self) -> bool:
         assert self._round is not None
         self._assign(self._round.pump(), self.version)
-        self._out += self._round.tell(self._recovery.there)
+        self._out += self._round.tell(self._recovery.there) if self._versions.offered else ()
         if not self._round.done:
             return False
         self._round.release()
@@ -438,8 +439,8 @@ class Coordinator:
         self._tell_checkpoint()
 
     def _tell_checkpoint(self) -> None:
-        """Tell it once every row that goes into it is there."""
-        message = self.sources.checkpoint(self.version, self._dispatch)
+        """Tell it once every row that goes into it is there, and every rank is free to write."""
+        message = self.sources.checkpoint(self.version, self._dispatch) if self._versions.offered else None
         if message is not None:
             self._cut_due = False
             self._out.append(message)
@@ -489,8 +490,7 @@ class Coordinator:
         self._out += self._dispatch.tell(self._able)
 
     def _release(self) -> None:
-        for worker, blocks in self._blocks.drain().items():
-            self._out.append(Release(worker=worker, blocks=blocks))
+        self._out += [Release(worker=worker, blocks=blocks) for worker, blocks in self._blocks.drain().items()]
         self._out += [Release(worker=worker, blocks=(block,)) for worker, block in self._versions.drain()]
 
     def _flush(self) -> list[Instruction]:

@@ -103,6 +103,11 @@ class EvaluationRound:
         self._waiting.append(self._running.pop(event.node))
 
     @property
+    def under_way(self) -> bool:
+        """Whether an evaluate node was told and has not ended."""
+        return bool(self._running)
+
+    @property
     def done(self) -> bool:
         """Whether every due node has its numbers."""
         return not self._waiting and not self._running

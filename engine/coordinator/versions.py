@@ -183,16 +183,17 @@ class Versions:
         """Whether a node still lacks a Model in a Worker that began anew."""
         return bool(self._fresh) and any((reader, at) == (node, worker) for reader, _, at in self._fresh)
 
-    def bring(self, *, moved_on: bool) -> list[Offer | Bring]:
-        """Tell who is owed the published version. moved_on: the writers have begun to train the next one, so that this
-        one can be had from a block that was offered before, and else not at all: who is owed it gets the next one. That
-        suffices: while a Step is trained, nobody reads at lag 0, and a later reader need not have this very version.
+    def bring(self, *, may_offer: bool) -> list[Offer | Bring]:
+        """Tell who is owed the published version. may_offer: False while the ranks of a writer may have to write files,
+        and once the writers have begun to train the next version: then this one can be had from a block that was
+        offered before, and else not at all, and who is owed it gets the next one. That suffices: while a Step is
+        trained, nobody reads at lag 0, and a later reader need not have this very version.
         """
         found: list[Offer | Bring] = []
         if not self._owed:
             return found
         for reader, model, worker in sorted(place for place in self._owed if place[2] not in self._down):
-            if not moved_on or (model, self._published) in self._weights:
+            if may_offer or (model, self._published) in self._weights:
                 publish = Publish(
                     model=model,
                     writer=self._writers[model],
@@ -227,6 +228,13 @@ class Versions:
     def settled(self) -> bool:
         """Whether every reader that needs exactly the published version has it."""
         return all(reader in self._late for reader, _, _ in self._loading)
+
+    @property
+    def offered(self) -> bool:
+        """Whether no offer is under way. Ranks make one together, and so they write files, for which the loop asks all
+        of them at once, asleep or awake: no rank may have to wait for its devices with an offer then.
+        """
+        return all(weights.offered is not None for weights in self._weights.values())
 
     def behind(self, nodes: Iterable[PlannedNode]) -> bool:
         """Whether one of these nodes has not loaded the published version yet."""

@@ -25,6 +25,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: list[Item] = []
+        self._begun: Item | None = None
         self._closed = False
         self._changed = threading.Condition()
 
@@ -38,12 +39,15 @@ class Inbox:
         """The next one, waiting for it; None once the inbox is closed, whatever is left in it."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
-            return None if self._closed else self._items.pop(0)
+            self._begun = None if self._closed else self._items.pop(0)
+            return self._begun
 
     def within(self) -> Asked | None:
-        """What may be carried out while a chunk is suspended: a request that waits for chunks alone."""
+        """What may be carried out before what was taken last has ended: a request that waits for nothing but that, where
+        that is a chunk. Everything else is done to its end: ranks offer weights together, and answer requests together.
+        """
         with self._changed:
-            if self._items and isinstance(first := self._items[0], Asked):
+            if isinstance(self._begun, RunChunk) and self._items and isinstance(first := self._items[0], Asked):
                 del self._items[0]
                 return first
             return None

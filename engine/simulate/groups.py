@@ -19,7 +19,7 @@ from engine.plan.plan import Plan
 Versions = dict[str, np.ndarray]
 """For each producer, the version of each row."""
 Work = tuple[str, str, int]
-"""train or offer, of this node, with this number."""
+"""train, offer or save, of this node, with this number."""
 
 
 class RankGroups:

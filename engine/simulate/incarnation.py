@@ -8,6 +8,7 @@
     Offer, Publish, Follow    a time                                  Offered, Loaded
     Evaluate, Record          a time                                  Evaluated, Recorded
     Release                   nothing                                 -
+    Asked (by the loop)       a time, asleep or awake                 an answer to the loop
 
 Owns: doing what it is told, one thing after another, and checking that it can be done. Does not
 own: when it dies and what of its messages arrives (workers.py), nor how long things take and
@@ -59,6 +60,7 @@ from engine.coordinator.messages import (
     Woken,
 )
 from engine.plan.plan import PlannedInput, PlannedNode
+from engine.simulate.asking import Asked
 from engine.simulate.groups import Work
 
 if TYPE_CHECKING:
@@ -69,6 +71,15 @@ Task = Callable[[Done], None]
 """Begins something, and calls what it is given when that has ended."""
 
 Rows = RunChunk | TrainStep | Evaluate | Record
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is to be begun. chunk: a request passes it; asked: it is one."""
+
+    task: Task
+    chunk: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +109,7 @@ class Incarnation:
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What would have happened while it stood still, in order."""
-        self._queue: deque[Task] = deque()
+        self._queue: deque[Waiting] = deque()
         self._first: deque[Task] = deque()
         self._busy = False
         self._loaded_at = 0.0
@@ -153,11 +164,13 @@ class Incarnation:
 
     # --- instructions -------------------------------------------------------------------------------------------
 
-    def obey(self, instruction: ToWorker) -> None:
-        """Take an instruction up."""
+    def obey(self, instruction: ToWorker | Asked) -> None:
+        """Take an instruction up, or a request."""
         match instruction:
+            case Asked():
+                self._pass(partial(self._save, instruction, instruction.nodes))
             case RunChunk():
-                self._enqueue(partial(self._fetch, instruction, partial(self._run_chunk, instruction)))
+                self._enqueue(partial(self._fetch, instruction, partial(self._run_chunk, instruction)), chunk=True)
             case TrainStep() if instruction.mine is not None:
                 self._world.devices.check(self.name)
                 self._world.groups.told(instruction)
@@ -183,18 +196,29 @@ class Incarnation:
             case Release():
                 self._world.outbox.release(self.name, instruction.blocks)
 
-    def _enqueue(self, task: Task, *, first: bool = False) -> None:
+    def _enqueue(self, task: Task, *, first: bool = False, chunk: bool = False) -> None:
         """first: behind what else is to be first, and before all others."""
         self._world.devices.check(self.name)
-        (self._first if first else self._queue).append(task)
+        if first:
+            self._first.append(task)
+        else:
+            self._queue.append(Waiting(task, chunk=chunk))
+        self._next()
+
+    def _pass(self, task: Task) -> None:
+        """A request: before the chunks that wait, behind all else."""
+        place = len(self._queue)
+        while place and self._queue[place - 1].chunk:
+            place -= 1
+        self._queue.insert(place, Waiting(task, asked=True))
         self._next()
 
     def _next(self) -> None:
         """Begin what is first in the queue, when idle."""
-        queue = self._first or self._queue
-        if not self._busy and queue:
+        if not self._busy and (self._first or self._queue):
             self._busy = True
-            self.after(0.0, partial(queue.popleft(), self._idle))
+            task = self._first.popleft() if self._first else self._queue.popleft().task
+            self.after(0.0, partial(task, self._idle))
 
     def _idle(self) -> None:
         self._busy = False
@@ -335,6 +359,16 @@ class Incarnation:
 
         self.after(self._vary(self._timing.store), end)
 
+    def _save(self, asked: Asked, left: tuple[str, ...], done: Done) -> None:
+        """One node after another, each with all of its ranks; then the answer."""
+        if left:
+            save = partial(self._save, asked, left[1:], done)
+            self._with_all(("save", left[0], asked.number), self._timing.store, save)
+            return
+        well = not self._world.outbox.absent(list(asked.rows))
+        self.after(0.0, lambda: self._world.asking.answered(asked.number, self.name, well=well))
+        done()
+
     # --- weights and devices ------------------------------------------------------------------------------------
 
     def _offer(self, message: Offer, done: Done) -> None:
@@ -381,7 +415,7 @@ class Incarnation:
             self._hear(Slept(worker=self.name))
 
         self._world.groups.give_up(self.name)
-        if self._queue or self._first:
+        if self._first or not all(each.asked for each in self._queue):
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
         self._enqueue(lambda done: self.after(self._vary(self._timing.load), partial(end, done)))
 

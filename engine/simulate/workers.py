@@ -11,7 +11,7 @@ its sender's death; both ends put that right by numbers (engine/coordinator/fenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,6 +29,7 @@ from engine.coordinator.messages import (
     Event,
     Finish,
     From,
+    Gather,
     GoBack,
     Instruction,
     Recorded,
@@ -43,6 +44,7 @@ from engine.coordinator.messages import (
     WorkerOpened,
 )
 from engine.plan.plan import Plan
+from engine.simulate.asking import Asked, Asking, writers
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.clock import Clock
 from engine.simulate.faults import Blow, Fate, Faults
@@ -91,7 +93,7 @@ class Simulation:
         self.clock = Clock()
         self.outbox = Outbox()
         self.history = History()
-        self.groups, self.devices = RankGroups(plan), Devices(plan)
+        self.groups, self.devices, self.asking = RankGroups(plan), Devices(plan), Asking()
         self.timing, self.outcomes = timing, outcomes
         self.times = timing.generator()
         self.nodes = {n.name: n for n in plan.nodes}
@@ -108,7 +110,7 @@ class Simulation:
         """Deaths of each Worker since it last finished something."""
         self.deaths = 0
         self._stateful = plan.stateful
-        self._storing = 0
+        self._writers = writers(plan)
         self._closed = 0
         """The last Step that was closed."""
 
@@ -140,7 +142,7 @@ class Simulation:
 
     def stop(self, reason: str) -> None:
         """Ask for an early end."""
-        self._hear(StopRequested(reason=reason))
+        self.asking.in_turn(partial(self._hear, StopRequested(reason=reason)))
 
     def _waiting(self) -> str:
         return "\n  ".join([f"phase {self.coordinator.phase}", *self.coordinator.waiting()])
@@ -157,24 +159,34 @@ class Simulation:
     def sent(self, worker: Incarnation, event: Event) -> None:
         """A Worker says something."""
         if self._fate is None:
-            self._hear(event)
+            self.asking.in_turn(partial(self._hear, event))
             return
         message = From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
         worker.said += 1
         for seconds in self._fate.arrivals():
-            self.clock.after(seconds, partial(self._arrived, message))
+            self.clock.after(seconds, partial(self.asking.in_turn, partial(self._arrived, message)))
 
     def _arrived(self, message: From) -> None:
-        for event in self._heard[message.worker].take(message.epoch, message.number, message.event):
+        events = self._heard[message.worker].take(message.epoch, message.number, message.event)
+        for event in events:
             self.history.events.append((self.clock.now, event))
             if isinstance(event, (ChunkDone, Recorded, Evaluated)):
                 self._hits[message.worker] = int(self._workers[message.worker].gone)  # that one is told of later
-        self._say(self.coordinator.handle(message, self.clock.now))
+        self._handle(message, [*events])
         self._strike()
 
     def _hear(self, event: Event) -> None:
         self.history.events.append((self.clock.now, event))
-        self._say(self.coordinator.handle(event, self.clock.now))
+        self._handle(event, [event])
+
+    def _handle(self, message: Event | From, events: Sequence[Event]) -> None:
+        """The coordinator hears of it; of an evaluation when the loop has kept its version, as if it were the best."""
+        handle = lambda _: self._say(self.coordinator.handle(message, self.clock.now))  # noqa: E731
+        writer = next((m.writer for m in self.plan.models if m.writer), "")
+        if writer and any(isinstance(event, Evaluated) for event in events):
+            self._ask({worker: (writer,) for worker in self.nodes[writer].workers}, {}, handle)
+        else:
+            handle(True)
 
     def fetching(self) -> float:
         """How long a fetch takes."""
@@ -190,11 +202,12 @@ class Simulation:
     # --- instructions -------------------------------------------------------------------------------------------
 
     def _say(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
+        for number, instruction in enumerate(instructions):
             self.history.instructions.append((self.clock.now, instruction))
             match instruction:
                 case Checkpoint():
-                    self._begin_to_store(instruction)
+                    self._begin_to_store(instruction, instructions[number + 1 :])
+                    return
                 case Finish():
                     self.finish = instruction
                     for step in [step for step in self.history.samples if step > self._closed]:
@@ -213,35 +226,49 @@ class Simulation:
         worker = self._workers[instruction.worker]
         if not worker.opened:
             raise RunError(f"worker {worker.name} was told something before it was open: {instruction}")
+        self._send(worker, instruction)
+
+    def _send(self, worker: Incarnation, message: ToWorker | Asked) -> None:
         if self._fate is None:
-            worker.obey(instruction)
+            worker.obey(message)
             return
         number, worker.told = worker.told, worker.told + 1
         for seconds in self._fate.arrivals():
-            worker.after(seconds, partial(self._deliver, worker, number, instruction))
+            worker.after(seconds, partial(self._deliver, worker, number, message))
 
-    def _deliver(self, worker: Incarnation, number: int, instruction: ToWorker) -> None:
-        for each in worker.fence.take(worker.epoch, number, instruction):
+    def _deliver(self, worker: Incarnation, number: int, message: ToWorker | Asked) -> None:
+        for each in worker.fence.take(worker.epoch, number, message):
             worker.obey(each)
 
-    def _begin_to_store(self, message: Checkpoint) -> None:
-        """The loop writes one checkpoint at a time; where a Worker dies meanwhile it is not written."""
-        self._storing += 1
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def _ask(
+        self, nodes: Mapping[str, Sequence[str]], rows: Mapping[str, Sequence[Gather]], then: Callable[[bool], None]
+    ) -> None:
+        """Ask all these Workers at once to save these nodes, and to read these rows."""
+        names = sorted({*nodes, *rows})
+        number = self.asking.begin(names, then)
+        for name in names:
+            asked = Asked(number=number, nodes=tuple(nodes.get(name, ())), rows=tuple(rows.get(name, ())))
+            self._send(self._workers[name], asked)
+        self.asking.asked()
+
+    def _begin_to_store(self, message: Checkpoint, rest: Sequence[Instruction]) -> None:
+        """Every Worker with state writes it, the recorder the rows; then what was to be said with it."""
         for keys, gather in message.rows.values():
             self.outbox.check_rows(keys, gather)
-        self.clock.after(self._vary(self.timing.store), partial(self._store, message, self._storing))
+        rows = {self.plan.recorder or self.plan.workers[0]: [gather for _, gather in message.rows.values()]}
+        self._ask(self._writers, rows, lambda well: self._store(message, rest, well=well))
 
-    def _store(self, message: Checkpoint, number: int) -> None:
-        writers = [self._workers[name] for name in self._stateful]
-        lacks = self.outbox.absent([gather for _, gather in message.rows.values()])
-        if number != self._storing or lacks or any(worker.gone for worker in writers):
-            return
-        rows = {}
-        for name, (keys, gather) in message.rows.items():
-            self.outbox.check_rows(keys, gather)
-            rows[name] = (keys, self.outbox.versions(gather))
-        self.history.stored.append(Stored(message=message, rows=rows))
-        self._hear(Checkpointed(step=message.step))
+    def _store(self, message: Checkpoint, rest: Sequence[Instruction], *, well: bool) -> None:
+        if well and not self.outbox.absent([gather for _, gather in message.rows.values()]):
+            rows = {}
+            for name, (keys, gather) in message.rows.items():
+                self.outbox.check_rows(keys, gather)
+                rows[name] = (keys, self.outbox.versions(gather))
+            self.history.stored.append(Stored(message=message, rows=rows))
+            self._hear(Checkpointed(step=message.step))
+        self._say(rest)
 
     # --- faults -------------------------------------------------------------------------------------------------
 
@@ -277,6 +304,10 @@ class Simulation:
         self.clock.after(self._fate.upto(self._faults.detect), partial(self._lost, worker, event))
 
     def _lost(self, worker: Incarnation, event: WorkerLost) -> None:
+        self.asking.lost(worker.name)
+        self.asking.in_turn(partial(self._heard_of_loss, worker, event))
+
+    def _heard_of_loss(self, worker: Incarnation, event: WorkerLost) -> None:
         self._heard[worker.name].close()
         self._hear(event)
 
@@ -284,6 +315,7 @@ class Simulation:
         assert self._fate is not None
         assert self._faults is not None
         worker = self._workers[name] = Incarnation(self, name, self._workers[name].epoch + 1)
+        self.asking.respawned(name)
         worker.after(self._fate.upto(self._faults.respawn), partial(self._open, worker))
         if self._hits[name] < 2:
             self._hit(self._fate.strike_again(name))

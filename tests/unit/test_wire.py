@@ -25,6 +25,7 @@ from engine.coordinator.messages import (
     Follow,
     From,
     Go,
+    Offer,
     Publish,
     Record,
     RunChunk,
@@ -300,13 +301,30 @@ def test_weights_go_and_requests_pass_chunks_and_nothing_else() -> None:
 
 def test_within_a_chunk_only_requests_that_wait_for_chunks() -> None:
     inbox = Inbox()
-    for item in (run(1), SAVE):
+    chunk = run(1)
+    for item in (chunk, run(2), SAVE):
         inbox.put(item)
+    assert inbox.within() is None, "nothing has begun"
+    assert inbox.take() is SAVE
+    inbox.put(SAVE)
+    assert inbox.within() is None, "a request is answered to its end"
+    assert inbox.take() is SAVE
+    assert inbox.take() is chunk
+    inbox.put(SAVE)
     assert [inbox.within(), inbox.within()] == [SAVE, None]
     inbox.put(publish(1))
     inbox.put(SAVE)
     assert inbox.within() is None, "it passed weights that it was told before"
     assert inbox.has_weights()
+
+
+def test_within_an_offer_no_request_as_other_ranks_may_have_it_later() -> None:
+    inbox, offer = Inbox(), Offer(model="m", writer="t", worker="w", version=1)
+    for item in (offer, SAVE):
+        inbox.put(item)
+    assert inbox.take() is offer
+    assert inbox.within() is None
+    assert inbox.take() is SAVE
 
 
 def test_forget_leaves_requests() -> None:
