@@ -99,7 +99,7 @@ class Incarnation:
     def __init__(self, world: Simulation, name: str, epoch: int) -> None:
         self.name = name
         self.epoch = epoch
-        self.fence: Fence[ToWorker] = Fence(epoch)
+        self.fence: Fence[ToWorker | Asked] = Fence(epoch)
         self.told = self.said = 0
         self.opened = self.gone = False
         self._world = world

@@ -180,13 +180,16 @@ class Simulation:
         self._handle(event, [event])
 
     def _handle(self, message: Event | From, events: Sequence[Event]) -> None:
-        """The coordinator hears of it; of an evaluation when the loop has kept its version, as if it were the best."""
-        handle = lambda _: self._say(self.coordinator.handle(message, self.clock.now))  # noqa: E731
+        """The coordinator hears of it; of an evaluation when its version was kept, as if each were the best so far."""
         writer = next((m.writer for m in self.plan.models if m.writer), "")
         if writer and any(isinstance(event, Evaluated) for event in events):
-            self._ask({worker: (writer,) for worker in self.nodes[writer].workers}, {}, handle)
+            ranks = self.nodes[writer].workers
+            self._ask(dict.fromkeys(ranks, (writer,)), {}, lambda _: self._to_coordinator(message))
         else:
-            handle(True)
+            self._to_coordinator(message)
+
+    def _to_coordinator(self, message: Event | From) -> None:
+        self._say(self.coordinator.handle(message, self.clock.now))
 
     def fetching(self) -> float:
         """How long a fetch takes."""
@@ -257,7 +260,7 @@ class Simulation:
         """Every Worker with state writes it, the recorder the rows; then what was to be said with it."""
         for keys, gather in message.rows.values():
             self.outbox.check_rows(keys, gather)
-        rows = {self.plan.recorder or self.plan.workers[0]: [gather for _, gather in message.rows.values()]}
+        rows = {self.plan.recorder: [gather for _, gather in message.rows.values()]}
         self._ask(self._writers, rows, lambda well: self._store(message, rest, well=well))
 
     def _store(self, message: Checkpoint, rest: Sequence[Instruction], *, well: bool) -> None:

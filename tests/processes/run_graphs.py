@@ -142,10 +142,11 @@ def with_score(folder: Path, change: object, loss_of: object = None) -> Graph:
     return Graph("scored", train(policy, rollout, loss=made, lr=1e-3))
 
 
-def dapo(folder: Path) -> Graph:
+def dapo(folder: Path, *, max_lag: int = 0) -> Graph:
     """Groups of one reward only are made up for by others; the clip is not symmetric."""
     policy = Model("policy", str(folder / "model"), trainable=True)
-    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=3, name="rollout")
+    asked = prompts(str(folder / "train.parquet"), batch=4)
+    rollout = generate(policy, asked, n=2, max_tokens=3, max_lag=max_lag, name="rollout")
     score = reward(vowels, rollout, name="score")
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True, max_attempts=20)
     advantage = group_advantage(rollout, score, name="advantage")

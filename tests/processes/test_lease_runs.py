@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from left_by_runs import metrics, timeless, weights
-from run_graphs import followed, small
+from run_graphs import dapo, followed, small
 from test_rank_runs import alike
 
 from engine.api import resume, run
@@ -77,3 +77,15 @@ def test_ranks_of_actor_and_critic_take_turns_on_the_same_devices(tiny: Path, op
         ),
     )
     alike(alone.folder, turned.folder)
+
+
+@pytest.mark.long
+def test_ranks_of_which_one_sleeps_write_checkpoints(tiny: Path, options: Callable[..., Any]) -> None:
+    """Groups that are made up for wait for the devices that one of the ranks has, so that it sleeps with an offer which
+    the other one makes already; a checkpoint waits for that, as its ranks write it together, too.
+    """
+    shared: dict[str, Any] = {"tensor": {"train_policy": 2}, "leases": (("gen", "train"),)}
+    pin = {"rollout": "gen", "score": "judge", "train_policy": "train,train-1"}
+    made = options(10, workers="one", pin=pin, checkpoint_every=1, keep=10, watchdog=30.0, **shared)
+    result = run(dapo(tiny, max_lag=3), made)
+    assert len(list(result.folder.glob("checkpoints/step_*/cut.json"))) == result.step == 10

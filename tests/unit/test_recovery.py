@@ -193,6 +193,7 @@ def plan(max_lag: int = 0) -> Plan:
         ),
         sources=(PlannedSource(name="prompts", batch=2, max_lag=max_lag),),
         models=(PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),),
+        recorder="data",
     )
 
 
