@@ -6,12 +6,11 @@ and from several to several.
 Owns: the two processes, what is timed, the goals. Does not own: the batch (data_plane_batch.py), the ways
 (data_plane_routes.py, data_plane_reshard.py), nor how results are shown (report.py).
 
-The time of a round
-is that from the start of sending until the receiver has torch views of all columns and its acknowledgement is back
-over a pipe. Each round is paired with a warm memcpy of as many bytes by one thread; ratios are medians over the pairs.
-What is built in the slab is timed by itself: nothing of it is copied, and a large memcpy just before leaves both
-processes with empty caches, which is not what the way costs; and as often as 4 kB are, whatever its size, since eight
-rounds of it are over in three milliseconds. Beside Ray and TransferQueue, whose rounds have none
+The time of a round is that from the start of sending until the receiver has torch views of all columns and its
+acknowledgement is back over a pipe. Each round is paired with a warm memcpy of as many bytes by one thread; ratios are
+medians over the pairs. What is built in the slab is timed by itself: nothing of it is copied, and a large memcpy just
+before leaves both processes with empty caches, which is not what the way costs; and as often as 4 kB are, whatever its
+size, since eight rounds of it are over in three milliseconds. Beside Ray and TransferQueue, whose rounds have none
 between them, what is copied is timed by itself once more.
 """
 
