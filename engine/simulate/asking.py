@@ -7,11 +7,10 @@ it (incarnation.py).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.coordinator.messages import Gather
-from engine.plan.plan import Plan
 
 Done = Callable[[], None]
 
@@ -31,22 +30,22 @@ class Asking:
     """The request under way, if there is one."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self._number = 0
         self._left: set[str] = set()
         self._then: Callable[[bool], None] | None = None
         self._meanwhile: deque[Done] = deque()
         self._lost: set[str] = set()
         """Who is known to be gone, and not begun anew."""
 
-    def begin(self, workers: Iterable[str], then: Callable[[bool], None]) -> int:
-        """All these are asked; `then` is told whether all have answered. Returns the request's number."""
+    def ask(self, workers: Sequence[str], send: Callable[[str, int], None], then: Callable[[bool], None]) -> None:
+        """Send all these a request with a number of its own; `then` is told whether all have answered. Of one that is
+        gone nothing is awaited.
+        """
         assert self._then is None
         self._left, self._then = set(workers), then
-        self.number += 1
-        return self.number
-
-    def asked(self) -> None:
-        """All have been asked; of one that is gone nothing is awaited."""
+        self._number += 1
+        for worker in workers:
+            send(worker, self._number)
         if self._left & self._lost:
             self._end(well=False)
 
@@ -59,10 +58,11 @@ class Asking:
 
     def answered(self, number: int, worker: str, *, well: bool) -> None:
         """A Worker has done what it was asked, or could not, as rows are gone with theirs."""
-        if number == self.number:
-            self._left.discard(worker)
-            if not well or not self._left:
-                self._end(well=well)
+        if number != self._number or worker not in self._left:  # nobody waits for it any more
+            return
+        self._left.discard(worker)
+        if not well or not self._left:
+            self._end(well=well)
 
     def lost(self, worker: str) -> None:
         """A Worker is known to be gone."""
@@ -76,13 +76,8 @@ class Asking:
 
     def _end(self, *, well: bool) -> None:
         then, self._then = self._then, None
+        assert then is not None
         self._left = set()
-        if then is not None:
-            then(well)
+        then(well)
         while self._meanwhile and self._then is None:
             self._meanwhile.popleft()()
-
-
-def writers(plan: Plan) -> Mapping[str, tuple[str, ...]]:
-    """Worker -> the nodes of which it has to write something into a checkpoint; in every Worker in the same order."""
-    return {w: tuple(n.name for n in plan.nodes if n.work == "train" and w in n.workers) for w in plan.stateful}

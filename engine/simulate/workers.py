@@ -44,7 +44,7 @@ from engine.coordinator.messages import (
     WorkerOpened,
 )
 from engine.plan.plan import Plan
-from engine.simulate.asking import Asked, Asking, writers
+from engine.simulate.asking import Asked, Asking
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.clock import Clock
 from engine.simulate.faults import Blow, Fate, Faults
@@ -110,7 +110,9 @@ class Simulation:
         """Deaths of each Worker since it last finished something."""
         self.deaths = 0
         self._stateful = plan.stateful
-        self._writers = writers(plan)
+        trains = [n for n in plan.nodes if n.work == "train"]
+        self._writers = {w: [n.name for n in trains if w in n.workers] for w in plan.stateful}
+        """Worker -> the nodes that it writes into a checkpoint; in every Worker in the same order."""
         self._closed = 0
         """The last Step that was closed."""
 
@@ -172,7 +174,7 @@ class Simulation:
             self.history.events.append((self.clock.now, event))
             if isinstance(event, (ChunkDone, Recorded, Evaluated)):
                 self._hits[message.worker] = int(self._workers[message.worker].gone)  # that one is told of later
-        self._handle(message, [*events])
+        self._handle(message, events)
         self._strike()
 
     def _hear(self, event: Event) -> None:
@@ -249,12 +251,12 @@ class Simulation:
         self, nodes: Mapping[str, Sequence[str]], rows: Mapping[str, Sequence[Gather]], then: Callable[[bool], None]
     ) -> None:
         """Ask all these Workers at once to save these nodes, and to read these rows."""
-        names = sorted({*nodes, *rows})
-        number = self.asking.begin(names, then)
-        for name in names:
+
+        def send(name: str, number: int) -> None:
             asked = Asked(number=number, nodes=tuple(nodes.get(name, ())), rows=tuple(rows.get(name, ())))
             self._send(self._workers[name], asked)
-        self.asking.asked()
+
+        self.asking.ask(sorted({*nodes, *rows}), send, then)
 
     def _begin_to_store(self, message: Checkpoint, rest: Sequence[Instruction]) -> None:
         """Every Worker with state writes it, the recorder the rows; then what was to be said with it."""
