@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test test-long chaos bench clean
+.PHONY: setup demo test test-long chaos torture bench clean
 export PYTHON
 
 setup:
@@ -19,6 +19,9 @@ test-long: setup
 
 chaos: setup
 	scripts/chaos
+
+torture: setup
+	scripts/torture
 
 bench: setup
 	.venv/bin/python -m benchmarks.check_and_plan --quick
