@@ -77,6 +77,8 @@ class KernelNode:
     schemas: Mapping[str, Any] = field(default_factory=dict)
     """The Schema of each input's port."""
     scope: str = "row"
+    keeps: str | None = None
+    """Of an operator that says which rows stay: what of a group it promises to keep (Operator.keeps)."""
     inproc: bool = False
     """Whether user functions are to run in this process, for breakpoints; there is no time limit then."""
 

@@ -31,6 +31,9 @@ Work = Literal["source", "host", "decode", "forward", "train", "evaluate", "sele
 Scope = Literal["row", "group", "batch"]
 """The least set of rows that a kernel must see at once."""
 
+Keeps = Literal["rows", "groups", "pairs"]
+"""What a selection leaves of a group: any rows, all or none, or two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Same:
@@ -108,8 +111,8 @@ class Operator:
     writes: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kernel name -> module:Class, in order of preference."""
-    keeps: Literal["rows", "groups", "pairs"] | None = None
-    """Of an operator that says which rows stay: any rows, whole groups only, or two rows of each group."""
+    keeps: Keeps | None = None
+    """Of an operator that says which rows stay: what it promises to leave of a group, which its kernel verifies."""
     schedulable: tuple[str, ...] = ()
     """Parameters that take a schedule of the Step."""
     limits: Mapping[str, Limit] = field(default_factory=lambda: MappingProxyType({}))

@@ -12,8 +12,7 @@ from typing import Literal
 
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
-from dataflow.operator import Expand, Fresh, Nothing, Same, Subset
-from dataflow.schema import Preference
+from dataflow.operator import Expand, Fresh, Keeps, Nothing, Same, Subset
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -28,7 +27,7 @@ class Domain:
     kind: Literal["source", "expand", "subset"]
     parent: Domain | None = None
     factor: int = 1
-    keeps: Literal["rows", "groups", "pairs"] = "rows"
+    keeps: Keeps = "rows"
     source: Node = field(init=False)
     """The node that made the first rows of this line."""
     group_size: int = field(init=False)
@@ -100,14 +99,8 @@ class Domains:
             return parent
         if isinstance(rows, Subset):
             assert port is not None
-            return Domain(node=node, kind="subset", parent=parent, keeps=_keeps(port))
+            return Domain(node=node, kind="subset", parent=parent, keeps=port.node.operator.keeps or "rows")
         assert isinstance(rows, Expand)
         n = node.params.get(rows.n, 1)
         n = n if isinstance(n, int) and n > 1 else 1
         return parent if n == 1 else Domain(node=node, kind="expand", parent=parent, factor=n)
-
-
-def _keeps(where: Port) -> Literal["rows", "groups", "pairs"]:
-    """What a selection by this column leaves of a group. A user's operator that makes a Preference promises pairs."""
-    promised = "pairs" if issubclass(where.schema, Preference) else "rows"
-    return where.node.operator.keeps or promised

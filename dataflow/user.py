@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
-from dataflow.errors import Fault, GraphError
+from dataflow.errors import Fault, GraphError, nearest
 from dataflow.limits import Limit
 from dataflow.node import Node, Port, importable
-from dataflow.operator import Input, Operator, Same, Scope, call_site, refuse_unknown
-from dataflow.schema import Schema
+from dataflow.operator import Input, Keeps, Operator, Same, Scope, call_site, refuse_unknown
+from dataflow.schema import Keep, Preference, Schema
 
 S = TypeVar("S", bound=Schema)
 S_co = TypeVar("S_co", bound=Schema, covariant=True)
@@ -39,14 +39,16 @@ class Columns(Generic[S_co]):
     `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an object array. Memory is
     read-only. Of a column declared `device` the array, or the Ragged's values, is a torch tensor on its device: it must
     not be written to, and is returned in the same form. `groups` numbers the group of each row from 0. Return one with
-    `score.set(reward=...)`, or `Columns.make(Reward, reward=...)`.
+    `score.set(reward=...)`, or `Columns.make(Reward, like=score, reward=...)`.
     """
 
-    __slots__ = ("batch", "schema")
+    __slots__ = ("batch", "keyed", "schema")
 
-    def __init__(self, batch: Batch, schema: type[S_co]) -> None:
+    def __init__(self, batch: Batch, schema: type[S_co], *, keyed: bool = True) -> None:
         self.batch = batch
         self.schema = schema
+        self.keyed = keyed
+        """Whether the keys are those of rows of a run, and not numbers that stand for them in a test."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -72,14 +74,17 @@ class Columns(Generic[S_co]):
     def set(self, **columns: Any) -> Columns[S_co]:
         """The same rows with these columns put in the place of those of the same name."""
         kept = {name: self[name] if name in self.batch.device else self.batch.array(name) for name in self.batch.names}
-        return Columns(Batch.make(self.batch.keys, kept | columns, self.schema), self.schema)
+        return Columns(Batch.make(self.batch.keys, kept | columns, self.schema), self.schema, keyed=self.keyed)
 
     @staticmethod
     def make(schema: type[S], *, like: Columns[Any] | None = None, **columns: Any) -> Columns[S]:
-        """New columns on the rows of `like`, or on rows 0, 1, ... of positions 0, 1, ... where there is none."""
+        """New columns on the rows of `like`, in their order; without it on rows of positions 0, 1, ..., for a test.
+
+        An operator that returns the latter is refused: nobody knows which rows of the run they are.
+        """
         rows = len(next(iter(columns.values()))) if like is None else len(like)
         keys = Keys.of(range(rows)) if like is None else like.keys
-        return Columns(Batch.make(keys, columns, schema), schema)
+        return Columns(Batch.make(keys, columns, schema), schema, keyed=like is not None and like.keyed)
 
 
 class OperatorDeclaration(Generic[Q, R]):
@@ -108,9 +113,10 @@ class OperatorDeclaration(Generic[Q, R]):
 
 
 class _OperatorDecorator:
-    def __init__(self, scope: Scope, reads: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, scope: Scope, reads: Mapping[str, Sequence[str]], keeps: Keeps | None) -> None:
         self._scope: Scope = scope
         self._reads = reads
+        self._keeps: Keeps | None = keeps
 
     @overload
     def __call__(
@@ -134,6 +140,7 @@ class _OperatorDecorator:
         inputs = tuple(self._input(fn, p, first=not i) for i, p in enumerate(positional))
         if not inputs:
             raise _annotation(fn, "its first parameter", "no port at all")
+        made = _schema(fn, "the return value", typed.return_annotation)
         where = f"{fn.__module__}:{fn.__qualname__}"
         operator = Operator(
             path=where if importable(fn) else f"{where}@{id(fn):x}",
@@ -142,11 +149,36 @@ class _OperatorDecorator:
             scope=self._scope,
             rows=Same(inputs[0].name),
             inputs=inputs,
-            outputs=(_schema(fn, "the return value", typed.return_annotation),),
+            outputs=(made,),
             kernels={"host": HOST_KERNEL},
+            keeps=self._promised(fn, made),
             function=fn,
         )
         return OperatorDeclaration(operator, inspect.signature(fn))
+
+    def _promised(self, fn: Callable[..., Any], made: type[Schema]) -> Keeps | None:
+        """What it keeps of a group: a Preference two rows. Raises GraphError where keeps= cannot be verified."""
+        keeps: Keeps | None = self._keeps
+        if issubclass(made, Preference):
+            keeps = keeps or "pairs"
+        if keeps is None:
+            return None
+        if keeps not in get_args(Keeps):
+            near = nearest(str(keeps), get_args(Keeps)) or "groups"
+            problem, fix = (
+                f"expected keeps= one of {', '.join(map(repr, get_args(Keeps)))}, found {keeps!r}",
+                f"keeps={near!r}",
+            )
+        elif not issubclass(made, Keep):
+            problem = f"expected no keeps= on what returns no Keep, found {keeps!r} on a {made.__name__}"
+            fix = "return Columns[Keep], or leave keeps= out"
+        elif keeps != "rows" and self._scope == "row":
+            problem = f"it says what stays of a group ({keeps}), and scope='row' does not see whole groups"
+            fix = "@operator(scope='group')"
+        else:
+            return keeps
+        where = f"operator {fn.__name__}"
+        raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
 
     def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter, *, first: bool) -> Input:
         schema = _schema(fn, parameter.name, parameter.annotation)
@@ -163,7 +195,7 @@ def column_operator(
     columns: Mapping[str, tuple[str, ...]] | None = None,
     parent: Sequence[str] = (),
     variadic: Input | None = None,
-    keeps: Any = None,
+    keeps: Keeps | None = None,
     limits: Mapping[str, Limit] | None = None,
     normalises: Any = "",
 ) -> Operator:
@@ -198,14 +230,18 @@ def column_operator(
     )
 
 
-def operator(*, scope: Scope = "row", reads: Mapping[str, Sequence[str]] | None = None) -> _OperatorDecorator:
+def operator(
+    *, scope: Scope = "row", reads: Mapping[str, Sequence[str]] | None = None, keeps: Keeps | None = None
+) -> _OperatorDecorator:
     """Declare an operator from a function on columns, its rows being those of its first port.
 
     `@operator(scope="group") def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1)
     -> Columns[Reward]`. scope: the least set of rows it must see at once. reads: dataset columns that it wants beside
-    a port's own, `{"rollout": ["answer"]}`.
+    a port's own, `{"rollout": ["answer"]}`. keeps: of one that returns a Keep, what it leaves of a group when `select`
+    goes by it: `groups` (each whole or not at all, so that group operators may follow), `pairs` (two rows: what a
+    Preference means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group.
     """
-    return _OperatorDecorator(scope, reads or {})
+    return _OperatorDecorator(scope, reads or {}, keeps)
 
 
 def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:

@@ -31,6 +31,7 @@ def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -
         returns=planned.returns,
         function=node.operator.function,
         schemas=schemas,
+        keeps=node.operator.keeps,
         inproc=inproc,
     )
 

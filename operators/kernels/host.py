@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.device import first_not_finite
-from dataflow.errors import KernelError
+from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
 from dataflow.user import Columns
+from operators.kernels.returned import LIKE, in_order, refuse_broken_promise
 from operators.kernels.scoring_child import Caught
 
 
@@ -39,11 +40,15 @@ class ColumnFunction:
             raise self._failed(chunk, f"it {caught.fault.text}\n{caught.fault.detail}".rstrip())
         if not isinstance(made, Columns):
             raise self._failed(chunk, f"expected Columns, found {type(made).__name__}. Fix: return score.set(...)")
-        if len(made) != len(chunk.keys):
-            fix = "Fix: one row for each that it was given (Columns.make(..., like=one of its arguments))"
-            raise self._failed(chunk, f"it returned {len(made)} rows for {len(chunk.keys)}. {fix}")
-        self._refuse_unusable(chunk, made.batch)
-        kept = made.batch.select([n for n in made.batch.names if n not in made.batch.device or self._is_read(n)])
+        if not made.keyed and len(made) == len(chunk.keys):
+            raise self._failed(chunk, f"nothing says which rows those are that it returned. {LIKE}")
+        try:
+            rows = in_order(made.batch, chunk.keys)
+            self._refuse_unusable(chunk, rows)
+            refuse_broken_promise(rows, self._node.keeps)
+        except DataError as error:
+            raise self._failed(chunk, str(error)) from None
+        kept = rows.select([n for n in rows.names if n not in rows.device or self._is_read(n)])
         yield Batch(chunk.keys, kept.records, kept.device)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataflow import Reward, Rollout
+from dataflow import Reward, Rollout, operator
 from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, whiten
 from operators.data import prompts
 from operators.forward import logprobs, scores, values
@@ -78,3 +78,4 @@ graph.extend(rollout)  # wrong
 graph.replace(advantage=clipped)  # wrong
 group_advantage(graph.port("score", Reward), again)  # wrong
 values(critic, graph.port("rollout", Rollout), critic)  # wrong
+operator(scope="group", keeps="pars")  # wrong

@@ -1,0 +1,159 @@
+"""What a function on columns returned: rows go where their keys say, and groups are kept as was declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys
+from dataflow.check import check
+from dataflow.errors import DataError, GraphError, KernelError
+from dataflow.graph import Graph
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from dataflow.schema import Keep, Preference, Reward
+from dataflow.user import Columns, operator
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.kernels.host import ColumnFunction
+from operators.kernels.returned import in_order, refuse_broken_promise
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.select import select
+from operators.train import train
+
+
+def keys(groups: int = 2, size: int = 3) -> Keys:
+    return Keys.of(np.repeat(np.arange(groups) + 7, size), np.tile(np.arange(size), groups))
+
+
+def rewards(of: Keys) -> Batch:
+    """Rows whose reward says which row they are."""
+    return Batch.make(of, {"reward": of.position * 10.0 + of.sample}, Reward)
+
+
+def called(function: Callable[..., Any], given: Batch, keeps: str | None = None) -> Batch:
+    """What the kernel of user operators makes of a function's answer."""
+    kernel, session = ColumnFunction(), None
+    node = KernelNode(name="mine", operator="mine", function=function, schemas={"score": Reward}, keeps=keeps)
+    kernel.open(node, Layout(), session)  # type: ignore[arg-type]
+    (made,) = kernel.run(Chunk(id=1, step=0, keys=given.keys, inputs={"score": given}))
+    return made
+
+
+@given(st.permutations(range(6)))
+def test_rows_in_another_order_go_where_their_keys_say(order: list[int]) -> None:
+    chunk = rewards(keys())
+    made = called(lambda score: Columns(score.batch.take(np.array(order)), Reward), chunk)
+    assert made.keys.rows() == chunk.keys.rows()
+    assert made.flat("reward").tolist() == chunk.flat("reward").tolist()
+
+
+def test_rows_in_their_order_are_not_copied() -> None:
+    made = rewards(keys())
+    assert in_order(made, keys()) is made
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([0, 1, 2, 3, 4], "it returned 5 rows for 6"),
+        ([0, 1, 2, 3, 4, 4], r"found the row \(position, sample, attempt\) \(8, 1, 0\) twice"),
+    ],
+)
+def test_rows_that_are_not_those_that_were_given_are_refused(rows: list[int], found: str) -> None:
+    with pytest.raises(
+        KernelError, match=rf"mine: operator 'mine' failed .*{found}.* Fix: Columns.make\(\.\.\., like="
+    ):
+        called(lambda score: Columns(score.batch.take(np.array(rows)), Reward), rewards(keys()))
+
+
+def test_a_row_of_another_attempt_is_none_that_was_given() -> None:
+    of = keys()
+    again = Keys(of.position, of.sample, of.attempt + 1)
+    with pytest.raises(
+        KernelError, match=r"found a row \(position, sample, attempt\) \(7, 0, 1\), which it was not given"
+    ):
+        called(lambda score: Columns(rewards(again), Reward), rewards(of))
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2], [5, 6, 7]])
+def test_rows_without_keys_are_refused_whatever_they_look_like(positions: list[int]) -> None:
+    with pytest.raises(KernelError, match=r"nothing says which rows those are that it returned\. Fix: "):
+        called(lambda score: Columns.make(Reward, reward=score["reward"] + 1), rewards(Keys.of(positions)))
+    with pytest.raises(KernelError, match="nothing says which rows"):
+        called(lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3), rewards(Keys.of(positions)))
+
+
+def kept(keep: list[int], sign: list[int] | None = None) -> Batch:
+    columns = {"keep": keep} if sign is None else {"keep": keep, "sign": sign}
+    return Batch.make(keys(), columns, Keep if sign is None else Preference)
+
+
+@pytest.mark.parametrize("keep", [[1, 1, 1, 0, 0, 0], [0] * 6, [1] * 6])
+def test_whole_groups_may_be_kept(keep: list[int]) -> None:
+    refuse_broken_promise(kept(keep), "groups")
+
+
+def test_part_of_a_group_is_refused_where_whole_ones_were_declared() -> None:
+    with pytest.raises(
+        DataError, match=r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0"
+    ):
+        refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), "groups")
+    refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), "rows")
+    refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), None)
+
+
+def test_a_pair_is_two_rows_or_none() -> None:
+    refuse_broken_promise(kept([1, 0, 1, 0, 0, 0], [1, 0, -1, 1, 1, 1]), "pairs")
+    with pytest.raises(DataError, match=r"two rows kept of each group, or none, found 3 of the 3 rows .* position 8"):
+        refuse_broken_promise(kept([1, 0, 1, 1, 1, 1], [1, 0, -1, 1, -1, 1]), "pairs")
+    with pytest.raises(DataError, match=r"found 1 of the 3 rows .* position 7"):
+        refuse_broken_promise(kept([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]), "pairs")
+
+
+@pytest.mark.parametrize("signs", [[1, 1], [-1, -1], [0, 1], [2, -1]])
+def test_a_pair_has_one_chosen_and_one_rejected_row(signs: list[int]) -> None:
+    with pytest.raises(DataError, match=rf"found {signs[0]}, {signs[1]} in the group at position 8"):
+        refuse_broken_promise(kept([1, 1, 0, 1, 0, 1], [1, -1, 0, signs[0], 9, signs[1]]), "pairs")
+
+
+def test_the_node_that_breaks_its_promise_is_named() -> None:
+    def greedy(score: Columns[Reward]) -> Columns[Preference]:
+        return Columns.make(Preference, like=score, keep=[1] * len(score), sign=[1] * len(score))
+
+    declared = operator(scope="group")(greedy).operator
+    assert declared.keeps == "pairs", "what a Preference means"
+    with pytest.raises(
+        KernelError, match=r"mine: operator 'mine' failed .* found 3 of the 3 rows of the group at position 7"
+    ):
+        called(greedy, rewards(keys()), declared.keeps)
+
+
+def exact(completions: list[str], **columns: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def easy(score: Columns[Reward]) -> Columns[Keep]:
+    return Columns.make(Keep, like=score, keep=(score["reward"] > 0).astype(np.uint8))
+
+
+def baseline_after(keeps: Any) -> Graph:
+    policy = Model("policy", "models/tiny", trainable=True)
+    rollout = generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=8)
+    mine = operator(scope="group", keeps=keeps)(easy)
+    left = select(rollout, where=mine(reward(exact, rollout)), refill=True)
+    advantage = group_advantage(left, reward(exact, left, name="again"))
+    return Graph("g", train(policy, left, loss=clipped_policy_loss(advantage), lr=1e-6))
+
+
+def test_declared_whole_groups_are_not_ragged() -> None:
+    check(baseline_after("groups"), lambda data, split: {"prompt": None})  # type: ignore[dict-item, return-value]
+    with pytest.raises(GraphError, match="groups may have lost rows"):
+        check(baseline_after(None), lambda data, split: {"prompt": None})  # type: ignore[dict-item, return-value]
