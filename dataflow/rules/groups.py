@@ -70,6 +70,9 @@ def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> It
     fix = f"ragged=True, or put it before {domain.ragged.name!r}"
     if "ragged" not in node.params:
         fix = f"put it before {domain.ragged.name!r}, or keep whole groups there (mixed_groups)"
+    by = domain.ragged.inputs["where"].node.operator
+    if by.keeps is None and by.scope != "row":
+        fix += f", or @operator(keeps='groups') on {by.name!r} where it keeps or drops whole groups"
     yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
 
 
