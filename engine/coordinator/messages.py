@@ -353,10 +353,10 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record:
-    """Write samples and row metrics of a Step."""
+    """Write samples and row metrics of a Step. keys, inputs: by train node, the rows that it trains on."""
 
     step: int
-    keys: Keys
+    keys: Mapping[str, Keys]
     inputs: Mapping[str, tuple[Gather, ...]]
     worker: str = ""
 

@@ -113,8 +113,12 @@ class Training:
         return found
 
     def _tell_recorder(self, run: StepRun, there: There) -> list[Record]:
-        keys = run.keys(self._plan.recorded)
-        inputs, holds = run.inputs(self._plan.recorded, keys)
+        keys, inputs, holds = {}, {}, frozenset[int]()
+        for recorded in self._plan.recorded:
+            keys[recorded.name] = run.keys((recorded,))
+            readings, blocks = run.inputs((recorded,), keys[recorded.name])
+            inputs |= readings
+            holds |= blocks
         if not there(self._plan.recorder) or not self._dispatch.there(holds):
             return []
         self._record = "told"

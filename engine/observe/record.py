@@ -1,19 +1,39 @@
 """What is measured of the rows of a Step.
 
-Owns: the row metrics, by the names that docs/metrics.md lists. Does not own: metrics of kernels
-(each reports its own), nor sample files (samples.py).
+Owns: the row metrics, by the names that docs/metrics.md lists, of every train node whose rows are
+others. Does not own: metrics of kernels (each reports its own), nor sample files (samples.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
+from engine.plan.plan import Fetch, PlannedInput
 
 Report = tuple[str, float, float]
+
+
+def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
+    """What is measured of the rows of each recorded train node; of further nodes with other rows or rewards than those
+    before them under `rows/<node>/`. Rows and tokens of the Step are those of all, rows that several train on once.
+    """
+    gates: set[str] = set()
+    shown: list[tuple[str, Sequence[Fetch]]] = []
+    for node in recorded:
+        of_node = rows[node.name]
+        if node.gate not in gates:
+            gates.add(node.gate)
+            yield "data/rows", float(len(of_node)), 1.0
+            yield "completion/tokens", float(tokens(of_node)), 1.0
+        what = (node.gate, [f for f in node.fetches if "advantage" not in f.columns])
+        if what not in shown:
+            for name, value, count in row_metrics(of_node):
+                yield (f"rows/{node.name}/{name}" if shown else name), value, count
+            shown.append(what)
 
 
 def row_metrics(rows: Batch) -> Iterator[Report]:

@@ -6,8 +6,10 @@ rows a Step had (intake), nor whole recorded edges (record.py).
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,20 +21,51 @@ from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 
 _FILE = re.compile(r"step_(\d+)\.parquet")
-_OPTIONAL = {"reward": pa.float32(), "advantage": pa.float32(), "version": pa.int32()}
+_TOKENS = pa.large_list(pa.int32())
+_OPTIONAL = {
+    "node": pa.utf8(),
+    "reward": pa.float32(),
+    "advantage": pa.float32(),
+    "finish": pa.utf8(),
+    "length": pa.int32(),
+    "version": pa.int32(),
+    "prompt_ids": _TOKENS,
+    "completion_ids": _TOKENS,
+    "completion_mask": pa.large_list(pa.uint8()),
+    "versions": _TOKENS,
+}
 _REQUIRED = ("prompt", "completion", "position", "sample")
+_FIRST = ("step", "node", "position", "sample", "prompt", "completion", "reward")
 
 
-def sample_table(step: int, rows: Batch) -> pa.Table:
-    """The sample table of a Step's rows: `rows` holds prompt and completion, and of the rest what there is.
+def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
+    """The sample table of a Step: the rows of each train node, one node after another.
 
-    Columns: step, position, sample, prompt, completion, reward, reward/<function>..., advantage (mean over the row's
-    trained tokens, those with completion_mask 1; all tokens where there is no mask), version (the oldest among the
-    row's tokens). A row without tokens has null there. Raises DataError where prompt or completion is missing.
+    A batch holds prompt and completion, and of the rest what there is. Columns: step, node (whose training the row was
+    in: reward and advantage are those of that node), position, sample, prompt, completion, reward,
+    reward/<function>..., advantage (mean over the row's trained tokens, those with completion_mask 1; all tokens where
+    there is no mask), finish, length (tokens of the completion), version (the oldest among them), prompt_ids,
+    completion_ids, completion_mask, versions (of each token). What a row, or a node's rows, do not have is null. Raises
+    DataError where prompt or completion is missing.
     """
+    tables = [_complete(step, _table(step, node, of_node)) for node, of_node in rows.items()]
+    if len({table.schema.field("prompt").type for table in tables}) > 1:
+        tables = [_with_text_prompts(table) for table in tables]
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _with_text_prompts(table: pa.Table) -> pa.Table:
+    """Prompts that are messages as JSON: one column has one type, and another node's prompts are text."""
+    prompts = table.column("prompt").to_pylist()
+    text = [p if p is None or isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in prompts]
+    return table.set_column(table.column_names.index("prompt"), "prompt", pa.array(text, pa.utf8()))
+
+
+def _table(step: int, node: str, rows: Batch) -> pa.Table:
     size = len(rows)
     columns: dict[str, pa.Array] = {
         "step": pa.array(np.full(size, step), pa.int64()),
+        "node": pa.array([node] * size, pa.utf8()),
         "position": pa.array(rows.keys.position, pa.int64()),
         "sample": pa.array(rows.keys.sample, pa.int32()),
         "prompt": rows.array("prompt"),
@@ -42,8 +75,16 @@ def sample_table(step: int, rows: Batch) -> pa.Table:
     if "advantage" in rows.names:
         columns["advantage"] = pa.array(_mean(rows.ragged("advantage"), _mask(rows)), pa.float32(), from_pandas=True)
     if "version" in rows.names:
-        columns["version"] = _least(rows.ragged("version"))
+        columns |= {"version": _least(rows.ragged("version")), "versions": rows.array("version")}
+    columns |= {name: rows.array(name) for name in ("finish", "prompt_ids", *_LENGTHS) if name in rows.names}
+    tokens = next((name for name in _LENGTHS if name in rows.names), None)
+    if tokens is not None:
+        columns["length"] = pa.array(rows.ragged(tokens).lengths, pa.int32())
     return pa.table(columns)
+
+
+_LENGTHS = ("completion_ids", "completion_mask")
+"""Columns with one entry a token of the completion."""
 
 
 def _mask(rows: Batch) -> np.ndarray | None:
@@ -87,7 +128,7 @@ class SampleWriter:
     def write(self, step: int, table: pa.Table) -> Path | None:
         """The Step's file, made whole or not at all; None where the Step is not due.
 
-        Absent reward, advantage and version become null columns. Raises DataError where another column is missing.
+        What is absent of the columns that sample_table makes is null. Raises DataError where another column is missing.
         """
         if not self.due(step):
             return None
@@ -155,7 +196,7 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
     for name, kind in _OPTIONAL.items():
         columns.setdefault(name, pa.nulls(len(table), kind))
     parts = sorted(name for name in columns if name.startswith("reward/"))
-    first = ["step", "position", "sample", "prompt", "completion", "reward", *parts, "advantage", "version"]
+    first = [*_FIRST, *parts, *(name for name in _OPTIONAL if name not in _FIRST)]
     return pa.table({name: columns[name] for name in [*first, *(n for n in columns if n not in first)]})
 
 

@@ -377,6 +377,8 @@ def _dialects(plan: Plan) -> Iterator[str]:
 
 def _recorded(plan: Plan) -> Iterator[str]:
     for i in plan.recorded:
+        if len(plan.recorded) > 1:
+            yield f"{i.name}:"
         for fetch in i.fetches:
             yield from _wrapped(f"{fetch.producer}: {', '.join(fetch.columns)}", after=2)
 

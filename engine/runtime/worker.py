@@ -56,7 +56,7 @@ from engine.coordinator.messages import (
     Wake,
     Woken,
 )
-from engine.observe.record import row_metrics, tokens
+from engine.observe.record import step_metrics
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan, PlannedNode
 from engine.runtime.assemble import assemble, collect
@@ -344,10 +344,9 @@ class Worker:
         return Evaluated(node=message.node, version=message.version, score=next(iter(metrics.values()), None))
 
     def _record(self, message: Record) -> None:
-        rows = self._assembled(message.keys, message.inputs)["rows"]
-        self._reports += row_metrics(rows)
-        self._reports += [("data/rows", float(len(rows)), 1.0), ("completion/tokens", float(tokens(rows)), 1.0)]
-        if self._samples is not None and self._samples.due(message.step) and len(rows):
+        rows = {node: self._assembled(keys, {node: message.inputs[node]})[node] for node, keys in message.keys.items()}
+        self._reports += step_metrics(self._plan.recorded, rows)
+        if self._samples is not None and self._samples.due(message.step) and any(map(len, rows.values())):
             with self._during("record", f"samples of step {message.step}"):
                 self._samples.write(message.step, sample_table(message.step, rows))
 

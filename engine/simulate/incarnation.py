@@ -59,7 +59,7 @@ from engine.coordinator.messages import (
     Wake,
     Woken,
 )
-from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.plan import PlannedNode
 from engine.simulate.asking import Asked
 from engine.simulate.groups import Work
 
@@ -234,12 +234,13 @@ class Incarnation:
             if any(message.inputs.values()):
                 raise RunError(f"{message.node}: {self.name} is to fetch what {message.giver} gives it")
             return
+        if isinstance(message, Record):
+            for recorded in self._plan.recorded:
+                self._world.outbox.check(message.keys[recorded.name], message.inputs, (recorded,))
+            return
         mine = message.mine if isinstance(message, TrainStep) else None
         keys = message.keys if mine is None else message.keys.take(mine)
-        self._world.outbox.check(keys, message.inputs, self._inputs(message))
-
-    def _inputs(self, message: Rows) -> tuple[PlannedInput, ...]:
-        return self._plan.recorded if isinstance(message, Record) else self._world.nodes[message.node].inputs
+        self._world.outbox.check(keys, message.inputs, self._world.nodes[message.node].inputs)
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
         """Fetch what a message names and go on; Unfetched where a Worker that kept some of it is gone meanwhile."""

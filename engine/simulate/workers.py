@@ -71,7 +71,7 @@ class History:
     trained: list[tuple[TrainStep, dict[str, np.ndarray]]] = field(default_factory=list)
     """Train nodes' Steps as they ended, with the version of each row by producer."""
     stored: list[Stored] = field(default_factory=list)
-    samples: dict[int, Keys] = field(default_factory=dict)
+    samples: dict[int, Mapping[str, Keys]] = field(default_factory=dict)
     """Step -> the rows of its file, as it was written last, and not deleted."""
 
 

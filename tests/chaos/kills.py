@@ -239,21 +239,27 @@ def proof(trial: Trial, reference: Path) -> None:
     rows = metrics(trial.run)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert max(row["policy/lag/max"] for row in rows) <= case.max_lag
-    samples = read_samples(trial.run / "samples")
-    keys = list(zip(samples["position"].to_pylist(), samples["sample"].to_pylist(), strict=True))
-    twice = [key for key, count in Counter(keys).items() if count > 1]
-    assert not twice, f"trained twice: {twice}"
-    assert sorted(keys) == [(p, s) for p in range(BATCH * STEPS) for s in range(case.samples)], "rows are missing"
-    steps: dict[int, set[int]] = {}
-    for (position, _), step in zip(keys, samples["step"].to_pylist(), strict=True):
-        steps.setdefault(position, set()).add(step)
-    split = {position: found for position, found in steps.items() if len(found) > 1}
-    assert not split, f"groups in two Steps: {split}"
+    samples = read_samples(trial.run / "samples").to_pylist()
+    for node in {row["node"] for row in samples}:
+        _whole_groups_once(node, [row for row in samples if row["node"] == node], case.samples)
     if case.exact:
         made, wanted = undisturbed_by_repeats(timeless(rows)), timeless(metrics(reference))
         assert made == wanted, f"other numbers: {list(_differences(made, wanted))[:9]}"
         last = f"checkpoints/step_{STEPS}"
         assert weights(trial.run / last) == weights(reference / last)
+
+
+def _whole_groups_once(node: str, samples: list[dict], size: int) -> None:
+    """Assert that a train node trained every row just once, and groups in one Step."""
+    keys = [(row["position"], row["sample"]) for row in samples]
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    assert not twice, f"{node} trained twice: {twice}"
+    assert sorted(keys) == [(p, s) for p in range(BATCH * STEPS) for s in range(size)], f"{node}: rows are missing"
+    steps: dict[int, set[int]] = {}
+    for row in samples:
+        steps.setdefault(row["position"], set()).add(row["step"])
+    split = {position: found for position, found in steps.items() if len(found) > 1}
+    assert not split, f"{node}: groups in two Steps: {split}"
 
 
 def _differences(made: list[dict], wanted: list[dict]) -> Iterator[tuple[int, str, float | None, float | None]]:

@@ -206,3 +206,21 @@ def evaluated(folder: Path, *, every: int = 2, keep_best: int = 0, batch: int = 
         evaluate(policy, reward(vowels, greedy, name="greedy_reward"), every=every, keep_best=keep_best),
         evaluate(policy, reward(vowels, sampled, name="sampled_reward"), every=every, name="sampled"),
     )
+
+
+def consonants(completions: Sequence[str], **columns: object) -> list[float]:
+    """Nothing but what `vowels` does not count, less."""
+    return [-1.0 - share for share in vowels(completions)]
+
+
+def two_policies(base: str, data: str) -> Graph:
+    """Two Models with rows, a reward and training of their own, on the same prompts."""
+    prompt = prompts(data, batch=2)
+    sinks = []
+    for name, fn in (("red", vowels), ("blue", consonants)):
+        model = Model(name, base, trainable=True)
+        rollout = generate(model, prompt, n=4, max_tokens=6, name=name)
+        score = reward(fn, rollout, name=f"{name}_score")
+        advantage = group_advantage(rollout, score, name=f"{name}_advantage")
+        sinks.append(train(model, rollout, loss=clipped_policy_loss(advantage), lr=1e-2))
+    return Graph("two_policies", *sinks)

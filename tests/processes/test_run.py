@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 from left_by_runs import metrics, timeless, weights
-from run_graphs import dapo, evaluated, followed, own_parts, reinforce, several, small, verl_score, vowels
+from run_graphs import (
+    consonants,
+    dapo,
+    evaluated,
+    followed,
+    own_parts,
+    reinforce,
+    several,
+    small,
+    two_policies,
+    verl_score,
+    vowels,
+)
 
 from dataflow.graph import Graph
 from dataflow.snapshot import from_json
@@ -236,7 +248,8 @@ def test_the_run_folder_is_complete(tiny: Path, options: Options) -> None:
 
 def test_samples_have_their_columns(tiny: Path, options: Options) -> None:
     samples = read_samples(run(small(tiny), options(2)).folder / "samples")
-    wanted = ["step", "position", "sample", "prompt", "completion", "reward", "reward/vowels", "advantage", "version"]
+    wanted = ["step", "node", "position", "sample", "prompt", "completion", "reward", "reward/vowels", "advantage"]
+    wanted += ["finish", "length", "version", "prompt_ids", "completion_ids", "completion_mask", "versions"]
     assert samples.column_names == wanted
     assert len(samples) == 32
     row = samples.to_pylist()[0]
@@ -271,3 +284,27 @@ def test_another_seed_gives_others(tiny: Path, options: Options) -> None:
     one, two = twice(lambda: small(tiny), options, seed=1)
     assert timeless(metrics(one.folder)) != timeless(metrics(two.folder))
     assert weights(one) != weights(two)
+
+
+@pytest.mark.parametrize("places", [{}, {"workers": "apart"}], ids=["one", "apart"])
+def test_two_policies_have_samples_of_their_own(tiny: Path, options: Options, places: dict[str, Any]) -> None:
+    result = run(two_policies(str(tiny / "model"), str(tiny / "train.parquet")), options(2, **places))
+    rows = read_samples(result.folder / "samples").to_pylist()
+    assert len(rows) == 2 * 2 * 8
+    for node, fn in (("train_red", vowels), ("train_blue", consonants)):
+        of_node = [row for row in rows if row["node"] == node]
+        texts = [row["completion"] for row in of_node]
+        assert len(of_node) == 16
+        assert [row["reward"] for row in of_node] == pytest.approx(fn(texts))
+        for position in {row["position"] for row in of_node}:
+            group = [row for row in of_node if row["position"] == position]
+            mean = sum(row["reward"] for row in group) / len(group)
+            assert all((row["reward"] > mean) == (row["advantage"] > 0) or row["reward"] == mean for row in group)
+        for row in of_node:
+            assert row["finish"] in ("stop", "length")
+            assert row["length"] == len(row["completion_ids"]) == len(row["versions"]) == len(row["completion_mask"])
+            assert row["prompt_ids"]
+            assert min(row["versions"]) == row["version"] == row["step"] - 1
+    last = metrics(result.folder)[-1]
+    assert last["reward/mean"] >= 0 > last["rows/train_blue/reward/mean"]
+    assert last["data/rows"] == 16

@@ -319,5 +319,4 @@ def _models(draft: Draft) -> tuple[PlannedModel, ...]:
 
 
 def _recorded(draft: Draft) -> tuple[PlannedInput, ...]:
-    first = next(i for i in draft.trains[0].inputs if i.ratio == 1)
-    return (replace(first, name="rows"),)
+    return tuple(replace(next(i for i in n.inputs if i.ratio == 1), name=n.name) for n in draft.trains)

@@ -326,17 +326,20 @@ class Proof:
         undone = [self.last_step + 1] if self.faulty else []  # told, and never formed again as the data had ended
         assert recorded in (steps, steps + undone), f"samples were told for {recorded}"
         assert sorted(self.history.samples) == steps
-        for step, keys in self.history.samples.items():
-            gate = self.plan.node(self.plan.recorded[0].gate)
-            trains = [n for n in self.trains if n.source == gate.source]
-            prompts = {(p, a) for n in trains for p, _, a in self.trained[n.name].get(step, ())}
-            for prompt in prompts:
-                wanted = set(self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt)).rows())
-                assert wanted == {k for k in keys.rows() if (k[0], k[2]) == prompt}, f"samples of step {step}: {prompt}"
-            others = {p for p, _, a in keys.rows() if (p, a) not in prompts}
-            for node in trains:
-                trained = {p for rows in self.trained[node.name].values() for p, _, _ in rows}
-                assert not others & trained, f"samples of step {step}: {others & trained} are of another"
+        for step, found in self.history.samples.items():
+            for recorded in self.plan.recorded:
+                self._samples_of(step, self.plan.node(recorded.gate), found[recorded.name])
+
+    def _samples_of(self, step: int, gate: PlannedNode, keys: Keys) -> None:
+        trains = [n for n in self.trains if n.source == gate.source]
+        prompts = {(p, a) for n in trains for p, _, a in self.trained[n.name].get(step, ())}
+        for prompt in prompts:
+            wanted = set(self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt)).rows())
+            assert wanted == {k for k in keys.rows() if (k[0], k[2]) == prompt}, f"samples of step {step}: {prompt}"
+        others = {p for p, _, a in keys.rows() if (p, a) not in prompts}
+        for node in trains:
+            trained = {p for rows in self.trained[node.name].values() for p, _, _ in rows}
+            assert not others & trained, f"samples of step {step}: {others & trained} are of another"
 
     def cuts_exact(self) -> None:
         """Checkpoints come every k Steps and at the end; every position is in exactly one state."""

@@ -62,7 +62,7 @@ def anything(draw: random.Random, number: int, worker: str) -> Instruction:
             chunk(number, worker),
             TrainStep(sequence=number, node=f"{node}_{number}", worker=worker, step=0, keys=none, inputs={}),
             Evaluate(node=node, worker=worker, version=number, keys=none, inputs={}),
-            Record(step=number, keys=none, inputs={}, worker=worker),
+            Record(step=number, keys={}, inputs={}, worker=worker),
             Offer(model="m", writer=node, worker=worker, version=number),
             Publish(model=f"m{number}", writer="w", reader=node, version=number, alias=False, worker=worker),
         )

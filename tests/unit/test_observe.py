@@ -12,21 +12,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, RunError
-from dataflow.schema import Rollout
 from engine.observe.metrics import StepMetrics, json_line
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
-from engine.observe.samples import SampleWriter, read_samples, sample_table
 from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace, read_trace
 
@@ -338,79 +331,3 @@ def test_an_empty_trace_and_no_trace(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("hello\nworld")
     with pytest.raises(DataError, match=r"other.json: expected a trace"):
         read_trace(tmp_path / "other.json")
-
-
-# samples
-
-
-def _rows() -> Batch:
-    offsets = np.array([0, 2, 2, 5], np.int64)
-    columns = {
-        "prompt": ["1 2", "3", "4 5 6"],
-        "completion": ["2 1", "", "6 5 4"],
-        "completion_mask": Ragged(np.array([1, 1, 1, 0, 1], np.uint8), offsets),
-        "version": Ragged(np.array([3, 2, 4, 4, 5], np.int32), offsets),
-        "reward": pa.array([1.0, 0.0, 0.5], pa.float32()),
-        "reward/exact": pa.array([1.0, None, 0.5], pa.float32()),
-        "advantage": Ragged(np.array([1, 2, 4, 0, 8], np.float32), offsets),
-    }
-    return Batch.make(Keys.of([10, 11, 12], [0, 1, 0]), columns, Rollout)
-
-
-def test_a_sample_table_has_means_and_the_oldest_version() -> None:
-    table = sample_table(12, _rows())
-    assert table.to_pydict() == {
-        "step": [12, 12, 12],
-        "position": [10, 11, 12],
-        "sample": [0, 1, 0],
-        "prompt": ["1 2", "3", "4 5 6"],
-        "completion": ["2 1", "", "6 5 4"],
-        "reward": [1.0, 0.0, 0.5],
-        "reward/exact": [1.0, None, 0.5],
-        "advantage": [1.5, None, 6.0],
-        "version": [2, None, 4],
-    }
-    whole = sample_table(1, _rows().select(["prompt", "completion", "advantage"]))
-    assert whole.column("advantage").to_pylist() == [1.5, None, 4.0]
-
-
-def test_samples_are_written_when_due_and_read_back(tmp_path: Path) -> None:
-    writer = SampleWriter(tmp_path / "samples", every=5)
-    written = [writer.write(step, sample_table(step, _rows())) for step in range(1, 12)]
-    assert [path.name for path in written if path] == [f"step_{s:06d}.parquet" for s in (1, 5, 10)]
-    bare = sample_table(15, _rows().select(["prompt", "completion"]))
-    writer.write(15, bare)
-    table = read_samples(tmp_path / "samples")
-    assert table.column("step").to_pylist() == [s for s in (1, 5, 10, 15) for _ in range(3)]
-    assert table.filter(pc.field("step") == 15).column("reward").null_count == 3
-    assert table.column_names[:6] == ["step", "position", "sample", "prompt", "completion", "reward"]
-    assert table.column("version").to_pylist()[:3] == [2, None, 4]
-
-
-def test_samples_of_later_steps_are_dropped_on_resume(tmp_path: Path) -> None:
-    writer = SampleWriter(tmp_path)
-    for step in (1, 2, 3):
-        writer.write(step, sample_table(step, _rows()))
-    (tmp_path / ".step_000004.parquet.tmp").write_bytes(b"half")
-    SampleWriter(tmp_path).truncate_after(2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
-
-
-def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="found none"):
-        read_samples(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"Step 1: expected columns .* Fix: add completion, position, sample"):
-        SampleWriter(tmp_path).write(1, pa.table({"prompt": ["a"]}))
-    (tmp_path / "step_000001.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(DataError, match=r"step_000001.parquet: expected a Parquet file"):
-        read_samples(tmp_path)
-    with pytest.raises(ValueError, match="every >= 1"):
-        SampleWriter(tmp_path, every=0)
-
-
-def test_prompts_as_messages_are_kept(tmp_path: Path) -> None:
-    messages = [[{"role": "user", "content": "hi"}]]
-    rows = Batch(Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]}))
-    path = SampleWriter(tmp_path).write(1, sample_table(1, rows))
-    assert path is not None
-    assert pq.ParquetFile(path).read().column("prompt").to_pylist() == messages

@@ -277,7 +277,7 @@ def publish(version: int) -> Publish:
 
 
 TRAIN = TrainStep(sequence=0, node="t", worker="w", step=1, keys=Keys.of([0]), inputs={})
-RECORD = Record(step=1, keys=Keys.of([0]), inputs={}, worker="w")
+RECORD = Record(step=1, keys={"t": Keys.of([0])}, inputs={}, worker="w")
 SAVE = Asked(number=1, request=Save(directory=Path("x")))
 
 

@@ -13,17 +13,16 @@ from typing import Any
 from dataflow.loss import Loss
 from dataflow.node import Node, Port
 from dataflow.operator import Input
-from dataflow.rows import Domains
+from dataflow.rows import Domain, Domains
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenReward
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
-from engine.plan.passes.shape import width
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
 EVERY_REWARD = "reward/*"
 """Each reward function's own column, whatever their names."""
 
-_ROLLOUT = ("completion", "completion_mask", "finish", "version")
+_ROLLOUT = ("completion", "prompt_ids", "completion_ids", "completion_mask", "finish", "version")
 
 
 def project(draft: Draft) -> Draft:
@@ -71,24 +70,22 @@ class _Finder:
         return (*merged, *(Fetch(producer=n, columns=(EVERY_REWARD,)) for n in others))
 
     def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
-        """The rows of each Step as they are shown: of the first train node whose rows are rollouts."""
+        """The rows of each Step as they are shown, by the name of the train node: of each whose rows are rollouts."""
         for planned in nodes:
             node = self._nodes[planned.name]
             if planned.work != "train" or not issubclass(node.inputs["rows"].schema, Rollout):
                 continue
             rows = node.inputs["rows"]
-            columns = ["prompt", *_ROLLOUT]
-            fetches = list(self._fetches(rows, columns, planned.inner))
-            fetches += self._numbers(node, planned)
-            yield PlannedInput(name="rows", gate=rows.node.name, fetches=tuple(fetches))
-            return
+            fetches = [*self._fetches(rows, ["prompt", *_ROLLOUT], planned.inner), *self._numbers(node)]
+            yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=tuple(fetches))
 
-    def _numbers(self, train: Node, planned: PlannedNode) -> Iterator[Fetch]:
-        """The reward that is shown (the last Reward of these rows), each function's own, the advantage trained on."""
-        line = [n for n in self._draft.nodes if n.source == planned.source and n.region != "evaluation"]
-        nodes = [self._nodes[n.name] for n in line]
-        rewards = [n for n in nodes if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"]
-        rewards = [n for n in rewards if width(self._domains.of_node(n)) == planned.inner]
+    def _numbers(self, train: Node) -> Iterator[Fetch]:
+        """Of what this node trains on: the reward (the last one of these rows), each function's own, the advantage."""
+        whole = self._whole(self._domains.of_node(train))
+        behind = {n.name for n in _upstream(train)}
+        rewards = [self._nodes[n.name] for n in self._draft.nodes if n.name in behind]
+        rewards = [n for n in rewards if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"]
+        rewards = [n for n in rewards if self._whole(self._domains.of_node(n)) is whole]
         plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
         columns: dict[str, tuple[str, ...]] = {n.name: ("reward",) for n in (plain or rewards)[-1:]}
         for name in (n.name for n in rewards if n.operator.name == "reward"):
@@ -99,6 +96,13 @@ class _Finder:
             if key.endswith(".advantage") and issubclass(port.schema, Advantage):
                 yield Fetch(producer=physical(port).node.name, columns=("advantage",))
                 return
+
+    @staticmethod
+    def _whole(domain: Domain | None) -> Domain | None:
+        """The rows before anything was selected from them, where their columns lie."""
+        while domain is not None and domain.kind == "subset":
+            domain = domain.parent
+        return domain
 
     def _wanted(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
         # A loss sees what it declares; a column function may hand on whatever else its port has.
@@ -163,11 +167,16 @@ def _of_loss(node: Node, declared: Input) -> bool:
 
 def _reward_nodes(score: Port[Any]) -> list[Node]:
     """The nodes of user functions that a score is made of, in order of their names."""
+    return sorted((n for n in _upstream(score.node) if n.operator.name == "reward"), key=lambda n: n.name)
+
+
+def _upstream(node: Node) -> list[Node]:
+    """The node and all that it is made of."""
     seen: dict[int, Node] = {}
-    stack = [score.node]
+    stack = [node]
     while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node
-            stack.extend(port.node for port in node.inputs.values())
-    return sorted((n for n in seen.values() if n.operator.name == "reward"), key=lambda n: n.name)
+        at = stack.pop()
+        if id(at) not in seen:
+            seen[id(at)] = at
+            stack.extend(port.node for port in at.inputs.values())
+    return list(seen.values())

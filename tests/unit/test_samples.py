@@ -1,0 +1,181 @@
+"""Samples: the rows of each train node as Parquet files, and what is measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import DataError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.schema import Rollout
+from engine.observe.record import step_metrics
+from engine.observe.samples import SampleWriter, read_samples, sample_table
+from engine.plan.plan import Fetch, PlannedInput
+from graphs.ppo import ppo
+from operators.advantage import group_advantage, whiten
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.select import mixed_groups, select
+from operators.train import train
+from tests.unit.planning import planned
+
+
+def _rows() -> Batch:
+    offsets = np.array([0, 2, 2, 5], np.int64)
+    columns = {
+        "prompt": ["1 2", "3", "4 5 6"],
+        "completion": ["2 1", "", "6 5 4"],
+        "completion_mask": Ragged(np.array([1, 1, 1, 0, 1], np.uint8), offsets),
+        "version": Ragged(np.array([3, 2, 4, 4, 5], np.int32), offsets),
+        "reward": pa.array([1.0, 0.0, 0.5], pa.float32()),
+        "reward/exact": pa.array([1.0, None, 0.5], pa.float32()),
+        "advantage": Ragged(np.array([1, 2, 4, 0, 8], np.float32), offsets),
+    }
+    return Batch.make(Keys.of([10, 11, 12], [0, 1, 0]), columns, Rollout)
+
+
+def test_a_sample_table_has_means_and_the_oldest_version() -> None:
+    table = sample_table(12, {"train": _rows()})
+    assert table.to_pydict() == {
+        "step": [12, 12, 12],
+        "node": ["train", "train", "train"],
+        "position": [10, 11, 12],
+        "sample": [0, 1, 0],
+        "prompt": ["1 2", "3", "4 5 6"],
+        "completion": ["2 1", "", "6 5 4"],
+        "reward": [1.0, 0.0, 0.5],
+        "reward/exact": [1.0, None, 0.5],
+        "advantage": [1.5, None, 6.0],
+        "finish": [None, None, None],
+        "length": [2, 0, 3],
+        "version": [2, None, 4],
+        "prompt_ids": [None, None, None],
+        "completion_ids": [None, None, None],
+        "completion_mask": [[1, 1], [], [1, 0, 1]],
+        "versions": [[3, 2], [], [4, 4, 5]],
+    }
+    whole = sample_table(1, {"t": _rows().select(["prompt", "completion", "advantage"])})
+    assert whole.column("advantage").to_pylist() == [1.5, None, 4.0]
+
+
+def test_samples_are_written_when_due_and_read_back(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path / "samples", every=5)
+    written = [writer.write(step, sample_table(step, {"t": _rows()})) for step in range(1, 12)]
+    assert [path.name for path in written if path] == [f"step_{s:06d}.parquet" for s in (1, 5, 10)]
+    bare = sample_table(15, {"t": _rows().select(["prompt", "completion"])})
+    writer.write(15, bare)
+    table = read_samples(tmp_path / "samples")
+    assert table.column("step").to_pylist() == [s for s in (1, 5, 10, 15) for _ in range(3)]
+    assert table.filter(pc.field("step") == 15).column("reward").null_count == 3
+    assert table.column_names[:7] == ["step", "node", "position", "sample", "prompt", "completion", "reward"]
+    assert table.column("version").to_pylist()[:3] == [2, None, 4]
+
+
+def test_samples_of_later_steps_are_dropped_on_resume(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path)
+    for step in (1, 2, 3):
+        writer.write(step, sample_table(step, {"t": _rows()}))
+    (tmp_path / ".step_000004.parquet.tmp").write_bytes(b"half")
+    SampleWriter(tmp_path).truncate_after(2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+
+
+def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="found none"):
+        read_samples(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"Step 1: expected columns .* Fix: add completion, position, sample"):
+        SampleWriter(tmp_path).write(1, pa.table({"prompt": ["a"]}))
+    (tmp_path / "step_000001.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(DataError, match=r"step_000001.parquet: expected a Parquet file"):
+        read_samples(tmp_path)
+    with pytest.raises(ValueError, match="every >= 1"):
+        SampleWriter(tmp_path, every=0)
+
+
+def test_prompts_as_messages_are_kept(tmp_path: Path) -> None:
+    messages = [[{"role": "user", "content": "hi"}]]
+    rows = Batch(Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]}))
+    path = SampleWriter(tmp_path).write(1, sample_table(1, {"t": rows}))
+    assert path is not None
+    assert pq.ParquetFile(path).read().column("prompt").to_pylist() == messages
+
+
+def test_text_and_messages_of_two_nodes_stand_in_one_column() -> None:
+    messages = [[{"role": "user", "content": "hi"}]]
+    asked = Batch(Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]}))
+    table = sample_table(1, {"chat": asked, "plain": _rows().select(["prompt", "completion"])})
+    assert table.column("prompt").to_pylist() == ['[{"role": "user", "content": "hi"}]', "1 2", "3", "4 5 6"]
+    assert table.column("node").to_pylist() == ["chat", "plain", "plain", "plain"]
+
+
+# what is recorded of whom
+
+
+def longest(completions: Sequence[str], **columns: object) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def shortest(completions: Sequence[str], **columns: object) -> list[float]:
+    return [-float(len(text)) for text in completions]
+
+
+def line(name: str, fn: object, *, n: int) -> Node:
+    """The training of one Model on rows of its own."""
+    model = Model(name, "tiny", trainable=True)
+    rollout = generate(model, prompts("train.parquet", batch=4, name=f"{name}_prompts"), n=n, max_tokens=8, name=name)
+    score = reward(fn, rollout, name=f"{name}_score")  # type: ignore[arg-type]
+    kept, kept_score = select(rollout, score, where=mixed_groups(score, name=f"{name}_mixed"), name=f"{name}_kept")
+    advantage = group_advantage(kept, kept_score, name=f"{name}_advantage")
+    white = whiten(advantage, kept, name=f"{name}_white")
+    return train(model, kept, loss=clipped_policy_loss(white), lr=1e-3)
+
+
+def recorded(graph: Graph) -> dict[str, dict[str, tuple[str, ...]]]:
+    """By train node: producer -> columns."""
+    return {i.name: {f.producer: f.columns for f in i.fetches} for i in planned(graph).recorded}
+
+
+def test_each_train_node_has_the_reward_and_the_advantage_of_its_own_graph() -> None:
+    found = recorded(Graph("two", line("red", longest, n=4), line("blue", shortest, n=4)))
+    assert found.keys() == {"train_red", "train_blue"}
+    for mine, other in (("red", "blue"), ("blue", "red")):
+        of_mine = found[f"train_{mine}"]
+        assert of_mine[f"{mine}_score"] == ("reward", "reward/*")
+        assert of_mine[f"{mine}_white"] == ("advantage",)
+        assert {"completion", "prompt_ids", "completion_ids", "finish", "version"} <= set(of_mine[mine])
+        assert not any(producer.startswith(other) for producer in of_mine)
+
+
+def test_a_critic_has_samples_too() -> None:
+    found = recorded(ppo("tiny", "train.parquet", longest))
+    assert found.keys() == {"train_policy", "train_critic"}
+    assert found["train_critic"]["rollout"] == found["train_policy"]["rollout"]
+
+
+def whose(name: str, gate: str, *producers: str) -> PlannedInput:
+    return PlannedInput(name=name, gate=gate, fetches=tuple(Fetch(producer=p, columns=("reward",)) for p in producers))
+
+
+def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others() -> None:
+    rows, fewer = _rows(), _rows().take(np.array([0, 1]))
+    nodes = (whose("policy", "a", "score"), whose("critic", "a", "score"), whose("other", "b", "score"))
+    found = list(step_metrics(nodes, {"policy": rows, "critic": rows, "other": fewer}))
+    assert [(name, value) for name, value, _ in found if name.endswith("data/rows")] == [
+        ("data/rows", 3.0),
+        ("data/rows", 2.0),
+    ]
+    means = {name: value for name, value, _ in found if name.endswith("reward/mean")}
+    assert means == {"reward/mean": 0.5, "rows/other/reward/mean": 0.5}
+    assert not any("critic" in name for name, _, _ in found)
+    assert {name for name, _, _ in found} >= {"completion/length/max", "rows/other/completion/length/max"}
