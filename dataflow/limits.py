@@ -14,11 +14,23 @@ from dataflow.errors import nearest
 from dataflow.model import Schedule
 
 
+_WORDS = {
+    "whole": "a whole number",
+    "number": "a number",
+    "flag": "True or False",
+    "text": "text",
+    "texts": "a string or several, none of them empty",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The values that a parameter takes. `above`: low itself is left out. optional: None too. pair: two as well."""
+    """The values that a parameter takes. `above`: low itself is left out. optional: None too. pair: two as well.
 
-    kind: Literal["whole", "number", "flag", "text", "choice"]
+    kind `texts`: any number of texts, none of them empty.
+    """
+
+    kind: Literal["whole", "number", "flag", "text", "texts", "choice"]
     low: float | None = None
     high: float | None = None
     above: bool = False
@@ -42,7 +54,7 @@ class Limit:
         """`a whole number >= 1`, as in "expected a whole number >= 1"."""
         if self.kind == "choice":
             return " or ".join(map(repr, self.choices))
-        word = {"whole": "a whole number", "number": "a number", "flag": "True or False", "text": "text"}[self.kind]
+        word = _WORDS[self.kind]
         bounds = self._bounds()
         also = " or a pair of them" if self.pair else ""
         return f"{word}{f' {bounds}' if bounds else ''}{also}{' or None' if self.optional else ''}"
@@ -58,6 +70,8 @@ class Limit:
             return isinstance(value, str) and value in self.choices
         if self.kind in ("flag", "text"):
             return isinstance(value, bool if self.kind == "flag" else str)
+        if self.kind == "texts":
+            return isinstance(value, (tuple, list)) and all(isinstance(v, str) and v for v in value)
         kinds = int if self.kind == "whole" else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
             return False
@@ -98,6 +112,11 @@ def flag() -> Limit:
 def text(*, like: str, optional: bool = False) -> Limit:
     """Any text."""
     return Limit(kind="text", like=like, optional=optional)
+
+
+def texts(*, like: str) -> Limit:
+    """Texts, none of them empty."""
+    return Limit(kind="texts", like=like)
 
 
 def choice(*names: str) -> Limit:

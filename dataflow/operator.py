@@ -44,7 +44,11 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """Each row of an input becomes n rows; n is the name of a parameter. Expand by 1 keeps the input's rows."""
+    """Each row of an input becomes n rows of its own; n is the name of a parameter.
+
+    So it is at n=1 too: another answer to the same prompt is another row. The input's rows, and those above, are read
+    by key (an input declared `parent`); numbers of these rows go up by `mean_over` alone.
+    """
 
     of: str
     n: str
@@ -55,6 +59,14 @@ class Subset:
     """Some of the input's rows; made by `select` only."""
 
     of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """The rows of the input `to`, an ancestor of those of `of`: each is made of its descendants that are left."""
+
+    of: str
+    to: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class Nothing:
     """A sink: no rows come out."""
 
 
-Rows = Same | Expand | Subset | Fresh | Nothing
+Rows = Same | Expand | Subset | Reduce | Fresh | Nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

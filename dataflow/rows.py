@@ -1,18 +1,19 @@
-"""Which rows a port stands on.
+"""Which rows a port stands on, and who wrote the tokens in them.
 
-Owns: domains, the sets of rows that relations derive from one another. Does not own: the
-rules that compare them (rules/rows.py), nor the coordinator's tables of arrived rows.
+Owns: domains, the sets of rows that relations derive from one another; the port that holds a
+port's columns; the generations whose tokens a port has. Does not own: the rules that compare
+them (rules/lineage.py), nor the coordinator's tables of arrived rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
-from dataflow.operator import Expand, Fresh, Keeps, Nothing, Same, Subset
+from dataflow.operator import Expand, Fresh, Keeps, Nothing, Reduce, Same, Subset
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -55,6 +56,11 @@ class Domain:
         """Whether each row here has one row there."""
         return any(d is other for d in self.ancestors())
 
+    @property
+    def unselected(self) -> Domain:
+        """These rows before any selection: those that a source or a generation made."""
+        return next(d for d in self.ancestors() if d.kind != "subset")
+
     def describe(self) -> str:
         """`prompts x16, kept by 'select' (line 9)`, the form used in messages."""
         return "".join(reversed([d._step() for d in self.ancestors()]))
@@ -90,6 +96,9 @@ class Domains:
         rows = node.operator.rows
         if isinstance(rows, Fresh):
             return Domain(node=node, kind="source", factor=rows.per)
+        if isinstance(rows, Reduce):
+            onto = node.inputs.get(rows.to)
+            return self.of(onto) if onto is not None else None
         if isinstance(rows, Nothing):
             first = next(iter(node.inputs.values()), None)
             return self.of(first) if first is not None else None
@@ -103,4 +112,31 @@ class Domains:
         assert isinstance(rows, Expand)
         n = node.params.get(rows.n, 1)
         n = n if isinstance(n, int) and n > 1 else 1
-        return parent if n == 1 else Domain(node=node, kind="expand", parent=parent, factor=n)
+        return Domain(node=node, kind="expand", parent=parent, factor=n)
+
+
+def physical(port: Port[Any]) -> Port[Any]:
+    """The port that holds the columns: a select moves no rows."""
+    while port.node.operator.work == "select":
+        port = port.node.inputs[f"port{port.index}"]
+    return port
+
+
+def generations(port: Port[Any]) -> tuple[Node, ...]:
+    """The generations that wrote the tokens of a port, in the order of its operators' inputs; none where a source did.
+
+    An operator that makes token ids makes them of its inputs that have some.
+    """
+    found: dict[int, Node] = {}
+    seen: set[int] = set()
+    left = [port]
+    while left:
+        node = physical(left.pop()).node
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.operator.work == "decode":
+            found[id(node)] = node
+        else:
+            left += reversed([p for p in node.inputs.values() if p.schema.vocabulary])
+    return tuple(found.values())

@@ -6,8 +6,8 @@ rows (batch.py), which rows a port stands on (rows.py), nor tensors (device.py,
 operators/kernels/tensors.py).
 
 A Schema is a class and is never instantiated: it is the type argument of Port, so that
-a type checker follows each wire. Subclassing adds columns; a Rollout is a Completion,
-a Rollout is not a Prompt.
+a type checker follows each wire. Subclassing adds columns, of several schemas those of all;
+a Rollout is a Completion, a Rollout is not a Prompt.
 """
 
 from __future__ import annotations
@@ -81,10 +81,13 @@ class Schema:
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
-        for name, found in own.items():
-            if name in cls.columns and cls.columns[name].device != found.device:
-                raise _elsewhere(cls.__name__, name, found)
-        cls.columns = {**cls.columns, **own}
+        columns: dict[str, Column] = {}
+        for base in reversed([b for b in cls.__bases__ if issubclass(b, Schema)]):
+            columns = {**base.columns, **{k: v for k, v in columns.items() if k not in base.columns}}
+        for base in cls.__mro__[1:]:
+            for name, there in getattr(base, "columns", {}).items():
+                _require_one_form(cls.__name__, base.__name__, there, own.get(name, columns[name]))
+        cls.columns = {**columns, **own}
 
     @classmethod
     def describe(cls) -> str:
@@ -124,12 +127,25 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
     raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix))
 
 
-def _elsewhere(schema: str, name: str, found: Column) -> GraphError:
-    """A column cannot leave the place where those who read the schema above expect it."""
-    here, there = ("a device", "the host") if found.device else ("the host", "a device")
-    problem = f"declares {name!r} on {here}, and the schema that it extends on {there}, where its readers look for it"
-    fix = f"another name, or device={not found.device}"
-    return GraphError(Fault(rule="call", where=f"schema {schema}", problem=problem, fix=fix))
+def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
+    """Raises GraphError for a column that has not the place or the form in which readers of a schema above expect it:
+    its own where it is declared anew, or that of another schema above. A prompt may be text or messages.
+    """
+    if here.device != there.device:
+        place, other = ("a device", "the host") if here.device else ("the host", "a device")
+        problem = f"has {here.name!r} on {place}, and {base}, which it extends, on {other}, where its readers look"
+        fix = f"another name, or device={there.device}"
+    elif here.axis != there.axis or (here.type != there.type and here.name != "prompt"):
+        problem = f"has {here.name!r} as {_kind(here)}, and {base}, which it extends, as {_kind(there)}"
+        fix = f"another name for one of the two columns {here.name!r}"
+    elif here.nullable and not there.nullable:
+        problem = f"has {here.name!r} with nulls, and the readers of {base}, which it extends, expect none"
+        fix = f"nullable=False, or another name than {here.name!r}"
+    else:
+        return
+    from dataflow.operator import call_site  # an operator is made of schemas
+
+    raise GraphError(Fault(rule="call", where=f"schema {schema}", problem=problem, fix=fix, origin=call_site()))
 
 
 MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])

@@ -113,10 +113,17 @@ class OperatorDeclaration(Generic[Q, R]):
 
 
 class _OperatorDecorator:
-    def __init__(self, scope: Scope, reads: Mapping[str, Sequence[str]], keeps: Keeps | None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        reads: Mapping[str, str | Sequence[str]],
+        keeps: Keeps | None,
+        parent: tuple[str, ...],
+    ) -> None:
         self._scope: Scope = scope
         self._reads = reads
         self._keeps: Keeps | None = keeps
+        self._parent = parent
 
     @overload
     def __call__(
@@ -137,9 +144,10 @@ class _OperatorDecorator:
     def __call__(self, fn: Callable[..., Any]) -> Any:
         typed = inspect.signature(fn, eval_str=True)
         positional = [p for p in typed.parameters.values() if p.kind is not p.KEYWORD_ONLY]
-        inputs = tuple(self._input(fn, p, first=not i) for i, p in enumerate(positional))
+        inputs = tuple(self._input(fn, p) for p in positional)
         if not inputs:
             raise _annotation(fn, "its first parameter", "no port at all")
+        _require_parents(fn, [i.name for i in inputs], self._parent)
         made = _schema(fn, "the return value", typed.return_annotation)
         where = f"{fn.__module__}:{fn.__qualname__}"
         operator = Operator(
@@ -180,10 +188,11 @@ class _OperatorDecorator:
         where = f"operator {fn.__name__}"
         raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
 
-    def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter, *, first: bool) -> Input:
-        schema = _schema(fn, parameter.name, parameter.annotation)
-        ancestors = tuple(self._reads.get(parameter.name, ()))
-        return Input(name=parameter.name, schema=schema, ancestors=ancestors)
+    def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
+        name, schema = parameter.name, _schema(fn, parameter.name, parameter.annotation)
+        reads = self._reads.get(name, ())
+        ancestors = (reads,) if isinstance(reads, str) else tuple(reads)
+        return Input(name=name, schema=schema, rows="parent" if name in self._parent else "rows", ancestors=ancestors)
 
 
 def column_operator(
@@ -231,7 +240,11 @@ def column_operator(
 
 
 def operator(
-    *, scope: Scope = "row", reads: Mapping[str, Sequence[str]] | None = None, keeps: Keeps | None = None
+    *,
+    scope: Scope = "row",
+    reads: Mapping[str, str | Sequence[str]] | None = None,
+    keeps: Keeps | None = None,
+    parent: str | Sequence[str] = (),
 ) -> _OperatorDecorator:
     """Declare an operator from a function on columns, its rows being those of its first port.
 
@@ -239,9 +252,27 @@ def operator(
     -> Columns[Reward]`. scope: the least set of rows it must see at once. reads: dataset columns that it wants beside
     a port's own, `{"rollout": ["answer"]}`. keeps: of one that returns a Keep, what it leaves of a group when `select`
     goes by it: `groups` (each whole or not at all, so that group operators may follow), `pairs` (two rows: what a
-    Preference means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group.
+    Preference means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group. parent:
+    ports whose rows those of the first port come from, such as the turn before: each row sees its ancestor's columns.
     """
-    return _OperatorDecorator(scope, reads or {}, keeps)
+    return _OperatorDecorator(scope, reads or {}, keeps, (parent,) if isinstance(parent, str) else tuple(parent))
+
+
+def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequence[str]) -> None:
+    """Raises GraphError for a parent that is no port of the operator, or is its first."""
+    for name in parents:
+        if name in ports[1:]:
+            continue
+        found = "is its first port, whose rows it has" if name in ports else "is no port of it"
+        others = ", ".join(ports[1:])
+        fault = Fault(
+            rule="call",
+            where=f"operator {fn.__name__}",
+            problem=f"expected parent= to name ports after the first, found {name!r}, which {found}",
+            fix=f"one of: {others}" if others else "leave parent= out",
+            origin=call_site(),
+        )
+        raise GraphError(fault)
 
 
 def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:

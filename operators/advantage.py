@@ -23,6 +23,7 @@ from dataflow.user import Columns, column_operator
 
 Dialect = Literal["trl", "verl", "openrlhf"]
 AnyAdvantage = TypeVar("AnyAdvantage", bound=Advantage)
+AnyReward = TypeVar("AnyReward", bound=Reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,15 +171,40 @@ def _overlong_penalty(
     rollout: Columns[Completion], score: Columns[Reward], *, max_tokens: int, buffer: int, factor: float
 ) -> Columns[Reward]:
     length = rollout["completion_ids"].lengths
-    over = np.clip((length - (max_tokens - buffer)) / buffer, 0.0, 1.0)
-    return score.set(reward=(score["reward"] - factor * over).astype(np.float32))
+    penalty = factor * np.clip((length - (max_tokens - buffer)) / buffer, 0.0, 1.0)
+    changed: dict[str, object] = {"reward": (score["reward"] - penalty).astype(np.float32)}
+    if "token_reward" in score.batch.names:
+        tokens = score["token_reward"]
+        changed["token_reward"] = tokens.like((tokens.values - _on_last(tokens, penalty)).astype(np.float32))
+    return score.set(**changed)
 
 
 def _add(*scores: Columns[Reward], weights: Sequence[float] | None) -> Columns[Reward]:
     factors = [1.0] * len(scores) if weights is None else weights
     total = sum(w * s["reward"].astype(np.float64) for w, s in zip(factors, scores, strict=True))
-    parts = {name: s.batch.array(name) for s in scores for name in s.batch.names if name.startswith("reward/")}
-    return Columns.make(Reward, like=scores[0], reward=np.asarray(total, dtype=np.float32), **parts)
+    columns: dict[str, object] = {"reward": np.asarray(total, dtype=np.float32)}
+    columns |= {name: s.batch.array(name) for s in scores for name in s.batch.names if name.startswith("reward/")}
+    shape = next((s["token_reward"] for s in scores if "token_reward" in s.batch.names), None)
+    if shape is None:
+        return Columns.make(Reward, like=scores[0], **columns)
+    tokens = sum(w * _spread(s, shape) for w, s in zip(factors, scores, strict=True))
+    columns["token_reward"] = shape.like(np.asarray(tokens, dtype=np.float32))
+    return Columns.make(TokenReward, like=scores[0], **columns)
+
+
+def _spread(score: Columns[Reward], shape: Ragged) -> np.ndarray:
+    """float64 [tokens]: the reward of each token; a row's single number stands on its last token."""
+    if "token_reward" in score.batch.names:
+        return score["token_reward"].values.astype(np.float64)
+    return _on_last(shape, score["reward"].astype(np.float64))
+
+
+def _on_last(shape: Ragged, value: np.ndarray) -> np.ndarray:
+    """[tokens]: a number of each row on its last token, be it a hole: returns give it to the written one before."""
+    at = np.zeros(len(shape.values))
+    filled = shape.lengths > 0
+    at[shape.offsets[1:][filled] - 1] = value[filled]
+    return at
 
 
 _MASK = ("completion_mask",)
@@ -271,7 +297,10 @@ def group_advantage(
 def baseline_advantage(
     rollout: Port[Completion], score: Port[Reward], baseline: Port[Reward], *, name: str = "baseline_advantage"
 ) -> Port[Advantage]:
-    """reward - the reward of another answer to the same prompt (ReMax, arXiv:2310.10505: the greedy one)."""
+    """reward - a baseline of the prompt (or of other rows that these come from), the same for all of its answers.
+
+    ReMax (arXiv:2310.10505) takes the greedy answer's reward: `mean_over(reward(fn, greedy), prompt)`.
+    """
     return Node(BASELINE_ADVANTAGE, name, inputs={"rollout": rollout, "score": score, "baseline": baseline}).port()
 
 
@@ -339,20 +368,30 @@ def kl_in_reward(
 @declares
 def overlong_penalty(
     rollout: Port[Completion],
-    score: Port[Reward],
+    score: Port[AnyReward],
     *,
     max_tokens: int,
     buffer: int,
     factor: float = 1.0,
     name: str = "overlong_penalty",
-) -> Port[Reward]:
-    """The reward less factor times how far the answer reaches into the last `buffer` of max_tokens (DAPO, eq. 13)."""
+) -> Port[AnyReward]:
+    """The reward less factor times how far the answer reaches into the last `buffer` of max_tokens (DAPO, eq. 13).
+
+    Of a TokenReward the last token bears the penalty, and the others stay as they are.
+    """
     params = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor}
-    return Node(OVERLONG_PENALTY, name, inputs={"rollout": rollout, "score": score}, params=params).port()
+    schemas = (score.schema,) if isinstance(score, Port) else None
+    inputs = {"rollout": rollout, "score": score}
+    return Node(OVERLONG_PENALTY, name, inputs=inputs, params=params, schemas=schemas).port()
 
 
 @declares
 def add(*scores: Port[Reward], weights: Sequence[float] | None = None, name: str = "add") -> Port[Reward]:
-    """The weighted sum of rewards on the same rows."""
+    """The weighted sum of rewards on the same rows; with a TokenReward among them it is one.
+
+    Then tokens are added to tokens, and the number of a plain Reward stands on the last token of its row.
+    """
     params = {"weights": None if weights is None else tuple(weights)}
-    return Node(ADD, name, inputs={f"score{i}": s for i, s in enumerate(scores)}, params=params).port()
+    spread = any(isinstance(s, Port) and issubclass(s.schema, TokenReward) for s in scores)
+    inputs = {f"score{i}": s for i, s in enumerate(scores)}
+    return Node(ADD, name, inputs=inputs, params=params, schemas=(TokenReward if spread else Reward,)).port()

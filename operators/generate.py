@@ -5,10 +5,10 @@ Owns: the declaration. Does not own: any sampler (kernels/torch, kernels/vllm).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from dataflow.limits import choice, number, whole
+from dataflow.limits import choice, number, texts, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
@@ -30,6 +30,7 @@ GENERATE = Operator(
         "temperature": number(0.0, like=1.0),
         "top_p": number(0.0, 1.0, above=True, like=1.0),
         "top_k": whole(0, like=0),
+        "stop": texts(like="</answer>"),
         "max_lag": whole(0, like=0),
         "on_update": choice("interrupt", "drain"),
     },
@@ -47,13 +48,15 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     max_lag: int = 0,
     on_update: Literal["interrupt", "drain"] = "interrupt",
     name: str = "generate",
 ) -> Port[Rollout]:
     """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 cut nothing off.
 
+    The answers are rows of their own, at n=1 too: see `mean_over` for the way from them to the prompt's rows.
+    stop: a string, or several, that end an answer where it is written; it is part of the answer.
     max_lag: how many versions old the weights that made a row may be when it is trained; 0 is synchronous. on_update:
     whether new weights interrupt running rows (their tokens stay, each with its version) or wait for them.
     """
@@ -64,7 +67,7 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
-        "stop": tuple(stop),
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else stop,
         "max_lag": max_lag,
         "on_update": on_update,
     }

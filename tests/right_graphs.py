@@ -36,6 +36,7 @@ from operators.losses import (
     trajectory_balance_loss,
     value_loss,
 )
+from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
@@ -130,7 +131,8 @@ def remax() -> Graph:
     prompt = prompts(DATA, batch=64)
     rollout = generate(policy, prompt, n=4, max_tokens=64)
     greedy = generate(policy, prompt, temperature=0.0, max_tokens=64, name="greedy")
-    advantage = baseline_advantage(rollout, reward(exact, rollout), reward(exact, greedy, name="greedy_reward"))
+    baseline = mean_over(reward(exact, greedy, name="greedy_reward"), prompt)
+    advantage = baseline_advantage(rollout, reward(exact, rollout), baseline)
     return Graph("remax", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
 
 
@@ -172,7 +174,7 @@ def language_model_judge() -> Graph:
     rollout = sampled()
     question = ask_judge(rollout, rubric="Is this right?")
     verdict = generate(Model("judge", "models/large"), question, temperature=0.0, max_tokens=4, name="verdict")
-    advantage = group_advantage(rollout, read_verdict(verdict))
+    advantage = group_advantage(rollout, mean_over(read_verdict(verdict), rollout))
     return Graph("judge", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
 
 

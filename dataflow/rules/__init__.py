@@ -19,6 +19,7 @@ from dataflow.rules import (
     names,
     normalised,
     parameters,
+    sampled,
     state,
     versions,
     vocabulary,
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     normalised.check,  # the last of the rules on data edges
     state.check,  # who writes and reads, before how old it may be
     versions.check,  # lags, before the loops that they keep alive
+    sampled.check,  # whose version log-probs are, before at which temperature
     liveness.check,  # loops through States
     clocks.check,  # what moves each node
     held_out.check,  # training and evaluation apart, once it is known what feeds which

@@ -23,7 +23,7 @@ def check(context: Context) -> Iterator[Fault]:
         if domain is None or id(node) in context.doubtful:
             continue
         for where, what, origin in _needs_groups(node):
-            yield from _one_row(_decoder(node), domain, where, what, origin)
+            yield from _one_row(_decoder(domain), domain, where, what, origin)
             yield from _ragged(node, domain, where, origin)
         yield from _minibatches(node, domain)
 
@@ -55,12 +55,10 @@ def _one_row(made: Node | None, domain: Domain, where: str, what: str, origin: O
     yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
 
 
-def _decoder(node: Node) -> Node | None:
-    """The generation behind a node's first input, which could have made several rows of each."""
-    at = node
-    while at.inputs and at.operator.work != "decode":
-        at = next(iter(at.inputs.values())).node
-    return at if at.operator.work == "decode" else None
+def _decoder(domain: Domain) -> Node | None:
+    """The generation that made these rows, which could have made several of each."""
+    made = domain.unselected.node
+    return made if made.operator.work == "decode" else None
 
 
 def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> Iterator[Fault]:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataflow.errors import Fault
+from dataflow.errors import Fault, Origin
+from dataflow.operator import Reduce
 from dataflow.rows import Domain
 from dataflow.rules.context import Context, Wire, line_of, place
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Inputs on other rows than the first, parents that are none, nodes without rows."""
+    """Inputs on other rows than the first, parents and descendants that are none, nodes without rows."""
     for node in context.graph.nodes:
         wires = context.wires[id(node)]
         if not wires and node.operator.work != "source":
             problem = "expected at least one port, found none"
             fix = f"{node.operator.name}(port, ...)"
             yield Fault(rule="rows", where=place(node), problem=problem, fix=fix, origin=node.origin)
+        if isinstance(node.operator.rows, Reduce):
+            yield from _reduced(context, {w.name: w for w in wires}, node.operator.rows)
+            continue
         for wire in _distinct(context, wires):
             yield from _compare(context, wires[0], wire)
 
@@ -37,10 +41,8 @@ def _distinct(context: Context, wires: tuple[Wire, ...]) -> Iterator[Wire]:
 
 def _compare(context: Context, first: Wire, other: Wire) -> Iterator[Fault]:
     here, there = context.domains.of(first.port), context.domains.of(other.port)
-    if here is None or there is None or here is there:
+    if here is None or there is None or here is there or _doubtful(context, first, other):
         return
-    if not (first.fits and other.fits) or {id(first.port.node), id(other.port.node)} & context.doubtful:
-        return  # columns.py has named the wrong wire, of which these rows come
     if other.input.rows == "parent" and here.descends_from(there):
         return
     where = place(other.node) if other.key == other.name else other.where.rpartition(".")[0]
@@ -51,21 +53,71 @@ def _compare(context: Context, first: Wire, other: Wire) -> Iterator[Fault]:
     yield Fault(rule="rows", where=where, problem=problem, fix=fix, origin=other.origin)
 
 
+def _doubtful(context: Context, first: Wire, other: Wire) -> bool:
+    """Whether columns.py has named a wrong wire, of which these rows come."""
+    wrong = bool({id(first.port.node), id(other.port.node)} & context.doubtful)
+    return wrong or not (first.fits and other.fits)
+
+
+def _reduced(context: Context, wires: dict[str, Wire], rows: Reduce) -> Iterator[Fault]:
+    """What goes up has to come of generations from the rows that it goes up to."""
+    low, high = wires[rows.of], wires[rows.to]
+    below, above = context.domains.of(low.port), context.domains.of(high.port)
+    if below is None or above is None or _doubtful(context, low, high):
+        return
+    descends = below.descends_from(above)
+    if descends and below.unselected is not above.unselected:
+        return
+    if descends:
+        problem = f"{low.name!r} stands on {_shown(below, above)}: of each row of {high.name!r} there is at most one"
+        fix = f"{low.port.label!r} as it is" if below is above else f"select({high.port.label}, where=...)"
+    else:
+        problem = f"{low.name!r} stands on {_shown(below, above)}, which does not come from {high.name!r}: "
+        problem += _shown(above, below)
+        fix = f"{high.name}= a port that {low.port.label!r} comes from{_ancestors(below)}"
+    yield Fault(rule="rows", where=place(low.node), problem=problem, fix=fix, origin=low.origin)
+
+
+def _ancestors(domain: Domain) -> str:
+    """`: prompts or rollout`, the nodes that made the rows above these."""
+    own = domain.unselected
+    names = [d.node.name for d in domain.ancestors() if d.kind != "subset" and d is not own]
+    return f": {' or '.join(reversed(names))}" if names else ""
+
+
 def _shown(domain: Domain, other: Domain) -> str:
     text = domain.describe()
     if text != other.describe():
         return text
-    return f"{text} made by {domain.node.name!r} ({line_of(domain.node, other.node.origin)})"
+    return f"{text} made by {_named(domain, other.node.origin)}"
+
+
+def _named(domain: Domain, origin: Origin | None) -> str:
+    """`'rollout' (line 9)`: what made these rows, selections left out."""
+    made = domain.unselected.node
+    return f"{made.name!r} ({line_of(made, origin)})"
 
 
 def _fix(first: Wire, here: Domain, other: Wire, there: Domain) -> str:
     a, b = first.name, other.name
     if here.source is not there.source:
         return f"ports that come from one source; {here.source.name!r} and {there.source.name!r} are two"
-    if here.kind == "subset" or there.kind == "subset":
+    if here.unselected is there.unselected:
         return f"{a}, {b} = select({a}, {b}, where=...)"
-    if here.descends_from(there):
-        return f"make {b!r} from the rows of {a!r}, or n=1 in {here.node.name!r}"
-    if there.descends_from(here):
-        return f"make {a!r} from the rows of {b!r}, or n=1 in {there.node.name!r}"
-    return f"make {b!r} from the rows of {a!r}"
+    mine, theirs = _named(here, other.origin), _named(there, other.origin)
+    if other.input.rows == "parent":
+        onto = _common(here, there).node.name
+        return f"{b}=mean_over({other.port.label}, {onto}): {mine} and {theirs} both come from {onto!r}"
+    if there.unselected.descends_from(here.unselected):
+        up = f"mean_over(reward, {here.unselected.node.name}) for a reward, which {theirs} has for each row of {mine}"
+        return up if here is here.unselected else f"{up}; then select"
+    if here.unselected.descends_from(there.unselected):
+        way = f"make {b!r} from {mine}, not from {theirs}, which is above it"
+        return f"{way}; only mean_over(reward, rows) moves numbers, and only up"
+    onto = _common(here, there).node.name
+    return f"make {b!r} from {mine}, not from {theirs}; a baseline is mean_over(reward, {onto})"
+
+
+def _common(here: Domain, there: Domain) -> Domain:
+    """The nearest rows that both come from; they have one source."""
+    return next(d for d in here.ancestors() if there.descends_from(d))

@@ -7,10 +7,12 @@ not own: the range of max_lag (parameters.py), who writes (state.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from dataflow.errors import Fault
 from dataflow.model import Model
-from dataflow.node import Node
+from dataflow.node import Node, Port
+from dataflow.rows import physical
 from dataflow.rules.context import Context, line_of, place
 from dataflow.schema import Logprobs
 
@@ -19,7 +21,7 @@ _RECOMPUTED = ("old", "proximal")
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Readers without a lag, recomputed log-probs of something else, intakes that differ, an evaluation of nothing."""
+    """Readers without a lag, recomputed log-probs of another Model or of other rows, intakes that differ, an evaluation of nothing."""
     for node in context.graph.nodes:
         yield from _bounded(context, node)
         if node.operator.work == "train":
@@ -65,7 +67,7 @@ def _bounded(context: Context, node: Node) -> Iterator[Fault]:
 def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
     trained = [s.name for s in node.states.values() if isinstance(s, Model)]
     for wire in context.wires[id(node)]:
-        maker = wire.port.node
+        maker = physical(wire.port).node
         models = [s for s in maker.states.values() if isinstance(s, Model)]
         if wire.name not in _RECOMPUTED or not issubclass(wire.port.schema, Logprobs) or not models:
             continue
@@ -78,6 +80,17 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
             problem += "and a ratio needs the version that the Step starts from"
             fix = f"max_lag=0 in {maker.name!r}"
             yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+        elif maker.operator.work == "forward" and not _same_tokens(context, maker.inputs["rows"], node.inputs["rows"]):
+            trains, reads = node.inputs["rows"].label, maker.inputs["rows"].label
+            problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and those of "
+            problem += f"{trains!r} are trained"
+            fix = f"logprobs({trained[0]}, {trains})"
+            yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+
+
+def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
+    """Whether two ports are the same token rows; where their rows differ the rule on rows says so."""
+    return physical(a) == physical(b) or context.domains.of(a) is not context.domains.of(b)
 
 
 def _evaluated(context: Context) -> Iterator[Fault]:

@@ -15,20 +15,19 @@ from pathlib import Path
 from dataflow.errors import Fault
 from dataflow.model import Model
 from dataflow.node import Node, Port
-from dataflow.rules.context import Context, Wire, place
+from dataflow.rules.context import Context, place
 
 PortId = tuple[int, int]
 
 
 def check(context: Context) -> Iterator[Fault]:
     """Models that read or train on ids of another tokenizer."""
-    made_by: dict[PortId, Model] = {}
+    made_by: dict[PortId, tuple[Model, ...]] = {}
     for node in context.graph.nodes:
-        wire = next((w for w in context.wires[id(node)] if _key(w.port) in made_by), None)
         if node.operator.work == "decode":
-            made_by |= {(id(node), i): m for i, m in enumerate(_models(node))}
+            made_by |= {(id(node), i): (m,) for i, m in enumerate(_models(node))}
         else:
-            made_by |= _handed_on(context, node, made_by, wire)
+            made_by |= _handed_on(node, made_by)
         if node.operator.work in ("forward", "train"):
             for model in _models(node):
                 yield from _compare(context, node, model, made_by)
@@ -42,32 +41,35 @@ def _key(port: Port) -> PortId:
     return (id(port.node), port.index)
 
 
-def _handed_on(context: Context, node: Node, made_by: dict[PortId, Model], first: Wire | None) -> dict[PortId, Model]:
-    """A port of token ids has those of the input that it was made of: of the same place for select, else the first."""
+def _handed_on(node: Node, made_by: dict[PortId, tuple[Model, ...]]) -> dict[PortId, tuple[Model, ...]]:
+    """A port of token ids has those of the inputs that it was made of: of the same place for select, else of all."""
     handed = {}
     for index, schema in enumerate(node.schemas):
         if schema.vocabulary:
-            port = node.inputs.get(f"port{index}") or (first.port if first else None)
-            if port is not None and _key(port) in made_by:
-                handed[(id(node), index)] = made_by[_key(port)]
+            port = node.inputs.get(f"port{index}")
+            ports = [port] if port is not None else node.inputs.values()
+            makers = tuple(dict.fromkeys(m for p in ports for m in made_by.get(_key(p), ())))
+            if makers:
+                handed[(id(node), index)] = makers
     return handed
 
 
-def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, Model]) -> Iterator[Fault]:
+def _compare(
+    context: Context, node: Node, model: Model, made_by: dict[PortId, tuple[Model, ...]]
+) -> Iterator[Fault]:
     rows = next((w.port for w in context.wires[id(node)] if w.port.schema.vocabulary), None)
     if rows is None:
         return
-    maker = made_by.setdefault(_key(rows), model)  # demonstrations: tokenised for the first Model that reads them
-    if maker.base == model.base:
-        return
-    mine, theirs = fingerprint(model.base), fingerprint(maker.base)
-    if mine is None or theirs is None or mine == theirs:
-        return
-    problem = f"vocabulary {mine[0][:4]} ({mine[1]:,} tokens) differs from {rows.label}'s {theirs[0][:4]} "
-    problem += f"({theirs[1]:,}): its token ids mean other words there"
-    fix = f"a {model.name} of the same tokenizer as {maker.name!r}"
-    where = place(node) if node.operator.work != "train" else f"train {model.name!r}"
-    yield Fault(rule="vocabulary", where=where, problem=problem, fix=fix, origin=node.origin)
+    # demonstrations: tokenised for the first Model that reads them
+    for maker in made_by.setdefault(_key(rows), (model,)):
+        mine, theirs = fingerprint(model.base), fingerprint(maker.base)
+        if maker.base == model.base or mine is None or theirs is None or mine == theirs:
+            continue
+        problem = f"vocabulary {mine[0][:4]} ({mine[1]:,} tokens) differs from {rows.label}'s {theirs[0][:4]} "
+        problem += f"({theirs[1]:,}): its token ids mean other words there"
+        fix = f"a {model.name} of the same tokenizer as {maker.name!r}"
+        where = place(node) if node.operator.work != "train" else f"train {model.name!r}"
+        yield Fault(rule="vocabulary", where=where, problem=problem, fix=fix, origin=node.origin)
 
 
 def fingerprint(base: str) -> tuple[str, int] | None:

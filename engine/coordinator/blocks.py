@@ -21,18 +21,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataflow.batch import Keys
 from engine.coordinator.messages import Gather, Ref
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What to gather from one producer: for each row, the block (an index into `numbers`) and its row there."""
+    """What to gather from one producer: for each row, the block (an index into `numbers`) and its row there. keys: as in
+    Gather.
+    """
 
     producer: str
     columns: tuple[str, ...]
     numbers: list[int]
     block: np.ndarray
     row: np.ndarray
+    keys: Keys | None = None
 
 
 Readings = Mapping[str, tuple[Reading, ...]]
@@ -116,15 +120,20 @@ class Blocks:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def reading(self, producer: str, columns: tuple[str, ...], block: np.ndarray, row: np.ndarray) -> Reading:
+    def reading(
+        self, producer: str, columns: tuple[str, ...], block: np.ndarray, row: np.ndarray, keys: Keys | None = None
+    ) -> Reading:
         """These rows, by their blocks' numbers."""
         numbers, index = _indexed(block)
-        return Reading(producer, columns, numbers, index, row)
+        return Reading(producer, columns, numbers, index, row, keys)
 
     def tokens(self, inputs: Readings, rows: int) -> np.ndarray:
-        """int64 [rows]: how many tokens each row has, the most that any of its inputs says; 0 where none does."""
+        """int64 [rows]: how many tokens each row has, the most that any of its inputs says; 0 where none does. What is
+        reduced to these rows does not count.
+        """
         found = np.zeros(rows, dtype=np.int64)
-        for reading in (each for many in inputs.values() for each in many) if self._weigh else ():
+        readings = [each for many in inputs.values() for each in many if each.keys is None]
+        for reading in readings if self._weigh else ():
             for index, number in enumerate(reading.numbers):
                 mine = np.flatnonzero(reading.block == index)
                 found[mine] = np.maximum(found[mine], self._tokens[number][reading.row[mine]])
@@ -136,7 +145,12 @@ class Blocks:
             reading = self._followed(reading)
         refs = tuple(self._refs[n] for n in reading.numbers)
         return Gather(
-            producer=reading.producer, columns=reading.columns, refs=refs, block=reading.block, row=reading.row
+            producer=reading.producer,
+            columns=reading.columns,
+            refs=refs,
+            block=reading.block,
+            row=reading.row,
+            keys=reading.keys,
         )
 
     def gathers(self, inputs: Readings) -> dict[str, tuple[Gather, ...]]:
@@ -153,7 +167,7 @@ class Blocks:
                 mine, (numbers, rows) = block == number, self._moved[number]
                 block[mine], row[mine] = numbers[row[mine]], rows[row[mine]]
                 moved = True
-        return self.reading(reading.producer, reading.columns, block, row)
+        return self.reading(reading.producer, reading.columns, block, row, reading.keys)
 
     # --- losses -------------------------------------------------------------------------------------------------
 

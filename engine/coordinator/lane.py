@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading, Readings
 from engine.coordinator.messages import NO_VERSION, Key, Ref, SourceCut
+from engine.coordinator.reduced import descendants, reduced_state, uppers
 from engine.coordinator.tables import (
     ABSENT,
     NO_BLOCK,
@@ -70,6 +72,7 @@ class Lane:
         self.cut = tuple(dict.fromkeys(cut))
         self.blocks = blocks
         self._gates = {n.name: frozenset(n.gates) for n in self.nodes}
+        self._uppers = uppers(self.nodes)
         self.next = 0
         self.watermark = 0
         self._retired: set[int] = set()
@@ -177,6 +180,7 @@ class Lane:
         first = not self._failed[slots[0]]
         self._failed[slots] = True
         self._tables[node].state[slots] = ABSENT
+        self._tables[node].given_up[slots] = True
         self._issued[node][slots] = True
         self._mark(node, slots)
         return bool(first)
@@ -252,7 +256,9 @@ class Lane:
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never will."""
-        return input_state(node, self._tables, slots, unmade=self._unmade)
+        above, unmade = self._uppers.get(node.name, ()), self._unmade
+        reduced = partial(reduced_state, tables=self._tables, slots=slots, above=above, unmade=unmade)
+        return input_state(node, self._tables, slots, unmade=unmade, reduced=reduced)
 
     def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
         gone = (state == ABSENT) & ~self._issued[node.name][slots]
@@ -279,10 +285,14 @@ class Lane:
         holds: set[int] = set()
         for i in node.inputs:
             readings = []
+            slots, below, keys = at, samples, None
+            if i.fan_in:
+                owner, below = descendants(self._tables[i.gate], i.fan_in, at, samples)
+                slots, keys = at[owner], self._keys(at[owner], samples[owner])
             for fetch in i.fetches:
-                table, from_ = self._tables[fetch.producer], samples // fetch.ratio
-                block, row = table.block[at, from_], table.row[at, from_]
-                reading = self.blocks.reading(fetch.producer, fetch.columns, block, row)
+                table, from_ = self._tables[fetch.producer], below // fetch.ratio
+                block, row = table.block[slots, from_], table.row[slots, from_]
+                reading = self.blocks.reading(fetch.producer, fetch.columns, block, row, keys)
                 readings.append(reading)
                 holds.update(reading.numbers)
             inputs[i.name] = tuple(readings)

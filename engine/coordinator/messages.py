@@ -286,7 +286,11 @@ class SourceCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gather:
-    """Where the rows of one fetch lie: for each row of the assignment, the block (an index into `refs`) and its row."""
+    """Where the rows of one fetch lie: for each row of the assignment, the block (an index into `refs`) and its row.
+
+    keys: of an input that is reduced, whose rows are others than the assignment's: for each of them the key of the row
+    of the assignment that it belongs to.
+    """
 
     producer: str
     columns: tuple[str, ...]
@@ -294,6 +298,7 @@ class Gather:
     """(worker, block) of each block that occurs."""
     block: np.ndarray
     row: np.ndarray
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

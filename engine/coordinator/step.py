@@ -125,9 +125,10 @@ class StepRun:
         return next((key for key in expected.rows() if key not in came), None)
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
-        """The rows that every input has, sorted; of a parent input, the ancestor counts."""
-        keys = self.rows(next(i.gate for i in inputs if i.ratio == 1)).keys
-        for i in inputs:
+        """The rows that every input has, sorted; of a parent input, the ancestor counts. What is reduced has no say."""
+        own = [i for i in inputs if not i.fan_in]
+        keys = self.rows(next(i.gate for i in own if i.ratio == 1)).keys
+        for i in own:
             keys = self.rows(i.gate).having(keys, i.ratio)
         return keys
 
@@ -139,9 +140,10 @@ class StepRun:
         holds: set[int] = set()
         for i in inputs:
             readings = []
+            wanted, owners = (keys, None) if not i.fan_in else self.rows(i.gate).below(keys, i.fan_in)
             for fetch in i.fetches:
-                block, row = self.rows(fetch.producer).find(keys, fetch.ratio)
-                reading = self._blocks.reading(fetch.producer, fetch.columns, block, row)
+                block, row = self.rows(fetch.producer).find(wanted, fetch.ratio)
+                reading = self._blocks.reading(fetch.producer, fetch.columns, block, row, owners)
                 readings.append(reading)
                 holds.update(reading.numbers)
             found[i.name] = tuple(readings)

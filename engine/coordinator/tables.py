@@ -7,7 +7,7 @@ a few bytes each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
 from engine.coordinator.messages import NO_VERSION, Ref
-from engine.plan.plan import PlannedNode
+from engine.plan.plan import PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
 """A row that may still come; one that has come; one that will never (selected away, or its group was dropped)."""
@@ -30,10 +30,11 @@ class Table:
     """The output rows of one node: arrays [slots, rows]; a slot is a prompt that is outstanding.
 
     state says which rows go on downstream. block is the number of the block that holds a row, NO_BLOCK where none
-    came: the rows of a failed group are ABSENT, and hold their blocks until the prompt is retired.
+    came: the rows of a failed group are ABSENT, and hold their blocks until the prompt is retired. given_up [slots]:
+    whether a row of the node failed for good.
     """
 
-    __slots__ = ("block", "row", "rows", "state", "version")
+    __slots__ = ("block", "given_up", "row", "rows", "state", "version")
 
     def __init__(self, rows: int, slots: int) -> None:
         self.rows = rows
@@ -41,11 +42,12 @@ class Table:
         self.block = np.full((slots, rows), NO_BLOCK, dtype=np.int64)
         self.row = np.zeros((slots, rows), dtype=np.int32)
         self.version = np.full((slots, rows), NO_VERSION, dtype=np.int32)
+        self.given_up = np.zeros(slots, dtype=bool)
 
     def grow(self, slots: int) -> None:
         """Room for this many slots."""
         wider = Table(self.rows, slots)
-        for name in ("state", "block", "row", "version"):
+        for name in ("state", "block", "row", "version", "given_up"):
             old, new = getattr(self, name), getattr(wider, name)
             new[: len(old)] = old
             setattr(self, name, new)
@@ -67,28 +69,39 @@ class Table:
         self.state[slots] = PENDING
         self.block[slots] = NO_BLOCK
         self.version[slots] = NO_VERSION
+        self.given_up[slots] = False
         return had[had != NO_BLOCK]
 
 
-def input_state(node: PlannedNode, tables: Mapping[str, Table], slots: np.ndarray, *, unmade: bool) -> np.ndarray:
+def input_state(
+    node: PlannedNode,
+    tables: Mapping[str, Table],
+    slots: np.ndarray,
+    *,
+    unmade: bool,
+    reduced: Callable[[PlannedInput], np.ndarray] | None = None,
+) -> np.ndarray:
     """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input never will; for whole
     cohorts PENDING until every input is decided, since a row that fails late takes its group with it, and the others of
     that are to be in a chunk or not whatever comes first.
 
     unmade: whether rows may have been lost that are to be made again: then a gate can be there, and the bytes not, or
-    not ever, where the group was given up meanwhile.
+    not ever, where the group was given up meanwhile. reduced: the state of an input that is reduced (reduced.py).
     """
     first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
     found: np.ndarray | None = None
     for i in node.inputs:
-        gate = tables[i.gate].state[slots]
-        wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
+        if i.fan_in and reduced is not None:
+            wide = reduced(i)
+        else:
+            gate = tables[i.gate].state[slots]
+            wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
         if found is None:
             found = wide
         else:
             found = np.where((wide == first) | (found == first), first, rest(found, wide))
     assert found is not None  # only a source has no input, and a source is never asked
-    for fetch in (fetch for i in node.inputs for fetch in i.fetches) if unmade else ():
+    for fetch in (fetch for i in node.inputs if not i.fan_in for fetch in i.fetches) if unmade else ():
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
         found = np.where((held != PRESENT) & (found == PRESENT), held, found)
     return found
@@ -121,6 +134,14 @@ class StepRows:
             return keys
         there = np.isin(codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample))
         return keys if there.all() else keys.take(there)
+
+    def below(self, keys: Keys, fan_in: int) -> tuple[Keys, Keys]:
+        """Those of these rows that descend from one of the keys, each of which has at most so many; and for each of
+        them that key.
+        """
+        owners = Keys(self.keys.position, self.keys.sample // fan_in, self.keys.attempt)
+        mine = np.isin(codes(owners.position, owners.sample), codes(keys.position, keys.sample))
+        return self.keys.take(mine), owners.take(mine)
 
     def _same(self, keys: Keys) -> bool:
         mine = self.keys

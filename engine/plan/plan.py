@@ -18,7 +18,7 @@ from engine.plan.cluster import Cluster
 
 FORMAT = 1
 
-Relation = Literal["source", "same", "expand", "subset", "sink"]
+Relation = Literal["source", "same", "expand", "subset", "reduce", "sink"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,15 @@ class PlannedInput:
     """One input. `gate` is the node whose rows decide which rows exist; the bytes come from the fetches' producers.
 
     They differ behind a select, which moves no rows. `ratio`: rows of the node for each row of the gate (`parent`
-    inputs have more than one).
+    inputs have more than one). `fan_in`: of an input that is reduced, the rows of the gate for each row of the node, as
+    far as they are left; 0 for every other input.
     """
 
     name: str
     gate: str
     fetches: tuple[Fetch, ...] = ()
     ratio: int = 1
+    fan_in: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,8 @@ class Estimate:
 class PlannedNode:
     """One node, decided.
 
-    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt. chunking: `cohort` (the rows
+    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt (of a node that reduces, those
+    that it reduces to): its chunks are of these. chunking: `cohort` (the rows
     of prompts admitted together, so that what shares a batch is decided before it starts) or `ready` (whatever has
     come, as far as the scope allows). chunks: into how many chunks of whole prompts the rows of a cohort (below the
     cut: of a Step) are cut, however many replicas there are: equal chunks give equal bits. workers: the replicas, each

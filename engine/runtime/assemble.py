@@ -31,13 +31,19 @@ class Rows:
 def assemble(
     keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull, device: DeviceColumns | None = None
 ) -> dict[str, Batch]:
-    """The batch of each input, rows in the order of the keys. device: None where no column is on one.
+    """The batch of each input, rows in the order of the keys; of one that is reduced, each row with the key that it
+    belongs to. device: None where no column is on one.
 
     Raises PeerLost.
     """
     gathers = [gather for many in inputs.values() for gather in many]
     found = iter(collect(gathers, channel, device))
-    return {name: _joined(keys, [next(found) for _ in many]) for name, many in inputs.items()}
+    return {name: _joined(_keys_of(many, keys), [next(found) for _ in many]) for name, many in inputs.items()}
+
+
+def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
+    own = gathers[0].keys if gathers else None
+    return keys if own is None else own
 
 
 def collect(gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None) -> list[Rows]:

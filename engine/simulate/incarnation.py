@@ -59,6 +59,7 @@ from engine.coordinator.messages import (
     Wake,
     Woken,
 )
+from engine.coordinator.tables import codes
 from engine.plan.plan import PlannedNode
 from engine.simulate.asking import Asked
 from engine.simulate.groups import Work
@@ -263,7 +264,7 @@ class Incarnation:
         node, begun, outcomes = self._world.nodes[chunk.node], self._world.clock.now, self._world.outcomes
         keys = chunk.keys.expand(node.rows // node.inner) if node.relation == "expand" else chunk.keys
         starts, ends = self._times_of(node, len(keys))
-        failed = outcomes.failed(node.name, keys)
+        failed = outcomes.failed(node.name, keys) | _without_any(node, chunk)
         wanted = ~failed & outcomes.kept(node.name, keys) if node.relation == "subset" else ~failed
         for rows in self._batches(ends):
             when = max(ends[rows].tolist(), default=0.0)
@@ -419,6 +420,18 @@ class Incarnation:
         if self._first or not all(each.asked for each in self._queue):
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
         self._enqueue(lambda done: self.after(self._vary(self._timing.load), partial(end, done)))
+
+
+def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
+    """Boolean [rows], or False: the rows of which no descendant is left, where they are made of these."""
+    for i in node.inputs:
+        if i.fan_in:
+            owners = chunk.inputs[i.name][0].keys
+            assert owners is not None
+            return ~np.isin(
+                codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample)
+            )
+    return np.zeros(1, dtype=bool)
 
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:

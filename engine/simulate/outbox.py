@@ -81,19 +81,28 @@ class Outbox:
             for fetch, gather in zip(i.fetches, gathers, strict=True):
                 if (fetch.producer, fetch.columns) != (gather.producer, gather.columns):
                     raise RunError(f"input {i.name}: a gather from {gather.producer}, planned was {fetch.producer}")
-                self.check_rows(keys, gather, fetch.ratio)
+                if i.fan_in:
+                    self._check_owners(keys, gather)
+                self.check_rows(keys if gather.keys is None else gather.keys, gather, fetch.ratio, i.fan_in)
 
-    def check_rows(self, keys: Keys, gather: Gather, ratio: int = 1) -> None:
-        """The same for one gather."""
+    def _check_owners(self, keys: Keys, gather: Gather) -> None:
+        """Raises RunError where rows that are reduced belong to none of these."""
+        owners = gather.keys
+        if owners is None or not set(owners.rows()) <= set(keys.rows()):
+            raise RunError(f"a gather from {gather.producer} is to be reduced, and its rows belong to others")
+
+    def check_rows(self, keys: Keys, gather: Gather, ratio: int = 1, fan_in: int = 0) -> None:
+        """The same for one gather. fan_in: the keys are those of the rows that so many of these are reduced to."""
         blocks = [self._block(worker, number, gather) for worker, number in gather.refs]
         for number in range(len(blocks)):
             mine = gather.block == number
             if not mine.any():
                 raise RunError(f"a gather from {gather.producer} names block {gather.refs[number]} without need")
             found, wanted = blocks[number].keys.take(gather.row[mine]), keys.take(mine)
+            at = wanted.sample if fan_in else wanted.sample // ratio * ratio
             same = (
                 np.array_equal(found.position, wanted.position)
-                and np.array_equal(found.sample, wanted.sample // ratio)
+                and np.array_equal(found.sample * ratio // fan_in if fan_in else found.sample * ratio, at)
                 and np.array_equal(found.attempt, wanted.attempt)
             )
             if not same:

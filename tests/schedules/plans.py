@@ -121,6 +121,17 @@ class Draft:
         self.unread[name] = port = Port(gate=name, rows=inner * factor, holders=holders)
         return port
 
+    def reduce(self, name: str, below: Port, onto: Port) -> Port:
+        """A node that makes each row of `onto` of its rows in `below` that are left."""
+        made = self.add(name, [onto], relation="reduce", operator="mean_over")
+        node, fan_in = self.nodes[-1], below.rows // onto.rows
+        holder, rows = self.draw.choice([h for h in below.holders if h[1] >= onto.rows])
+        fetch = Fetch(producer=holder, columns=("x",), ratio=below.rows // rows)
+        reduced = PlannedInput(name="below", gate=below.gate, fetches=(fetch,), fan_in=fan_in)
+        self.nodes[-1] = replace(node, inputs=(reduced, *node.inputs))
+        self.unread.pop(below.gate, None)
+        return made
+
     def pick(self, ports: list[Port], most: int) -> list[Port]:
         """Some ports of widths that divide the widest, which comes first."""
         found = sorted(self.draw.sample(ports, self.draw.randint(1, min(most, len(ports)))), key=lambda p: -p.rows)
@@ -131,8 +142,8 @@ POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
 TARGET = ModelUse(param="model", model="target", access="read", trained=True)
 
 
-def case(seed: int) -> Case:
-    """The case of a seed."""
+def case(seed: int, *, up: bool = False) -> Case:
+    """The case of a seed. up: with generations whose numbers go up, so that rows wait for all of their descendants."""
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
     overtaking = lag > 0 and draw.random() < 0.5
@@ -149,7 +160,9 @@ def case(seed: int) -> Case:
             cohort=1 if overtaking else draw.choice((0, 0, 0, 1, 2, batch)),
         )
     ]
-    _stream(draft)
+    ports = _stream(draft)
+    if up:
+        _go_up(draft, ports)
     _step(draft)
     if draw.random() < 0.15:
         sources.append(_second_source(draft))
@@ -245,6 +258,28 @@ def _stream_node(draft: Draft, name: str, ports: list[Port]) -> Port:
         return draft.add(name, chosen, work="forward", models=(POLICY,), max_lag=draft.lag)
     scope = "group" if kind == "group" else "row"
     return draft.add(name, chosen, work="forward" if kind == "forward" else "host", scope=scope)
+
+
+def _go_up(draft: Draft, ports: list[Port]) -> None:
+    """Further generations below some rows, of which some are selected away or fail, and the mean of what is left."""
+    draw = draft.draw
+    for number in range(draw.randint(1, 2)):
+        onto = draw.choice([p for p in ports if p.rows < 4])
+        rows = draw.choice((1, 1, 2))
+        fields = {"work": "decode", "models": (POLICY,) if draw.random() < 0.7 else ()}
+        below = draft.add(f"turn{number}", [onto], relation="expand", factor=rows, **fields)
+        if draw.random() < 0.5:
+            below = draft.add(f"judge{number}", [below], relation="expand", factor=draw.choice((1, 2)), work="decode")
+        if draw.random() < 0.5:
+            name = f"left{number}"
+            draft.keep[name] = draw.choice((0.5, 0.8, 0.95))
+            if draw.random() < 0.5:
+                draft.groups.add(name)
+            refill = draw.random() < 0.5
+            below = draft.add(name, [below], work="select", relation="subset", refill=refill)
+        if draw.random() < 0.2:
+            draft.fail[f"turn{number}"] = draw.choice((0.03, 0.2))
+        ports.append(draft.reduce(f"mean{number}", below, onto))
 
 
 def _step(draft: Draft) -> None:

@@ -52,7 +52,7 @@ class Expected:
     def inputs(self, node: PlannedNode, prompt: Prompt) -> np.ndarray:
         """Boolean [inner]: the rows that reach a node."""
         there = np.ones(node.inner, dtype=bool)
-        for i in node.inputs:
+        for i in [i for i in node.inputs if not i.fan_in]:
             there &= np.repeat(self.rows(self.case.plan.node(i.gate), prompt), i.ratio)
         return there
 
@@ -71,11 +71,24 @@ class Expected:
         line = [n for n in self.case.plan.nodes if n.source == source and n.region == "stream"]
         for node in line:
             made = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
-            if (made & self.case.outcomes.failed(node.name, self.keys(node.rows, prompt))).any():
+            if self.childless(node, prompt) or (made & self.case.outcomes.failed(node.name, self.keys(node.rows, prompt))).any():
                 return "dropped"
         if any(node.refill and not self.rows(node, prompt).any() for node in line):
             return "rejected"
         return "trained"
+
+    def childless(self, node: PlannedNode, prompt: Prompt) -> bool:
+        """Whether a node that reduces has a row of which nothing is left; not where a select above refills for it."""
+        for i in [i for i in node.inputs if i.fan_in]:
+            below = self.case.plan.node(i.gate)
+            left = self.rows(below, prompt).reshape(node.inner, i.fan_in).any(axis=1)
+            refilled = any(n.refill and not self.rows(n, prompt).any() for n in self.above(below))
+            return not refilled and bool((self.inputs(node, prompt) & ~left).any())
+        return False
+
+    def above(self, node: PlannedNode) -> list[PlannedNode]:
+        """A node, and all whose rows its own come of."""
+        return [node, *(n for gate in node.gates for n in self.above(self.case.plan.node(gate)))]
 
     def trained_rows(self, node: PlannedNode, prompt: Prompt) -> set[tuple[int, int, int]]:
         """Keys of the rows of a prompt that a train node gets."""

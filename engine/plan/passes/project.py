@@ -13,7 +13,7 @@ from typing import Any
 from dataflow.loss import Loss
 from dataflow.node import Node, Port
 from dataflow.operator import Input
-from dataflow.rows import Domain, Domains
+from dataflow.rows import Domain, Domains, physical
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenReward
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
@@ -38,13 +38,6 @@ def project(draft: Draft) -> Draft:
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
 
 
-def physical(port: Port[Any]) -> Port[Any]:
-    """The port that holds the bytes: a select moves no rows."""
-    while port.node.operator.work == "select":
-        port = port.node.inputs[f"port{port.index}"]
-    return port
-
-
 class _Finder:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -57,16 +50,17 @@ class _Finder:
         for i in planned.inputs:
             port = node.inputs[i.name]
             declared = _declared(node, i.name)
-            fetches = self._fetches(port, self._wanted(node, port, declared), planned.inner)
+            rows = planned.inner * max(1, i.fan_in)
+            fetches = self._fetches(port, self._wanted(node, port, declared), rows)
             yield replace(i, fetches=self._with_parts(port, fetches) if planned.work == "evaluate" else fetches)
 
     def _with_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
         """Beside the reward that an evaluation reads, each reward function's own, as its metrics show."""
-        parts = {n.name: self._rows[n.name] for n in _reward_nodes(score)}
+        rows = self._whole(self._domains.of(score))
+        parts = [n.name for n in _reward_nodes(score) if self._whole(self._domains.of_node(n)) is rows]
         merged = [replace(f, columns=(*f.columns, EVERY_REWARD)) if f.producer in parts else f for f in fetches]
         known = {f.producer for f in fetches}
-        width_of_score = self._rows[physical(score).node.name]
-        others = [n for n, rows in parts.items() if n not in known and rows == width_of_score]
+        others = [n for n in parts if n not in known]
         return (*merged, *(Fetch(producer=n, columns=(EVERY_REWARD,)) for n in others))
 
     def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
@@ -100,9 +94,7 @@ class _Finder:
     @staticmethod
     def _whole(domain: Domain | None) -> Domain | None:
         """The rows before anything was selected from them, where their columns lie."""
-        while domain is not None and domain.kind == "subset":
-            domain = domain.parent
-        return domain
+        return domain.unselected if domain else None
 
     def _wanted(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
         # A loss sees what it declares; a column function may hand on whatever else its port has.

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node
+from dataflow.rows import physical
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import sampler_of
 
@@ -60,6 +61,8 @@ def _old_is_now(node: Node, term: LossTerm) -> bool:
     made_by = port.node
     if made_by.operator.name != "logprobs" or made_by.states.get("model") != node.states["model"]:
         return False
+    if physical(made_by.inputs["rows"]) != physical(node.inputs["rows"]):
+        return False  # the current log-probs are those of the rows that are trained
     own, sampler = made_by.params["temperature"], sampler_of(node.inputs["rows"])
     as_sampled = own is None or (sampler is not None and own == sampler.params["temperature"])
     return as_sampled and made_by.params["max_lag"] == 0

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from dataflow.node import Node, Port
-from dataflow.operator import Expand, Same
+from dataflow.operator import Expand, Reduce, Same
+from dataflow.rows import generations
 from engine.plan.draft import Draft
 
 
@@ -48,8 +49,9 @@ def _found(node: Node) -> tuple[str, dict[str, Any]] | None:
 
 
 def sampler_of(port: Port[Any]) -> Node | None:
-    """The decode node that wrote these rows' tokens, None where a source did."""
-    return next((p.node for p in row_line(port) if p.node.operator.work == "decode"), None)
+    """The decode node that wrote these rows' tokens; None where a source did, or several (the check: `sampled`)."""
+    found = generations(port)
+    return found[0] if len(found) == 1 else None
 
 
 def row_line(port: Port[Any]) -> Iterator[Port[Any]]:
@@ -66,4 +68,6 @@ def _above(port: Port[Any]) -> Port[Any] | None:
     if node.operator.work == "select":
         return node.inputs[f"port{port.index}"]
     rows = node.operator.rows
+    if isinstance(rows, Reduce):
+        return node.inputs.get(rows.to)
     return node.inputs.get(rows.of) if isinstance(rows, (Same, Expand)) else None

@@ -13,7 +13,7 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.operator import Expand, Fresh, Nothing, Subset
+from dataflow.operator import Expand, Fresh, Nothing, Reduce, Subset
 from dataflow.regions import Region, regions, trained_models
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
@@ -36,7 +36,10 @@ def width(domain: Domain | None) -> int:
 
 def _node(node: Node, domains: Domains, region: dict[str, Region], trained: set[str]) -> PlannedNode:
     domain = domains.of_node(node)
-    outer, inner = width(domain), max((width(domains.of(p)) for p in node.inputs.values()), default=1)
+    onto = node.operator.rows
+    widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
+    outer = width(domain)
+    inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
     if domain is None:
         raise PlanError(f"{node.name}: its rows cannot be derived. Fix: give {node.operator.name} at least one input.")
     if isinstance(node.operator.rows, Expand) and region[node.name] == "step":
@@ -55,7 +58,12 @@ def _node(node: Node, domains: Domains, region: dict[str, Region], trained: set[
         rows=outer,
         inner=inner,
         inputs=tuple(
-            PlannedInput(name=key, gate=port.node.name, ratio=inner // width(domains.of(port)))
+            PlannedInput(
+                name=key,
+                gate=port.node.name,
+                ratio=max(1, inner // widths[key]),
+                fan_in=widths[key] // inner if isinstance(onto, Reduce) and key == onto.of else 0,
+            )
             for key, port in node.inputs.items()
         ),
         models=tuple(_uses(node, trained)),
@@ -72,6 +80,8 @@ def _relation(node: Node) -> Relation:
         return "source"
     if isinstance(kind, Nothing):
         return "sink"
+    if isinstance(kind, Reduce):
+        return "reduce"
     return "subset" if isinstance(kind, Subset) else "expand" if isinstance(kind, Expand) else "same"
 
 

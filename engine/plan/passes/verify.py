@@ -66,9 +66,9 @@ def _ratios(draft: Draft) -> Iterator[str]:
             pairs: list[PlannedInput | Fetch] = [i, *i.fetches]
             for part in pairs:
                 above = made.get(part.gate if isinstance(part, PlannedInput) else part.producer)
-                if above is not None and above.rows * part.ratio != node.inner:
+                if above is not None and above.rows * part.ratio != node.inner * max(1, i.fan_in):
                     yield (
-                        f"{node.name}.{i.name}: {node.inner} rows a prompt, and {part.ratio} for each of the "
+                        f"{node.name}.{i.name}: {node.inner * max(1, i.fan_in)} rows a prompt, and {part.ratio} for each of the "
                         f"{above.rows} of {above.name!r}. Fix: rows that {above.name!r} is an ancestor of."
                     )
         if node.rows % node.inner and node.relation != "source":

@@ -1,0 +1,48 @@
+"""The kernel of `mean_over`.
+
+Owns: the mean of each row's descendants, and the tombstone of a row without any. Does not own: which descendants a row
+has: the input comes with the key of the row that each belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dataflow.batch import Batch
+from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.schema import Reward
+
+
+class MeanOver:
+    """See `operators.mean_over.mean_over`. Sums are float64, in the order of the descendants' keys."""
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Nothing to load."""
+        self._session = session
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch of the rows that have a descendant with a reward; the others are tombstones."""
+        below = chunk.inputs["reward"]
+        given = below.array("reward")
+        valid = np.asarray(given.is_valid())
+        owner = _places(chunk, below)[valid]
+        reward = given.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
+        count = np.bincount(owner, minlength=len(chunk.keys))
+        total = np.bincount(owner, weights=reward, minlength=len(chunk.keys))
+        left = count > 0
+        for key in chunk.keys.take(~left).rows():
+            self._session.tombstone(key, "no row made of it is left that has a reward. Fix: select fewer rows away.")
+        mean = (total[left] / count[left]).astype(np.float32)
+        yield Batch.make(chunk.keys.take(left), {"reward": mean}, Reward)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _places(chunk: Chunk, below: Batch) -> np.ndarray:
+    """int64 [descendants]: the place in the chunk of the row that each belongs to. The chunk's keys are sorted."""
+    rows, keys = chunk.keys, below.keys
+    width = int(max(rows.sample.max(initial=0), keys.sample.max(initial=0))) + 1
+    return np.searchsorted(rows.position * width + rows.sample, keys.position * width + keys.sample)
