@@ -165,6 +165,10 @@ class Batch:
             raise DataError(f"no column {name!r}; there are: {', '.join(self.names)}")
         return self.records.column(name)
 
+    def lengths(self, name: str) -> np.ndarray:
+        """int64 [rows]: how many elements each row has in a column with an axis, wherever its values are."""
+        return np.diff(self._offsets(name))
+
     def _offsets(self, name: str) -> np.ndarray:
         return offsets_of(self._lengths_or_values(name))
 

@@ -81,7 +81,7 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
             fix = f"max_lag=0 in {maker.name!r}"
             yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
         elif maker.operator.work == "forward" and not _same_tokens(context, maker.inputs["rows"], node.inputs["rows"]):
-            trains, reads = node.inputs["rows"].label, maker.inputs["rows"].label
+            trains, reads = (physical(n.inputs["rows"]).label for n in (node, maker))
             problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and those of "
             problem += f"{trains!r} are trained"
             fix = f"logprobs({trained[0]}, {trains})"
@@ -90,7 +90,9 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
     """Whether two ports are the same token rows; where their rows differ the rule on rows says so."""
-    return physical(a) == physical(b) or context.domains.of(a) is not context.domains.of(b)
+    mine, theirs = context.domains.of(a), context.domains.of(b)
+    one = mine is not None and theirs is not None and mine.unselected is theirs.unselected
+    return physical(a) == physical(b) or not one
 
 
 def _evaluated(context: Context) -> Iterator[Fault]:

@@ -54,9 +54,7 @@ def _handed_on(node: Node, made_by: dict[PortId, tuple[Model, ...]]) -> dict[Por
     return handed
 
 
-def _compare(
-    context: Context, node: Node, model: Model, made_by: dict[PortId, tuple[Model, ...]]
-) -> Iterator[Fault]:
+def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, tuple[Model, ...]]) -> Iterator[Fault]:
     rows = next((w.port for w in context.wires[id(node)] if w.port.schema.vocabulary), None)
     if rows is None:
         return

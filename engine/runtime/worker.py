@@ -59,6 +59,7 @@ from engine.coordinator.messages import (
 from engine.observe.record import step_metrics
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan, PlannedNode
+from engine.runtime.alignment import Alignment
 from engine.runtime.assemble import assemble, collect
 from engine.runtime.delivery import Delivery
 from engine.runtime.device_columns import DeviceColumns
@@ -104,6 +105,7 @@ class Worker:
         self._group = group
         self._cast = cast
         self._nodes = {n.name: n for n in plan.nodes if name in n.workers}
+        self._aligned = {name: Alignment(plan.program.node(name)) for name in self._nodes}
         self._inproc = inproc
         self._digests = len(plan.workers) > 1 and name not in plan.stateful  # whose rows are not made again
         self._labels = metric_labels(plan)
@@ -264,7 +266,8 @@ class Worker:
                     getattr(kernel, what)()
 
     def _run_chunk(self, chunk: RunChunk) -> Iterator[Event]:
-        inputs = self._assembled(chunk.keys, chunk.inputs)
+        inputs, aligned = self._assembled(chunk.keys, chunk.inputs), self._aligned[chunk.node]
+        aligned.require_inputs(chunk.keys, inputs)
         self._delivery.begins(self._nodes[chunk.node])
         rows = self._kernels[chunk.node].run(Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs))
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
@@ -274,6 +277,7 @@ class Worker:
             if batch is None:
                 break
             if len(batch):  # one without rows only lets new weights in
+                aligned.require_made(chunk.keys, batch, inputs)
                 yield from self._reported(chunk)
                 yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(chunk.node, batch))
             yield from self._delivery.meanwhile()
@@ -304,6 +308,7 @@ class Worker:
             whole=message.keys if split else None,
             mine=message.mine,
         )
+        self._aligned[message.node].require_inputs(keys, assignment.inputs)
         if self._nodes[message.node].ranks == 1:
             return self._stepped(message.node, assignment)
         self._prepared[message.node] = message, assignment

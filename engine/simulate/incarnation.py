@@ -428,9 +428,7 @@ def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
         if i.fan_in:
             owners = chunk.inputs[i.name][0].keys
             assert owners is not None
-            return ~np.isin(
-                codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample)
-            )
+            return ~np.isin(codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample))
     return np.zeros(1, dtype=bool)
 
 

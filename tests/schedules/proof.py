@@ -71,7 +71,10 @@ class Expected:
         line = [n for n in self.case.plan.nodes if n.source == source and n.region == "stream"]
         for node in line:
             made = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
-            if self.childless(node, prompt) or (made & self.case.outcomes.failed(node.name, self.keys(node.rows, prompt))).any():
+            if (
+                self.childless(node, prompt)
+                or (made & self.case.outcomes.failed(node.name, self.keys(node.rows, prompt))).any()
+            ):
                 return "dropped"
         if any(node.refill and not self.rows(node, prompt).any() for node in line):
             return "rejected"

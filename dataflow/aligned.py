@@ -1,0 +1,50 @@
+"""Token alignment: of one row, all columns of an axis have one length.
+
+Owns: comparing lengths. Does not own: which columns there should be (schema.py), nor who asks (engine/runtime).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataflow.batch import Batch
+from dataflow.schema import Axis, Schema
+
+AXES: dict[Axis, str] = {"P": "prompt tokens", "T": "completion tokens", "K": "turns"}
+"""What the elements of a column with an axis are, in messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misaligned:
+    """The first row with two lengths on one axis. first, second: the columns, `<port>.<column>`."""
+
+    row: int
+    axis: Axis
+    first: str
+    second: str
+    lengths: tuple[int, int]
+
+    def __str__(self) -> str:
+        a, b = self.lengths
+        return f"{self.first!r} has {a} {AXES[self.axis]} and {self.second!r} has {b}"
+
+
+def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned | None:
+    """The first difference between columns of one axis; all of the batches have the same rows. None where all agree."""
+    known: dict[Axis, tuple[str, np.ndarray]] = {}
+    for port, batch, schema in ports:
+        for name in batch.names:
+            column = schema.columns.get(name)
+            if column is None or column.axis is None:
+                continue
+            label = f"{port}.{name}" if port else name
+            first, lengths = known.setdefault(column.axis, (label, batch.lengths(name)))
+            mine = lengths if first == label else batch.lengths(name)
+            if not np.array_equal(lengths, mine):
+                row = int(np.argmax(lengths != mine))
+                pair = (int(lengths[row]), int(mine[row]))
+                return Misaligned(row=row, axis=column.axis, first=first, second=label, lengths=pair)
+    return None

@@ -1,0 +1,96 @@
+"""Small graphs with two generations, whose rewards go up by mean_over; importable, so that a run can be resumed.
+
+Owns: what is run, and what its operators saw where they run in this process. Does not own: what is asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from dataflow.batch import Keys
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Port
+from dataflow.schema import Completion, Keep, Prompt, Reward, Rollout
+from dataflow.user import Columns, operator
+from operators.advantage import baseline_advantage, group_advantage, returns
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, policy_gradient_loss
+from operators.mean_over import mean_over
+from operators.reward import reward
+from operators.select import best_of, select
+from operators.train import train
+
+SEEN: dict[str, list[tuple[Keys, np.ndarray]]] = {}
+"""Node -> keys and rewards of each chunk."""
+
+
+def told_apart(completions: Sequence[str], **columns: object) -> list[float]:
+    """Another number for almost every answer."""
+    return [sum(map(ord, text)) % 97 / 97 for text in completions]
+
+
+def not_all(completions: Sequence[str], **columns: object) -> list[float | None]:
+    """Does not apply to one answer of sixteen or so."""
+    return [None if sum(map(ord, text)) % 16 == 0 else sum(map(ord, text)) % 97 / 97 for text in completions]
+
+
+@operator()
+def seen(score: Columns[Reward], *, by: str) -> Columns[Reward]:
+    SEEN.setdefault(by, []).append((score.keys, np.array(score["reward"])))
+    return score
+
+
+@operator()
+def asked_again(rollout: Columns[Rollout]) -> Columns[Prompt]:
+    return Columns.make(Prompt, like=rollout, prompt=[f"{text}?" for text in rollout["completion"]])
+
+
+@operator()
+def wide(rollout: Columns[Completion]) -> Columns[Keep]:
+    """About two of three answers, by what is written in them."""
+    return Columns.make(Keep, like=rollout, keep=[int(sum(map(ord, text)) % 3 > 0) for text in rollout["completion"]])
+
+
+def policy_of(folder: Path) -> tuple[Model, Port[Prompt]]:
+    return Model("policy", str(folder / "model"), trainable=True), prompts(str(folder / "train.parquet"), batch=4)
+
+
+def remax(folder: Path, *, n: int = 2, greedy: int = 1, max_lag: int = 0) -> Graph:
+    """Several answers against the mean of others (one greedy answer: ReMax) to the same prompt."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=n, max_tokens=6, max_lag=max_lag, name="rollout")
+    heat = 0.0 if greedy == 1 else 1.0
+    other = generate(policy, asked, n=greedy, max_tokens=6, temperature=heat, max_lag=max_lag, name="greedy")
+    below = seen.named("below")(reward(told_apart, other, name="greedy_score"), by="below")
+    baseline = seen.named("above")(mean_over(below, asked), by="above")
+    advantage = baseline_advantage(rollout, reward(told_apart, rollout, name="score"), baseline, name="advantage")
+    return Graph("remax", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+
+
+def turns(
+    folder: Path, *, n: int = 2, second: int = 2, max_lag: int = 0, selects: bool = False, drops: bool = False
+) -> Graph:
+    """Turn 1 gets the mean reward of what turn 2 made of it, of as much as a selection leaves."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=n, max_tokens=6, max_lag=max_lag, name="rollout")
+    later = generate(policy, asked_again(rollout), n=second, max_tokens=6, max_lag=max_lag, name="later")
+    score = reward(not_all if drops else told_apart, later, on_error="drop_group", name="later_score")
+    score = seen.named("below")(select(score, where=wide(later)) if selects else score, by="below")
+    score = seen.named("above")(mean_over(score, rollout), by="above")
+    advantage = returns(rollout, score) if n == 1 else group_advantage(rollout, score)
+    return Graph("turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
+
+
+def best_turns(folder: Path) -> Graph:
+    """Turn 1 is kept by the score that its turn 2 got."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=4, max_tokens=6, name="rollout")
+    later = generate(policy, asked_again(rollout), max_tokens=6, name="later")
+    score = mean_over(reward(told_apart, later, name="later_score"), rollout, name="score")
+    rollout, score = select(rollout, score, where=best_of(score, k=2))
+    advantage = group_advantage(rollout, score, ragged=True, name="advantage")
+    return Graph("best_turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
