@@ -74,6 +74,20 @@ def test_workers_that_die_change_nothing(seeds: range) -> None:
             prove(it)
 
 
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 72), marks=pytest.mark.long)], ids=str)
+def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
+    """Two generations and mean_over, with selections and failures between them; in every other seed Workers die."""
+    for seed in seeds:
+        it = case(seed, up=True)
+        if seed % 2:
+            prove(it)
+            continue
+        run = ended(begun(it, 0))
+        Proof(it, run).all()
+        if it.synchronous:
+            same_whatever_the_timing(it, run, ended(begun(it, 1)))
+
+
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_what_once_failed_holds(seed: int) -> None:
     prove(case(seed))

@@ -13,24 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from dataflow.errors import PlanError
+from dataflow.errors import GraphError, PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.schema import Advantage, Logprobs, Prompt, Rollout
+from dataflow.user import Columns, operator
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.explain import WIDTH, explain
+from engine.plan.passes.prune import prune
 from engine.plan.passes.verify import verify
 from engine.plan.plan import Fetch, Plan, PlannedNode
 from graphs.grpo import grpo
 from graphs.ppo import ppo
 from graphs.sft import sft
-from operators.advantage import gae, group_advantage, whiten
+from operators.advantage import baseline_advantage, gae, group_advantage, returns, whiten
 from operators.data import prompts
 from operators.forward import logprobs, values
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, policy_gradient_loss
+from operators.losses import clipped_policy_loss, policy_gradient_loss, supervised_loss
+from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
@@ -39,6 +42,16 @@ from tests.unit.planning import CLUSTER, ask, brief, exact, make_tiny, placed, p
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 policy = Model("policy", "tiny", trainable=True)
+
+
+@operator()
+def shortened(rollout: Columns[Rollout]) -> Columns[Rollout]:
+    return rollout
+
+
+@operator(parent="first")
+def joined(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]:
+    return later
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +109,16 @@ def test_old_of_two_updates_stays() -> None:
 
 
 def test_old_at_another_temperature_than_the_rows_is_no_current_logprob() -> None:
-    assert with_old(temperature=1.0).node("old").operator == "logprobs"
     assert "old" not in [n.name for n in with_old(temperature=0.7).nodes]
+    with pytest.raises(GraphError, match="their ratio is of two distributions"):
+        with_old(temperature=1.0)
+
+
+def test_old_of_other_rows_is_no_current_logprob() -> None:
+    rollout, other = sampled(n=2), shortened(sampled(n=2))
+    loss = clipped_policy_loss(scored(rollout), old=logprobs(policy, other, name="old"))
+    graph = Graph("g", train(policy, rollout, loss=loss, lr=1e-3))  # the check refuses it: the pass sees for itself
+    assert "old" in {n.name for n in prune(Draft(graph=graph, seed=0, cluster=CLUSTER)).graph.nodes}
 
 
 # --- resolve ------------------------------------------------------------------------------------------------------
@@ -113,9 +134,26 @@ def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:
 
 
 def test_a_temperature_that_the_user_gave_stays() -> None:
-    plan = with_old(minibatches=2, temperature=1.0)
+    rollout = sampled(temperature=0.7)
+    reference = logprobs(Model("reference", "tiny"), rollout, temperature=1.0)
+    loss = clipped_policy_loss(scored(rollout), reference=reference, beta=0.1)
+    plan = planned(Graph("g", train(policy, rollout, loss=loss, lr=1e-3)))
     assert plan.program is not None
-    assert plan.program.node("old").params["temperature"] == 1.0
+    assert plan.program.node("reference").params["temperature"] == 1.0
+
+
+def test_rows_of_two_generations_have_nobodys_temperature() -> None:
+    rollout = sampled(n=1, temperature=0.7)
+    later = generate(policy, ask(rollout), max_tokens=8, temperature=0.3, name="later")
+    both, alone = joined(later, rollout), shortened(later)
+    sink = train(policy, both, loss=supervised_loss(), lr=1e-3)
+    other = logprobs(Model("reference", "tiny"), alone)
+    second = Model("second", "tiny", trainable=True)
+    loss = clipped_policy_loss(returns(alone, reward(brief, alone, name="s")), reference=other, beta=0.1)
+    plan = planned(Graph("g", sink, train(second, alone, loss=loss, lr=1e-3)))
+    assert plan.program is not None
+    assert "max_tokens" not in plan.program.node("train_policy").params
+    assert plan.program.node("reference").params["temperature"] == 0.3, "of the one generation that wrote the tokens"
 
 
 def test_the_temperature_is_found_behind_a_selection_and_not_on_another_line() -> None:
@@ -240,7 +278,8 @@ def test_an_evaluation_gets_each_functions_own_reward() -> None:
 def test_the_prompt_of_a_judge_is_the_one_that_the_judge_was_asked() -> None:
     rollout = sampled()
     verdict = generate(Model("judge", "tiny"), ask(rollout), max_tokens=8, temperature=0.0, name="verdict")
-    advantage = group_advantage(verdict, reward(brief, verdict, name="score"), name="advantage")
+    score = mean_over(reward(brief, verdict, name="score"), rollout)
+    advantage = group_advantage(rollout, score, name="advantage")
     plan = planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)))
     assert fetched(plan, "score", "rows")["ask"] == ("prompt",)
     assert fetched(plan, "verdict", "prompt") == {"ask": ("prompt",)}
@@ -251,10 +290,51 @@ def test_a_prompt_behind_a_selection_is_taken_from_whoever_made_it() -> None:
     score = reward(exact, rollout, name="score")
     kept, question = select(rollout, ask(rollout), where=mixed_groups(score), refill=True)
     verdict = generate(Model("judge", "tiny"), question, max_tokens=8, temperature=0.0, name="verdict")
-    advantage = group_advantage(verdict, reward(brief, verdict, name="judged"), name="advantage")
+    judged = mean_over(reward(brief, verdict, name="judged"), kept)
+    advantage = group_advantage(kept, judged, name="advantage")
     plan = planned(Graph("g", train(policy, kept, loss=clipped_policy_loss(advantage), lr=1e-3)))
     assert fetched(plan, "verdict", "prompt") == {"ask": ("prompt",)}
     assert fetched(plan, "judged", "rows")["ask"] == ("prompt",)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_rewards_of_another_generation_of_the_same_width_are_not_shown(n: int) -> None:
+    rollout = sampled(n=n)
+    asked = rollout.node.inputs["prompt"]
+    other = generate(policy, asked, n=n, max_tokens=32, temperature=0.0, name="other")
+    baseline = mean_over(reward([exact, brief], other, name="of_other"), asked)
+    advantage = baseline_advantage(rollout, reward(exact, rollout, name="score"), baseline, name="advantage")
+    plan = planned(Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3)))
+    shown = {f.producer: f.columns for f in plan.recorded[0].fetches}
+    assert shown["score"] == ("reward", "reward/*")
+    assert not shown.keys() & {"of_other", "mean_over"}
+
+
+def test_an_evaluation_of_a_mean_has_no_parts_of_other_rows() -> None:
+    held = generate(policy, prompts("test.parquet", name="held"), max_tokens=32, name="held_rollout")
+    judged = generate(Model("judge", "tiny"), ask(held), max_tokens=8, name="judged")
+    score = mean_over(reward(brief, judged, name="verdict"), held)
+    step = train(policy, (rollout := sampled()), loss=clipped_policy_loss(scored(rollout)), lr=1e-3)
+    plan = planned(Graph("g", step, evaluate(policy, score, every=5)))
+    assert fetched(plan, "evaluate", "score") == {"mean_over": ("reward",)}
+
+
+@pytest.mark.parametrize("n,second", [(1, 1), (1, 3), (4, 1), (4, 2)])
+def test_what_is_reduced_has_the_rows_that_it_is_reduced_to(n: int, second: int) -> None:
+    rollout = sampled(n=n)
+    later = generate(policy, ask(rollout), n=second, max_tokens=8, name="later")
+    score = mean_over(reward(brief, later, name="score"), rollout, name="up")
+    top = mean_over(score, rollout.node.inputs["prompt"], name="top")
+    advantage = baseline_advantage(rollout, score, top)
+    plan = planned(Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3)))
+    up, highest = plan.node("up"), plan.node("top")
+    assert (up.relation, up.inner, up.rows, highest.inner, highest.rows) == ("reduce", n, n, 1, 1)
+    assert {i.name: (i.gate, i.ratio, i.fan_in) for i in up.inputs} == {
+        "reward": ("score", 1, second),
+        "rows": ("rollout", 1, 0),
+    }
+    assert [i.fan_in for i in highest.inputs] == [n, 0]
+    assert fetched(plan, "up", "rows") == {}, "whose rows they are is enough"
 
 
 def test_what_is_recorded_is_returned() -> None:
