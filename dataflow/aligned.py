@@ -13,8 +13,8 @@ import numpy as np
 from dataflow.batch import Batch
 from dataflow.schema import Axis, Schema
 
-AXES: dict[Axis, str] = {"P": "prompt tokens", "T": "completion tokens", "K": "turns"}
-"""What the elements of a column with an axis are, in messages."""
+AXES: dict[Axis, str] = {"P": "prompt token", "T": "completion token", "K": "turn"}
+"""What each element of a column with an axis is of, in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Misaligned:
 
     def __str__(self) -> str:
         a, b = self.lengths
-        return f"{self.first!r} has {a} {AXES[self.axis]} and {self.second!r} has {b}"
+        return f"expected one value for every {AXES[self.axis]}, found {a} in {self.first!r} and {b} in {self.second!r}"
 
 
 def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned | None:

@@ -89,8 +89,9 @@ class Chunk:
 
     Every input declared `rows` has the same keys in the same order, sorted by (position, sample); an input declared
     `parent` has been looked up, so it has that order and length too. The input that a Reduce is `of` has rows of its
-    own: each with the key of the row of the chunk that it descends from, sorted; none, one or several of each. step: the Step that these rows are for where that
-    is known (0 where it is not). A source's chunk has no inputs; its keys say which positions to make.
+    own: each with the key of the row of the chunk that it descends from, sorted; none, one or several of each. step:
+    the Step that these rows are for where that is known (0 where it is not). A source's chunk has no inputs; its keys
+    say which positions to make.
     """
 
     id: int

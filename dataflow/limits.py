@@ -13,7 +13,6 @@ from typing import Any, Literal
 from dataflow.errors import nearest
 from dataflow.model import Schedule
 
-
 _WORDS = {
     "whole": "a whole number",
     "number": "a number",

@@ -1,8 +1,8 @@
 """Sampled: log-probs are taken, and rows trained, at the temperature at which their tokens were sampled.
 
-Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of their own, and log-probs
-of another temperature than their ratio's. Does not own: which temperature a node gets where it is one generation's (a
-pass of the planner), whose version log-probs are (versions.py), nor vocabularies (vocabulary.py).
+Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of their own, and
+log-probs of another temperature than their ratio's. Does not own: which temperature a node gets where it is one
+generation's (a pass of the planner), whose version log-probs are (versions.py), nor vocabularies (vocabulary.py).
 """
 
 from __future__ import annotations

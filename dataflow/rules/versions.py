@@ -21,7 +21,9 @@ _RECOMPUTED = ("old", "proximal")
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Readers without a lag, recomputed log-probs of another Model or of other rows, intakes that differ, an evaluation of nothing."""
+    """Readers without a lag, recomputed log-probs of another Model or of other rows, intakes that differ, an evaluation
+    of nothing.
+    """
     for node in context.graph.nodes:
         yield from _bounded(context, node)
         if node.operator.work == "train":

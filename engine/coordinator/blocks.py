@@ -27,8 +27,9 @@ from engine.coordinator.messages import Gather, Ref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What to gather from one producer: for each row, the block (an index into `numbers`) and its row there. keys: as in
-    Gather.
+    """What to gather from one producer: for each row, the block (an index into `numbers`) and its row there.
+
+    keys: as in Gather.
     """
 
     producer: str

@@ -1,11 +1,11 @@
 """What goes up: the rows below each row of a node that reduces, as far as they are left.
 
-Owns: when they are decided, and which of them there are. Does not own: the tables (tables.py), nor what a kernel makes of
-a row without any (it tombstones it).
+Owns: when they are decided, and which of them there are. Does not own: the tables (tables.py), nor what a kernel makes
+of a row without any (it tombstones it).
 
-A row waits until each of its descendants has come or never will. Where its prompt was given up above, or kept nothing of
-by a select that refills, it never comes: that prompt is dropped already, and no row of it fails once more. All of this
-follows from tables that are decided when the descendants are, so it does not depend on what came first.
+A row waits until each of its descendants has come or never will. Where its prompt was given up above, or a select that
+refills kept nothing of it, it never comes: that prompt is dropped already, and no row of it fails once more. All of
+this follows from tables that are decided when the descendants are, so it does not depend on what came first.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
 from dataflow.batch import Keys
 from dataflow.graph import Graph
 from dataflow.model import Model

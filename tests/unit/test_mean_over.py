@@ -15,8 +15,8 @@ from dataflow.kernel import Chunk, KernelNode, Layout
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, Lane, Ready
 from engine.coordinator.messages import Ref
-from engine.coordinator.tables import PRESENT, StepRows, Table
 from engine.coordinator.reduced import descendants
+from engine.coordinator.tables import PRESENT, StepRows, Table
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 from engine.runtime.session import Modules, NodeSession
 from operators.kernels.mean_over import MeanOver

@@ -64,11 +64,12 @@ def _ratios(draft: Draft) -> Iterator[str]:
     for node in draft.nodes:
         for i in node.inputs:
             pairs: list[PlannedInput | Fetch] = [i, *i.fetches]
+            wide = node.inner * max(1, i.fan_in)
             for part in pairs:
                 above = made.get(part.gate if isinstance(part, PlannedInput) else part.producer)
-                if above is not None and above.rows * part.ratio != node.inner * max(1, i.fan_in):
+                if above is not None and above.rows * part.ratio != wide:
                     yield (
-                        f"{node.name}.{i.name}: {node.inner * max(1, i.fan_in)} rows a prompt, and {part.ratio} for each of the "
+                        f"{node.name}.{i.name}: {wide} rows a prompt, and {part.ratio} for each of the "
                         f"{above.rows} of {above.name!r}. Fix: rows that {above.name!r} is an ancestor of."
                     )
         if node.rows % node.inner and node.relation != "source":

@@ -1,0 +1,102 @@
+"""Schemas of several schemas: the columns of all, or a refusal that names both."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from dataflow.batch import Keys, Ragged
+from dataflow.errors import GraphError
+from dataflow.schema import MESSAGE, Logprobs, Prompt, Reward, Rollout, TokenReward, Values, column
+from dataflow.user import Columns
+
+
+def test_a_schema_of_two_has_the_columns_of_both() -> None:
+    class Judged(Rollout, Reward):
+        confidence = column(pa.float32())
+
+    assert list(Judged.columns) == [*Rollout.columns, "reward", "confidence"]
+    assert Judged.vocabulary
+    assert issubclass(Judged, Reward)
+    assert Judged.row == "completion"
+
+
+def test_a_base_of_two_has_its_columns_once() -> None:
+    class Fluent(Reward):
+        fluent = column(pa.float32())
+
+    class Both(Fluent, TokenReward):
+        pass
+
+    assert set(Both.columns) == {"reward", "fluent", "token_reward"}
+    assert Both.columns["reward"] == Reward.columns["reward"]
+
+
+def test_rows_of_a_schema_of_two_are_made_with_its_types() -> None:
+    class Both(Values, Logprobs):
+        pass
+
+    made = Columns.make(
+        Both,
+        like=Columns.make(Reward, reward=[1, 2]),
+        values=Ragged(pa.array([1.0]).to_numpy(), [0, 1, 1]),  # type: ignore[arg-type]
+        logprobs=Ragged(pa.array([1.0]).to_numpy(), [0, 1, 1]),  # type: ignore[arg-type]
+    )
+    assert [str(f.type) for f in made.batch.records.schema] == ["large_list<item: float not null>"] * 2
+    assert made.keys.rows() == Keys.of([0, 1]).rows()
+
+
+class PerRow(Reward):
+    extra = column(pa.float32())
+
+
+class PerTurn(Reward):
+    extra = column(pa.float32(), "K")
+
+
+class OnDevice(Reward):
+    extra = column(pa.float32(), device=True)
+
+
+class WithNulls(Reward):
+    extra = column(pa.float32(), nullable=True)
+
+
+class OfWords(Reward):
+    extra = column(pa.utf8())
+
+
+@pytest.mark.parametrize("other,told", [
+    (PerTurn, "has 'extra' as float per row, and PerTurn, which it extends, as float per turn"),
+    (OnDevice, "has 'extra' on the host, and OnDevice, which it extends, on a device"),
+    (OfWords, "has 'extra' as float per row, and OfWords, which it extends, as text per row"),
+])  # fmt: skip
+def test_two_that_differ_are_refused(other: type[Reward], told: str) -> None:
+    with pytest.raises(GraphError, match=told) as caught:
+        type("Both", (PerRow, other), {})
+    assert caught.value.faults[0].where == "schema Both"
+    assert caught.value.faults[0].origin is not None
+
+
+def test_nulls_are_refused_where_readers_expect_none() -> None:
+    type("Stricter", (PerRow, WithNulls), {})
+    with pytest.raises(GraphError, match="has 'extra' with nulls, and the readers of PerRow"):
+        type("Looser", (WithNulls, PerRow), {})
+
+
+def test_a_column_that_is_declared_anew_keeps_its_form() -> None:
+    class Documented(Reward):
+        reward = column(pa.float32(), doc="of the jury")
+
+    assert Documented.columns["reward"].doc == "of the jury"
+    with pytest.raises(
+        GraphError, match="has 'reward' as text per row, and Reward, which it extends, as float per row"
+    ):
+        type("Graded", (Reward,), {"reward": column(pa.utf8())})
+
+
+def test_a_prompt_may_be_messages() -> None:
+    class Chat(Prompt):
+        prompt = column(pa.list_(MESSAGE))
+
+    assert Chat.columns["prompt"].type == pa.list_(MESSAGE)

@@ -1,0 +1,111 @@
+"""Rewards that are spread over tokens stay so: `add` and `overlong_penalty`, and what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.model import Model
+from dataflow.node import Port
+from dataflow.schema import Reward, Rollout, Schema, TokenReward
+from dataflow.user import Columns
+from operators.advantage import ADD, GAE, OVERLONG_PENALTY, RETURNS, add, kl_in_reward, overlong_penalty
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.reward import reward
+
+_NUMBER = st.floats(-8, 8, width=16)
+
+
+def zero(completions: Sequence[str], **given_: object) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+def columns(schema: type[Schema], **given_: object) -> Columns:
+    """Rows 0, 1, ... of these columns; lists are token columns."""
+    rows = len(next(iter(given_.values())))  # type: ignore[arg-type]
+    made = {}
+    for name, value in given_.items():
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            offsets = np.concatenate([[0], np.cumsum([len(v) for v in value])])
+            kind = {"completion_mask": np.uint8, "completion_ids": np.int32}.get(name, np.float32)
+            value = Ragged(np.array([x for v in value for x in v], dtype=kind), offsets)
+        made[name] = value
+    return Columns(Batch.make(Keys.of(range(rows)), made, schema), schema)
+
+
+def tokens(found: Columns, name: str) -> list[list[float]]:
+    return [found[name][row].tolist() for row in range(len(found))]
+
+
+SPREAD = columns(TokenReward, reward=[3.0, 0.5, 0.0], token_reward=[[1.0, 2.0], [0.5], []])
+PLAIN = columns(Reward, reward=[10.0, 20.0, 30.0])
+
+
+def test_a_plain_reward_is_added_to_the_last_token_alone() -> None:
+    found = ADD.function(SPREAD, PLAIN, weights=(1.0, 0.5))  # type: ignore[misc]
+    assert found["reward"].tolist() == [8.0, 10.5, 15.0]
+    assert tokens(found, "token_reward") == [[1.0, 7.0], [10.5], []]
+
+
+def test_tokens_are_added_to_tokens_wherever_they_stand() -> None:
+    found = ADD.function(PLAIN, SPREAD, SPREAD, weights=None)  # type: ignore[misc]
+    assert tokens(found, "token_reward") == [[2.0, 14.0], [21.0], []]
+
+
+def test_plain_rewards_stay_plain() -> None:
+    assert ADD.function(PLAIN, PLAIN, weights=None).batch.names == ["reward"]  # type: ignore[misc]
+
+
+def test_the_penalty_of_a_long_answer_stands_on_its_last_token() -> None:
+    rollout = columns(Rollout, completion_ids=[[5, 6], [7], []])
+    found = OVERLONG_PENALTY.function(rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0)  # type: ignore[misc]
+    assert found["reward"].tolist() == [2.0, 0.0, 0.0]
+    assert tokens(found, "token_reward") == [[1.0, 1.0], [0.0], []]
+
+
+ROWS = st.lists(
+    st.lists(st.tuples(st.booleans(), _NUMBER, _NUMBER), min_size=1, max_size=5).filter(
+        lambda r: any(m for m, *_ in r)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(ROWS, st.sampled_from([1.0, 0.9]), st.data())
+@settings(max_examples=50, deadline=None)
+def test_returns_of_a_sum_are_the_sum_of_returns(rows: list, gamma: float, data: st.DataObject) -> None:
+    """Whatever is written and whatever is a hole: the plain reward counts once, where it would have counted alone."""
+    plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))
+    rollout = columns(Rollout, completion_mask=[[int(m) for m, *_ in row] for row in rows])
+    spread = columns(
+        TokenReward,
+        reward=[sum(r for _, r, _ in row) for row in rows],
+        token_reward=[[r for _, r, _ in row] for row in rows],
+    )
+    score = columns(Reward, reward=plain)
+    both = ADD.function(spread, score, weights=None)  # type: ignore[misc]
+    for scan in (
+        lambda s: RETURNS.function(rollout, s, gamma=gamma),  # type: ignore[misc]
+        lambda s: GAE.function(
+            rollout, s, columns(Schema, values=[[0.0] * len(r) for r in rows]), gamma=gamma, lam=0.9
+        ),  # type: ignore[misc]
+    ):
+        apart = scan(spread)["advantage"].values + scan(score)["advantage"].values
+        np.testing.assert_allclose(scan(both)["advantage"].values, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_their_ports_say_that_they_are_spread() -> None:
+    rollout: Port[Rollout] = generate(Model("p", "b"), prompts("d", batch=1), max_tokens=4)
+    score = reward(zero, rollout)
+    spread = kl_in_reward(rollout, score, logprobs(Model("r", "b"), rollout), beta=0.1)
+    assert add(score, spread).schema is TokenReward
+    assert add(score, score).schema is Reward
+    assert overlong_penalty(rollout, spread, max_tokens=4, buffer=2).schema is TokenReward
+    assert overlong_penalty(rollout, score, max_tokens=4, buffer=2).schema is Reward
