@@ -8,7 +8,7 @@ from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model, cosine, linear, warmup
 from dataflow.node import Port
-from dataflow.schema import Advantage, Logprobs, Preference, Prompt, Reward, Rollout
+from dataflow.schema import Advantage, Keep, Logprobs, Preference, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from graphs.ppo import ppo, ppo_from_grpo
@@ -77,10 +77,36 @@ def read_verdict(verdict: Columns[Rollout]) -> Columns[Reward]:
     return Columns.make(Reward, like=verdict, reward=[float("yes" in text) for text in verdict["completion"]])
 
 
+@operator()
+def whole(rollout: Columns[Rollout]) -> Columns[Keep]:
+    return Columns.make(Keep, like=rollout, keep=[int(end == "stop") for end in rollout["finish"]])
+
+
+@operator()
+def well(score: Columns[Reward]) -> Columns[Keep]:
+    return Columns.make(Keep, like=score, keep=(score["reward"] > 0).astype("uint8"))
+
+
+@operator(parent="first")
+def conversation(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]:
+    assert len(later) == len(first)
+    return later
+
+
+@operator()
+def teacher_score(reference: Columns[Logprobs]) -> Columns[Reward]:
+    rows = reference["logprobs"]
+    return Columns.make(Reward, like=reference, reward=[rows[i].mean() for i in range(len(rows))])
+
+
 @loss(scope="token")
 def cautious(now: Now, advantage: Tensors[Advantage], *, strength: float = 1.0) -> Terms:
     assert now.logprobs is not None
     return Terms(-strength * advantage["advantage"] * now.logprobs)
+
+
+def prompt_of(rollout: Port[Rollout]) -> Port[Prompt]:
+    return rollout.node.inputs["prompt"]
 
 
 def sampled(n: int = 8, max_lag: int = 0) -> Port[Rollout]:
@@ -178,6 +204,34 @@ def language_model_judge() -> Graph:
     return Graph("judge", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
 
 
+def two_turns() -> Graph:
+    """Turn 1 is trained on what turn 2 came to."""
+    rollout = generate(policy, prompts(DATA, batch=64), n=4, max_tokens=64, max_lag=1, name="rollout")
+    asked = ask_judge(rollout, rubric="Again:")
+    later = generate(policy, asked, n=2, max_tokens=64, max_lag=1, name="later")
+    advantage = group_advantage(rollout, mean_over(reward(exact, later), rollout))
+    return Graph("two_turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+
+
+def turns_kept_by_the_second() -> Graph:
+    """Single answers, a single answer to each, kept by the reward of that, each above the mean of its prompt."""
+    rollout = sampled(n=1)
+    later = generate(policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, name="later")
+    score = mean_over(select(reward(exact, later), where=whole(later), name="whole_ones"), rollout)
+    kept, kept_score = select(rollout, score, where=well(score), refill=True)
+    advantage = baseline_advantage(kept, kept_score, mean_over(score, prompt_of(rollout), name="of_prompt"))
+    return Graph("kept_by_the_second", train(policy, kept, loss=policy_gradient_loss(advantage), lr=1e-6))
+
+
+def both_turns() -> Graph:
+    """The tokens of two turns in one row, the first read by key; stated is at which temperature they are compared."""
+    rollout = generate(policy, prompts(DATA, batch=64), n=4, max_tokens=64, temperature=0.7, name="rollout")
+    later = generate(policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, stop="</answer>", name="later")
+    whole_row = conversation(later, rollout)
+    best = select(whole_row, where=best_of(teacher_score(logprobs(reference, whole_row, temperature=1.0))))
+    return Graph("both_turns", train(policy, best, loss=supervised_loss(), lr=1e-5))
+
+
 def online_dpo() -> Graph:
     rollout = sampled()
     pairs = pair(reward(exact, rollout))
@@ -250,6 +304,9 @@ RIGHT = (
     slow_critic,
     rules_and_reward_model,
     language_model_judge,
+    two_turns,
+    turns_kept_by_the_second,
+    both_turns,
     online_dpo,
     distillation,
     expert_iteration,

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from dataflow import Advantage, Columns, Graph, Model, Now, Reward, Rollout, Tensors, Terms, linear, loss, operator
-from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, whiten
+from dataflow import (
+    Advantage,
+    Columns,
+    Graph,
+    Model,
+    Now,
+    Reward,
+    Rollout,
+    Tensors,
+    Terms,
+    TokenReward,
+    linear,
+    loss,
+    operator,
+)
+from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, overlong_penalty, whiten
 from operators.data import demonstrations, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, decoupled_policy_loss, policy_gradient_loss, value_loss
+from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
@@ -19,6 +34,11 @@ def exact(completions: list[str], answer: list[str]) -> list[float]:
 
 @operator(scope="group")
 def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Reward]:
+    return score
+
+
+@operator(parent="before")
+def expect_tokens(score: Columns[TokenReward], before: Columns[Rollout]) -> Columns[Reward]:
     return score
 
 
@@ -42,7 +62,10 @@ value = values(critic, rollout)
 shaped = kl_in_reward(rollout, score, ref, beta=0.1)
 wider = diverse(rollout, score, weight=0.2)
 advantage = group_advantage(rollout, wider)
-remax = baseline_advantage(rollout, score, reward(exact, greedy))
+remax = baseline_advantage(rollout, score, mean_over(reward(exact, greedy), prompt))
+stopped = generate(policy, prompt, max_tokens=64, stop="</answer>")
+spread = overlong_penalty(rollout, shaped, max_tokens=64, buffer=8)
+tokenwise = expect_tokens(spread, rollout)
 target = gae(rollout, shaped, value)
 white = whiten(target, rollout)
 kept, kept_score = select(rollout, score, where=mixed_groups(score), refill=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataflow import Reward, Rollout, operator
 from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, whiten
+from dataflow import Reward, Rollout
+from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, overlong_penalty, whiten
 from operators.data import prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
+from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
@@ -19,6 +22,7 @@ from tests.miswirings.right import (
     critic,
     diverse,
     exact,
+    expect_tokens,
     graph,
     greedy,
     kept,
@@ -40,6 +44,7 @@ generate(prompt, prompt, max_tokens=64)  # wrong
 generate(policy, prompt, max_tokens=64, num_generations=8)  # wrong
 generate(policy, prompt, max_tokens="64")  # wrong
 generate(policy, prompt, max_tokens=64, on_update="drian")  # wrong
+generate(policy, prompt, max_tokens=64, stop=3)  # wrong
 prompts("train.parquet", batch_size=64)  # wrong
 reward(exact, prompt)  # wrong
 logprobs(reference, prompt)  # wrong
@@ -54,6 +59,12 @@ whiten(score, rollout)  # wrong
 kl_in_reward(shown, score, ref, beta=0.1)  # wrong
 kl_in_reward(rollout, score, value, beta=0.1)  # wrong
 baseline_advantage(rollout, score, greedy)  # wrong
+mean_over(rollout, prompt)  # wrong
+mean_over(score)  # wrong
+mean_over(score, prompt, n=4)  # wrong
+clipped_policy_loss(mean_over(score, prompt))  # wrong
+overlong_penalty(rollout, value, max_tokens=64, buffer=8)  # wrong
+expect_tokens(overlong_penalty(rollout, score, max_tokens=64, buffer=8), rollout)  # wrong
 clipped_policy_loss(score)  # wrong
 clipped_policy_loss(advantage, old=value)  # wrong
 clipped_policy_loss(advantage, reference=reference)  # wrong

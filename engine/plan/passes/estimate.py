@@ -13,6 +13,7 @@ from dataflow.device import declared
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.operator import Reduce
 from dataflow.schema import Column
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
@@ -236,7 +237,9 @@ class _Cost:
         if node.operator.work == "source":
             prompts = node.operator.name != "demonstrations"
             return Lengths(prompt=of_rollout(0, None).prompt) if prompts else of_demonstration()
-        above = [found[p.node.name] for p in node.inputs.values()]
+        rows = node.operator.rows
+        onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
+        above = [found[p.node.name] for p in onto]
         return max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
 
     def notes(self) -> Iterator[str]:
