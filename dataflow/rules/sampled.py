@@ -14,9 +14,7 @@ from dataflow.loss import Loss, LossFunction
 from dataflow.node import Node
 from dataflow.rows import generations, physical
 from dataflow.rules.context import Context, Wire, line_of, place
-
-RATIOS = ("old", "proximal")
-"""Ports of losses that the log-probs of the Model that is trained are divided by."""
+from dataflow.rules.versions import RECOMPUTED
 
 
 def check(context: Context) -> Iterator[Fault]:
@@ -72,7 +70,7 @@ def _label(node: Node) -> str:
 def _ratio(node: Node, wire: Wire) -> Iterator[Fault]:
     maker = physical(wire.port).node
     own = maker.params.get("temperature")
-    if wire.name not in RATIOS or maker.operator.work != "forward" or not isinstance(own, (int, float)):
+    if wire.name not in RECOMPUTED or maker.operator.work != "forward" or not isinstance(own, (int, float)):
         return
     trained, whose = _trained_at(node)
     if trained is None or own == trained:

@@ -16,7 +16,7 @@ from dataflow.rows import physical
 from dataflow.rules.context import Context, line_of, place
 from dataflow.schema import Logprobs
 
-_RECOMPUTED = ("old", "proximal")
+RECOMPUTED = ("old", "proximal")
 """Ports of losses that stand for the Model being trained, as the Step found it."""
 
 
@@ -71,13 +71,14 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
     for wire in context.wires[id(node)]:
         maker = physical(wire.port).node
         models = [s for s in maker.states.values() if isinstance(s, Model)]
-        if wire.name not in _RECOMPUTED or not issubclass(wire.port.schema, Logprobs) or not models:
+        if wire.name not in RECOMPUTED or not models:
             continue
-        if models[0].name not in trained:
+        ratio = issubclass(wire.port.schema, Logprobs)  # a critic may be held near the values of a slow copy
+        if ratio and models[0].name not in trained:
             problem = f"expected log-probs of {trained[0]!r}, the Model trained here, found those of {models[0].name!r}"
             fix = f'{wire.name}=logprobs({trained[0]}, rollout, name="{wire.name}")'
             yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
-        elif maker.params.get("max_lag"):
+        elif ratio and maker.params.get("max_lag"):
             problem = f"{maker.name!r} may be {maker.params['max_lag']} versions old ({line_of(maker, wire.origin)}), "
             problem += "and a ratio needs the version that the Step starts from"
             fix = f"max_lag=0 in {maker.name!r}"
@@ -86,7 +87,7 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
             trains, reads = (physical(n.inputs["rows"]).label for n in (node, maker))
             problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and those of "
             problem += f"{trains!r} are trained"
-            fix = f"logprobs({trained[0]}, {trains})"
+            fix = f"{maker.operator.name}({models[0].name}, {trains})"
             yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from left_by_runs import children, metrics, timeless, weights, workers
-from turn_graphs import SEEN, best_turns, remax, turns
+from turn_graphs import SEEN, best_turns, evaluated_turns, remax, sure_turns, turns
 
 from dataflow.graph import Graph
 from engine.api import Result, resume, run
@@ -62,6 +62,7 @@ GRAPHS = {
     "turns, n=1": (lambda folder: turns(folder, n=1, second=1), 1, 1),
     "turns, n=2, of 4 some selected": (lambda folder: turns(folder, second=4, selects=True), 4, 2),
     "turns, some fail": (lambda folder: turns(folder, drops=True), 2, 2),
+    "below the cut": (sure_turns, 3, 2),
 }
 
 
@@ -76,6 +77,20 @@ def test_a_row_gets_the_mean_of_its_own(tiny: Path, options: Options, name: str)
     assert {sample for _, sample, _ in made} == set(range(width))
     assert len(set(made.values())) > 2, "the rows differ, so that wrong ones would show"
     assert result.step == 2
+
+
+@pytest.mark.long
+def test_an_evaluation_goes_up_too(tiny: Path, options: Options) -> None:
+    result = run(evaluated_turns(tiny), options(2))
+    rounds = [
+        dict(zip(("below", "above"), pair, strict=True)) for pair in zip(SEEN["below"], SEEN["above"], strict=True)
+    ]
+    assert len(rounds) == 2, "before Step 1, and at Step 2"
+    for each in rounds:
+        SEEN.update({name: [chunk] for name, chunk in each.items()})
+        made = means_of(3)
+        assert len(made) == 6
+    assert metrics(result.folder)[-1]["eval/reward"] == pytest.approx(sum(made.values()) / 6, rel=1e-6)
 
 
 @pytest.mark.long

@@ -14,16 +14,17 @@ from dataflow.batch import Keys
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Completion, Keep, Prompt, Reward, Rollout
+from dataflow.schema import Completion, Keep, Logprobs, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import baseline_advantage, group_advantage, returns
 from operators.data import prompts
+from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, policy_gradient_loss
 from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, select
-from operators.train import train
+from operators.train import evaluate, train
 
 SEEN: dict[str, list[tuple[Keys, np.ndarray]]] = {}
 """Node -> keys and rewards of each chunk."""
@@ -84,6 +85,38 @@ def turns(
     score = seen.named("above")(mean_over(score, rollout), by="above")
     advantage = returns(rollout, score) if n == 1 else group_advantage(rollout, score)
     return Graph("turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
+
+
+@operator()
+def sure(rows: Columns[Logprobs]) -> Columns[Reward]:
+    given = rows["logprobs"]
+    total = np.bincount(given.segments(), weights=given.values, minlength=len(given))
+    return Columns.make(Reward, like=rows, reward=total)
+
+
+def sure_turns(folder: Path) -> Graph:
+    """Turn 1 gets how likely turn 2 is to the policy as the Step finds it: the mean is taken below the cut."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
+    later = generate(policy, asked_again(rollout), n=3, max_tokens=6, name="later")
+    below = seen.named("below")(sure(logprobs(policy, later, name="now")), by="below")
+    score = seen.named("above")(mean_over(below, rollout), by="above")
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    return Graph("sure_turns", train(policy, rollout, loss=loss, lr=1e-3))
+
+
+def evaluated_turns(folder: Path) -> Graph:
+    """An evaluation by the mean of several judgements of each answer."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
+    advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
+    held = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
+    answer = generate(policy, held, n=2, max_tokens=6, name="answer")
+    judged = generate(Model("judge", str(folder / "model")), asked_again(answer), n=3, max_tokens=6, name="judged")
+    below = seen.named("below")(reward(told_apart, judged, name="verdict"), by="below")
+    score = seen.named("above")(mean_over(below, answer), by="above")
+    step = train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)
+    return Graph("evaluated_turns", step, evaluate(policy, score, every=2))
 
 
 def best_turns(folder: Path) -> Graph:

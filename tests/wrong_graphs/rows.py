@@ -100,6 +100,14 @@ def old_logprobs_of_another_text_behind_a_selection() -> Graph:
     return graph(updated(rollout, clipped_policy_loss(returns(rollout, score), old=old)))
 
 
+def old_values_of_another_text() -> Graph:
+    rollout = sampled()
+    value = values(critic, shortened(rollout))
+    advantage = gae(rollout, scored(rollout), value)
+    critics = train(critic, rollout, loss=value_loss(advantage, old=value, clip=0.2), lr=1e-5)
+    return graph(updated(rollout, clipped_policy_loss(advantage)), critics)
+
+
 def critic_of_another_generation() -> Graph:
     rollout, other = two()
     advantage = gae(rollout, scored(rollout), values(critic, other))
