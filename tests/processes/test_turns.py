@@ -13,7 +13,6 @@ import pytest
 from left_by_runs import children, metrics, timeless, weights, workers
 from turn_graphs import SEEN, best_turns, evaluated_turns, remax, sure_turns, turns
 
-from dataflow.graph import Graph
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
 
@@ -113,9 +112,6 @@ def test_a_row_without_any_left_is_a_tombstone_and_its_prompt_is_dropped(tiny: P
 # several processes, replicas, lag, and death
 
 
-REPLICAS = {"replicas": {"later": 2}, "chunks": {"later": 2, "rollout": 2}}
-
-
 def killing(name: str, step: int) -> Callable[[Any], None]:
     """Kills a Worker when it is told of this Step, once."""
     left = {step}
@@ -128,17 +124,22 @@ def killing(name: str, step: int) -> Callable[[Any], None]:
     return told
 
 
-def test_replicas_in_several_processes_give_the_bits_of_one(tiny: Path, options: Options) -> None:
-    graph = turns(tiny, second=4, selects=True)
-    alone = run(graph, options(3, name="alone", chunks=REPLICAS["chunks"]))
-    several = run(graph, options(3, name="several", **REPLICAS), on_step=[killing("later-0", 1)])
+@pytest.mark.long
+def test_replicas_of_which_one_is_killed_give_the_bits_of_one_process(tiny: Path, options: Options) -> None:
+    graph, chunks = turns(tiny, second=4, selects=True), {"mean_over": 2}
+    alone = run(graph, options(3, name="alone", chunks=chunks))
+    killed = killing("mean_over-0", 1)
+    several = run(graph, options(3, name="several", replicas=chunks, chunks=chunks), on_step=[killed])
     same(alone, several)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [lambda f: remax(f, max_lag=1), lambda f: turns(f, max_lag=1, drops=True)])
-def test_with_lag_no_row_is_lost(tiny: Path, options: Options, make: Callable[[Path], Graph]) -> None:
-    result = run(make(tiny), options(6, workers="auto", checkpoint_every=3), on_step=[killing("rollout", 2)])
+def test_with_lag_and_a_generator_that_is_killed_no_row_is_lost(tiny: Path, options: Options) -> None:
+    result = run(
+        turns(tiny, max_lag=1, drops=True),
+        options(6, workers="auto", checkpoint_every=3),
+        on_step=[killing("rollout", 2)],
+    )
     rows = metrics(result.folder)
     assert result.step == 6
     assert max(row["policy/lag/max"] for row in rows) <= 1
