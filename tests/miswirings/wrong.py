@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataflow import Reward, Rollout, operator
-from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, whiten
-from dataflow import Reward, Rollout
 from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, overlong_penalty, whiten
 from operators.data import prompts
 from operators.forward import logprobs, scores, values
