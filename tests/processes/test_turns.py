@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from left_by_runs import children, metrics, timeless, weights, workers
-from turn_graphs import SEEN, best_turns, evaluated_turns, remax, sure_turns, turns
+from turn_graphs import SEEN, best_turns, evaluated_turns, linked_turns, remax, sure_turns, turns
 
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
@@ -76,6 +76,14 @@ def test_a_row_gets_the_mean_of_its_own(tiny: Path, options: Options, name: str)
     assert {sample for _, sample, _ in made} == set(range(width))
     assert len(set(made.values())) > 2, "the rows differ, so that wrong ones would show"
     assert result.step == 2
+
+
+@pytest.mark.parametrize("n,second", [(2, 2), pytest.param(1, 1, marks=pytest.mark.long)])
+def test_an_ancestors_rows_are_read_by_key(tiny: Path, options: Options, n: int, second: int) -> None:
+    run(linked_turns(tiny, n=n, second=second), options(2))
+    ((keys, values), *_) = SEEN["linked"]
+    assert len(set(values.tolist())) >= 2
+    assert len(keys) < 4 * n * second, "some were selected away"
 
 
 @pytest.mark.long

@@ -119,6 +119,25 @@ def evaluated_turns(folder: Path) -> Graph:
     return Graph("evaluated_turns", step, evaluate(policy, score, every=2))
 
 
+@operator(parent="first", reads={"later": "prompt"})
+def linked(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Reward]:
+    """The length of the answer that was asked about, which is the ancestor's by the question."""
+    for question, text in zip(later["prompt"], first["completion"], strict=True):
+        assert question == f"{text}?"
+    lengths = [float(sum(map(ord, text)) % 97) for text in first["completion"]]
+    return Columns.make(Reward, like=later, reward=lengths)
+
+
+def linked_turns(folder: Path, *, n: int = 2, second: int = 2) -> Graph:
+    """Turn 2 is trained on a reward that reads turn 1 by key."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=n, max_tokens=6, name="rollout")
+    later = generate(policy, asked_again(rollout), n=second, max_tokens=6, name="later")
+    kept, first = select(later, where=wide(later)), rollout
+    loss = policy_gradient_loss(returns(kept, seen(linked(kept, first), by="linked")))
+    return Graph("linked_turns", train(policy, kept, loss=loss, lr=1e-3))
+
+
 def best_turns(folder: Path) -> Graph:
     """Turn 1 is kept by the score that its turn 2 got."""
     policy, asked = policy_of(folder)
