@@ -28,9 +28,10 @@ from functools import partial
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.blocks import Blocks, Reading, Readings
+from engine.coordinator.blocks import Blocks, Readings
 from engine.coordinator.messages import NO_VERSION, Key, Ref, SourceCut
-from engine.coordinator.reduced import descendants, reduced_state, uppers
+from engine.coordinator.reading import held, lane_readings
+from engine.coordinator.reduced import reduced_state, uppers
 from engine.coordinator.tables import (
     ABSENT,
     NO_BLOCK,
@@ -281,22 +282,8 @@ class Lane:
             yield self._chunk(node, at[rows], samples[rows])
 
     def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> Ready:
-        inputs: dict[str, tuple[Reading, ...]] = {}
-        holds: set[int] = set()
-        for i in node.inputs:
-            readings = []
-            slots, below, keys = at, samples, None
-            if i.fan_in:
-                owner, below = descendants(self._tables[i.gate], i.fan_in, at, samples)
-                slots, keys = at[owner], self._keys(at[owner], samples[owner])
-            for fetch in i.fetches:
-                table, from_ = self._tables[fetch.producer], below // fetch.ratio
-                block, row = table.block[slots, from_], table.row[slots, from_]
-                reading = self.blocks.reading(fetch.producer, fetch.columns, block, row, keys)
-                readings.append(reading)
-                holds.update(reading.numbers)
-            inputs[i.name] = tuple(readings)
-        return Ready(node, self._keys(at, samples), inputs, frozenset(holds))
+        inputs = lane_readings(node, self._tables, self.blocks, at, samples, self._keys)
+        return Ready(node, self._keys(at, samples), inputs, held(inputs))
 
     def _keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:
         return Keys(self.position[slots], samples.astype(np.int32), self.attempt[slots])

@@ -1,0 +1,46 @@
+"""What a chunk reads: from tables to readings.
+
+Owns: which row of which producer goes into each row of an input. Does not own: which rows a chunk has (lane.py), nor
+where the blocks are (blocks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.blocks import Blocks, Reading, Readings
+from engine.coordinator.reduced import descendants
+from engine.coordinator.tables import Table
+from engine.plan.plan import PlannedNode
+
+
+def lane_readings(
+    node: PlannedNode,
+    tables: Mapping[str, Table],
+    blocks: Blocks,
+    at: np.ndarray,
+    samples: np.ndarray,
+    keys_of: Callable[[np.ndarray, np.ndarray], Keys],
+) -> Readings:
+    """What to gather for each input of a node for these rows: slots and samples. keys_of: the keys of such."""
+    inputs: dict[str, tuple[Reading, ...]] = {}
+    for i in node.inputs:
+        slots, below, keys = at, samples, None
+        if i.fan_in:
+            owner, below = descendants(tables[i.gate], i.fan_in, at, samples)
+            slots, keys = at[owner], keys_of(at[owner], samples[owner])
+        found = []
+        for fetch in i.fetches:
+            table, from_ = tables[fetch.producer], below // fetch.ratio
+            block, row = table.block[slots, from_], table.row[slots, from_]
+            found.append(blocks.reading(fetch.producer, fetch.columns, block, row, keys))
+        inputs[i.name] = tuple(found)
+    return inputs
+
+
+def held(inputs: Readings) -> frozenset[int]:
+    """The numbers of the blocks that these are in."""
+    return frozenset(number for many in inputs.values() for reading in many for number in reading.numbers)
