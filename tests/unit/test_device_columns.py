@@ -83,7 +83,7 @@ def test_what_no_tensor_is_cannot_be_on_a_device(kind: pa.DataType) -> None:
 def test_nulls_and_other_places_are_refused() -> None:
     with pytest.raises(GraphError, match="no tensor has nulls"):
         column(pa.float32(), device=True, nullable=True)
-    with pytest.raises(GraphError, match=r"schema Mine: declares 'reward' on a device, .* extends on the host"):
+    with pytest.raises(GraphError, match=r"schema Mine: has 'reward' on a device, .* extends, on the host"):
 
         class Mine(Reward):
             reward = column(pa.float32(), device=True)

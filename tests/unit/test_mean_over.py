@@ -14,11 +14,12 @@ from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, Lane, Ready
-from engine.coordinator.messages import Ref
+from engine.coordinator.messages import Ref, RunChunk
 from engine.coordinator.reduced import descendants
 from engine.coordinator.tables import PRESENT, StepRows, Table
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 from engine.runtime.session import Modules, NodeSession
+from engine.runtime.wire import decode, encode
 from operators.kernels.mean_over import MeanOver
 
 FLOATS = st.floats(-1e3, 1e3, width=32)
@@ -137,6 +138,18 @@ def only(found: list[Ready]) -> tuple[list[tuple[int, int, int]], list[tuple[int
     (reading,) = ready.inputs["left"]
     assert reading.keys is not None
     return ready.keys.rows(), reading.keys.rows()
+
+
+def test_the_rows_that_each_belongs_to_cross_to_another_process() -> None:
+    it = lane()
+    begun(it)
+    produced(it, "left", (0, 1), (0, 2))
+    it.closed(it.nodes[3], Keys.of([0] * 4, range(4)))
+    (ready,) = it.pump()
+    told = RunChunk(id=1, node="mean", worker="w", step=1, keys=ready.keys, inputs=it.blocks.gathers(ready.inputs))
+    came = decode(encode(told))
+    assert came.inputs["left"][0].keys.rows() == [(0, 0, 0), (0, 1, 0)]
+    assert came.inputs["rollout"] == ()
 
 
 @pytest.mark.parametrize("chunking", ["cohort", "ready"])

@@ -31,6 +31,7 @@ from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
+from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.train import evaluate, train
 from tests.right_graphs import RIGHT
@@ -126,7 +127,7 @@ def test_a_generation_below_another_has_a_worker_of_its_own() -> None:
     rollout = sampled(max_lag=1)
     verdict = generate(Model("judge", "tiny"), ask(rollout), max_tokens=4, name="verdict")
     assert verdict.node.name == "verdict"
-    judged = reward(exact, verdict, name="judged")
+    judged = mean_over(reward(exact, verdict, name="judged"), rollout)
     advantage = group_advantage(rollout, judged, name="advantage")
     plan = placed(Graph("g", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)))
     assert plan.node("verdict").workers == ("verdict",)
