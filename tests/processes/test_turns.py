@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from left_by_runs import children, metrics, timeless, weights, workers
-from turn_graphs import SEEN, best_turns, evaluated_turns, linked_turns, remax, sure_turns, turns
+from turn_graphs import SEEN, best_turns, evaluated_turns, linked_turns, misaligned, remax, sure_turns, turns
 
+from dataflow.errors import KernelError
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
 
@@ -115,6 +116,17 @@ def test_a_row_without_any_left_is_a_tombstone_and_its_prompt_is_dropped(tiny: P
     assert sum(row["data/dropped"] for row in rows) > 0
     assert all(row["data/rows"] == 4 for row in rows), "another prompt took the place of one that was dropped"
     means_of(1)
+
+
+@pytest.mark.parametrize("made,told", [
+    (True, r"one_token_less: row \(position, sample, attempt\) \(1, 0, 0\): expected one value for every completion "
+           r"token, found \d in 'rollout\.completion_ids' and \d in 'advantage'"),
+    (False, r"train_policy: row \(position, sample, attempt\) \(0, 0, 0\): expected one value for every completion "
+            r"token, found \d in 'rows\.completion_ids' and \d in 'clipped_policy_loss\.reference\.logprobs'"),
+])  # fmt: skip
+def test_tokens_that_do_not_fit_are_named(tiny: Path, options: Options, made: bool, told: str) -> None:
+    with pytest.raises(KernelError, match=told):
+        run(misaligned(tiny, made=made), options(1))
 
 
 # several processes, replicas, lag, and death

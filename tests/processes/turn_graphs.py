@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dataflow.batch import Keys
+from dataflow.batch import Keys, Ragged
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Completion, Keep, Logprobs, Prompt, Reward, Rollout
+from dataflow.schema import Advantage, Completion, Keep, Logprobs, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import baseline_advantage, group_advantage, returns
 from operators.data import prompts
@@ -136,6 +136,39 @@ def linked_turns(folder: Path, *, n: int = 2, second: int = 2) -> Graph:
     kept, first = select(later, where=wide(later)), rollout
     loss = policy_gradient_loss(returns(kept, seen(linked(kept, first), by="linked")))
     return Graph("linked_turns", train(policy, kept, loss=loss, lr=1e-3))
+
+
+@operator()
+def one_token_less(rollout: Columns[Rollout]) -> Columns[Advantage]:
+    """Of the third row."""
+    lengths = rollout["completion_mask"].lengths
+    lengths[2] -= 1
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Columns.make(Advantage, like=rollout, advantage=Ragged(np.ones(offsets[-1], np.float32), offsets))
+
+
+@operator()
+def one_token_more(rollout: Columns[Rollout]) -> Columns[Completion]:
+    """Each answer with its last token twice: a text of its own."""
+    columns = {}
+    for name in ("completion_ids", "completion_mask"):
+        rows = [[*rollout[name][i], rollout[name][i][-1]] for i in range(len(rollout))]
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+        columns[name] = Ragged(np.array([x for row in rows for x in row], rollout[name].values.dtype), offsets)
+    return rollout.set(**columns)
+
+
+def misaligned(folder: Path, *, made: bool) -> Graph:
+    """Tokens that do not fit: where an operator makes them (made), or where log-probs of another text are joined."""
+    policy, asked = policy_of(folder)
+    rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
+    if made:
+        loss = clipped_policy_loss(one_token_less(rollout))
+    else:
+        reference = logprobs(Model("reference", str(folder / "model")), one_token_more(rollout))
+        advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
+        loss = clipped_policy_loss(advantage, reference=reference, beta=0.1)
+    return Graph("misaligned", train(policy, rollout, loss=loss, lr=1e-3))
 
 
 def best_turns(folder: Path) -> Graph:
