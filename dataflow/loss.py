@@ -44,7 +44,12 @@ class Now:
     entropy [tokens]: of the next-token distribution, only where the loss declares it. mask [tokens]: 1.0 where the
     model wrote the token. row, group int64 [tokens]: segment ids, 0 .. rows-1 and 0 .. groups-1; row_group int64
     [rows]: the group of each row. sampler_logprobs [tokens], version int32 [tokens]: recorded at generation; None
-    where the rows are no Rollout. step: the Step, for schedules.
+    where the rows are no Rollout. sampler_mass [tokens]: the log of what top-k and top-p kept, None where they cut
+    nothing. step: the Step, for schedules.
+
+    Which distributions these are is said in dataflow/schema.py, at Rollout. `sampler_logprobs` are those of the policy
+    that sampled, whole: the `old` of a ratio. `behaviour` are those of the tokens that were really drawn: the
+    denominator of an importance weight.
     """
 
     mask: Tensor
@@ -58,7 +63,15 @@ class Now:
     values: Tensor | None = None
     entropy: Tensor | None = None
     sampler_logprobs: Tensor | None = None
+    sampler_mass: Tensor | None = None
     version: Tensor | None = None
+
+    @property
+    def behaviour(self) -> Tensor | None:
+        """[tokens]: log-probs of the distribution drawn from, after top-k and top-p; None where the rows are no Rollout."""
+        if self.sampler_logprobs is None or self.sampler_mass is None:
+            return self.sampler_logprobs
+        return self.sampler_logprobs - self.sampler_mass
 
     def row_sum(self, tokens: Tensor) -> Tensor:
         """[tokens] -> [rows], masked."""

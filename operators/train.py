@@ -27,7 +27,7 @@ TRAIN = Operator(
         Input(
             name="rows",
             schema=Completion,
-            columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"),
+            columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "sampler_mass", "version"),
         ),
     ),
     variadic=Input(name="loss", schema=Schema),
