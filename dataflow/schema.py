@@ -168,8 +168,8 @@ class Completion(Schema):
 
 
 POLICY = "softmax(logits / temperature) over the whole vocabulary, before top-k and top-p; temperature 1 where greedy"
-"""What recorded log-probs are of. A forward pass over the finished row, which knows nothing of top-k and top-p, computes
-the same numbers: so they are the `old` of a ratio, and what a comparison of sampler and trainer compares."""
+"""What recorded log-probs are of. A forward pass over the finished row, which knows nothing of top-k and top-p,
+computes the same numbers: so they are the `old` of a ratio, and what a comparison of sampler and trainer compares."""
 
 
 class Rollout(Completion):

@@ -178,7 +178,7 @@ DECOUPLED_POLICY = loss_function(
     },
 )
 ENTROPY = loss_function(entropy, name="entropy_loss", entropy=True)
-SUPERVISED = loss_function(supervised, name="supervised_loss")
+SUPERVISED = loss_function(supervised, name="supervised_loss", supervised=True)
 VALUE = loss_function(
     value, name="value_loss", head="scalar", limits={"clip": number(0.0, above=True, optional=True, like=0.2)}
 )

@@ -145,10 +145,11 @@ def train_on_greedy(rows: Port[Rollout], reference: Port[Logprobs]) -> Node:
     return train(second, rows, loss=clipped_policy_loss(advantage, reference=reference, beta=0.1), lr=1e-3)
 
 
-def test_demonstrations_have_no_temperature() -> None:
+def test_demonstrations_are_trained_at_temperature_1() -> None:
     plan = planned(sft("tiny", "demos.jsonl"))
     assert plan.program is not None
-    assert "temperature" not in plan.program.node("train_policy").params
+    assert plan.program.node("train_policy").params["temperature"] == 1.0
+    assert "sampler_temperature" not in plan.program.node("train_policy").params
 
 
 # --- shape --------------------------------------------------------------------------------------------------------

@@ -32,10 +32,10 @@ from operators.kernels.torch.sampling import Sampling
 class TorchGenerate:
     """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and prefixes.
 
-    Columns: those of Rollout that `node.returns` names (all where it names none), and of TruncatedRollout where top-k or
-    top-p cut; each token has its own mass, whichever weights wrote it. completion_ids end with the
-    eos where one was sampled, and with the token that completed a stop string; finish is `stop` for both, `length`
-    where max_tokens came first. The mask is 1 everywhere.
+    Columns: those of Rollout that `node.returns` names (all where it names none), and of TruncatedRollout where top-k
+    or top-p cut; each token has the mass of the cut that it was drawn behind. completion_ids end with the eos where one
+    was sampled, and with the token that completed a stop string; finish is `stop` for both, `length` where max_tokens
+    came first. The mask is 1 everywhere.
 
     Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger one in batches of
     at least a quarter of the slots, as they finish; and whatever has finished leaves where the chunk is interrupted.
