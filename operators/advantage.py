@@ -392,8 +392,8 @@ def kl_in_reward(
 ) -> Port[TokenReward]:
     """The reward less beta times the KL estimate of each token (k1, k2, k3: joschu.net/blog/kl-approx.html).
 
-    dialect: trl clamps nothing; verl clamps the log ratio of k3 to 20 and k3 to 10; openrlhf each estimate to 10, either
-    way.
+    dialect: trl clamps nothing; verl clamps the log ratio of k3 to 20 and k3 to 10, either way; openrlhf each of the
+    three estimates to 10.
     """
     inputs = {"rollout": rollout, "score": score, "reference": reference}
     return Node(KL_IN_REWARD, name, inputs=inputs, params={"beta": beta, "kind": kind, "dialect": dialect}).port()

@@ -54,8 +54,8 @@ def generate(
 ) -> Port[Rollout]:
     """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 cut nothing off.
 
-    Log-probs are recorded before top-k and top-p; where these cut, the rows are a TruncatedRollout, which has the log of
-    the probability that they kept beside each.
+    Log-probs are recorded before top-k and top-p; where these cut, the rows are a TruncatedRollout, which has the log
+    of the probability that they kept beside each.
     max_lag: how many versions old the weights that made a row may be when it is trained; 0 is synchronous. on_update:
     whether new weights interrupt running rows (their tokens stay, each with its version) or wait for them.
     """

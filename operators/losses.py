@@ -15,6 +15,7 @@ of the side on which the term still follows the model.
 
 from __future__ import annotations
 
+from math import inf, log
 from typing import TYPE_CHECKING, Literal
 
 from dataflow.errors import Fault, GraphError
@@ -56,7 +57,7 @@ def clipped_policy(
     metrics: dict[str, tuple[Tensor, Tensor | float]] = {"policy/clip_fraction": _mean(now, clipped)}
     if reference is not None:
         divergence = _divergence(now, reference["logprobs"], kl)
-        loss = loss + beta * divergence
+        loss = loss + beta * divergence if beta else loss  # a schedule may come to 0, and 0 times infinity is none
         metrics["policy/kl_reference"] = _mean(now, divergence)
     return Terms(loss, metrics)
 
@@ -82,17 +83,16 @@ def decoupled_policy(
     `cap` ("truncate"); the denominator keeps it either way.
     """
     near = proximal["logprobs"]
-    weight = _difference(now, near, _behaviour(now, "decoupled_policy_loss")).exp().detach()
+    log_weight = _difference(now, near, _behaviour(now, "decoupled_policy_loss")).detach()
+    weight = log_weight.exp()
     metrics = {"policy/behaviour_weight": _mean(now, weight)}
     if cap is not None:
         over = weight > cap
         metrics["policy/cap_fraction"] = _mean(now, over.to(weight.dtype))
-        weight = weight.masked_fill(over, 0.0) if over_cap == "drop" else weight.clamp(max=cap)
-    gain = _trained(now, advantage["advantage"])
+        log_weight = log_weight.masked_fill(over, -inf if over_cap == "drop" else log(cap))
     ahead = _difference(now, _logprobs(now, "a policy loss"), near)
-    metrics["policy/clip_fraction"] = _mean(now, _clipped(ahead.detach(), gain, clip)[1])
-    loss, _ = _clipped(ahead, gain.masked_fill(weight == 0, 0.0), clip)
-    return Terms(weight.masked_fill(gain == 0, 0.0) * loss, metrics)
+    loss, clipped = _clipped(ahead, _trained(now, advantage["advantage"]), clip, log_weight=log_weight)
+    return Terms(loss, metrics | {"policy/clip_fraction": _mean(now, clipped)})
 
 
 def entropy(now: Now) -> Terms:
@@ -268,24 +268,33 @@ def trajectory_balance_loss(score: Port[Reward], *, reference: Port[Logprobs], b
 
 
 def _clipped(
-    ahead: Tensor, gain: Tensor, clip: float | tuple[float, float], dual_clip: float | None = None
+    ahead: Tensor,
+    gain: Tensor,
+    clip: float | tuple[float, float],
+    dual_clip: float | None = None,
+    log_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The clipped objective by token, and 1.0 where the clip holds it. ahead: log of the ratio.
 
     Which tokens are held is decided on constants. They get the held number, and a ratio of 1 in place of their own, of
-    which an infinite one would make 0 times infinity of the gradient.
+    which an infinite one would make 0 times infinity of the gradient. A weight is added to the log of the ratio: their
+    product may fit where one of both does not.
     """
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
     ratio = ahead.detach().exp()
     held = -gain * ratio.clamp(1.0 - low, 1.0 + high)
     clipped = (held > -gain * ratio) & (gain != 0)
-    constant = clipped | (gain == 0)
+    idle = gain == 0
+    constant = clipped
     if dual_clip is not None:
         most = -gain * dual_clip
         over = (gain < 0) & (held.maximum(-gain * ratio) > most)
         held, constant = most.where(over, held), constant | over
-    free = -gain * ahead.masked_fill(constant, 0.0).exp()
-    return held.where(constant, free), clipped.to(free.dtype)
+    if log_weight is not None:
+        idle = idle | (log_weight == -inf)
+        held, ahead = held * log_weight.exp(), ahead + log_weight
+    free = -gain * ahead.masked_fill(constant | idle, 0.0).exp()
+    return held.where(constant, free).masked_fill(idle, 0.0), clipped.to(free.dtype)
 
 
 def _divergence(now: Now, reference: Tensor, kl: str) -> Tensor:
