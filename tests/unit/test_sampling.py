@@ -69,7 +69,7 @@ def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, float]
         assert found.mass.unique().numel() == 1
         behaviour = (found.logprobs - found.mass).exp()
         np.testing.assert_allclose(behaviour, share[found.tokens], atol=3e-4)
-        assert cut.get("top_k") != 50 or found.mass[0].item() == pytest.approx(0.0, abs=1e-7)
+        assert cut.get("top_k") != 50 or found.mass[0].item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_mass_is_on_record_only_where_something_may_be_cut() -> None:

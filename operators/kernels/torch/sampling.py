@@ -74,12 +74,10 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
     if how.temperature == 0.0:
         tokens = scores.argmax(-1)
     else:
-        whole = logprobs.exp()
-        sums = _truncated(scores, whole, how).cumsum(-1, dtype=torch.float64)
+        sums = _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
         tokens = _inverse(sums, draws)
-        if how.truncates:
-            kept = sums[:, -1] / whole.sum(-1, dtype=torch.float64)
-            mass = kept.clamp(max=1.0).log().float()
+        if how.truncates:  # the whole is 1 to float32's digits, which are those of logprobs
+            mass = sums[:, -1].clamp(max=1.0).log().float()
     return Drawn(tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass)
 
 
