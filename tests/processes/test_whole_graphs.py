@@ -35,12 +35,13 @@ from operators.losses import (
     decoupled_policy_loss,
     dpo_loss,
     policy_gradient_loss,
+    supervised_loss,
     trajectory_balance_loss,
     value_loss,
 )
 from operators.optimizers import AdamW
 from operators.reward import reward
-from operators.select import select
+from operators.select import best_of, select
 from operators.train import train
 
 pytestmark = pytest.mark.timeout(60)
@@ -123,6 +124,7 @@ def test_grpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> 
     same_weights(learner, trained["policy"])
 
 
+@pytest.mark.long
 def test_rloo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     base = str(tiny / "model")
     policy, rollout, score, reference = sampled(tiny, 4)
@@ -201,6 +203,7 @@ def better_of_two(score: Columns[Reward]) -> Columns[Preference]:
     return Columns.make(Preference, like=score, keep=np.ones(len(signs), np.uint8), sign=signs.astype(np.int8))
 
 
+@pytest.mark.long
 def test_online_dpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     base = str(tiny / "model")
     policy, rollout, score, reference = sampled(tiny, 2)
@@ -229,6 +232,29 @@ def test_online_dpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatc
     same_weights(learner, trained["policy"])
 
 
+@pytest.mark.long
+def test_the_best_of_several_at_a_low_temperature(
+    tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = str(tiny / "model")
+    policy, rollout, score, _ = sampled(tiny, 4, temperature=0.3)
+    best = select(rollout, where=best_of(score, k=1))
+    graph = Graph("best_of", updated(policy, best, supervised_loss()))
+    steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
+    learner = loop.policy(base, LR)
+    for step in steps:
+        assert len(step.rows) == 4
+        with torch.no_grad():
+            cold = loop.logprobs(learner.module, step.rows, 0.3)
+        loop.same(loop.column(step, "rows", "sampler_logprobs"), cold, "sampler_logprobs", 1e-4)
+        (ours,) = step.updates
+        parts = [-x for x in loop.logprobs(learner.module, step.rows, 1.0)]
+        learner.update(loop.token_mean(parts), ours, loop.by_row(parts))
+        learner.end_step()
+    same_weights(learner, trained["policy"])
+
+
+@pytest.mark.long
 def test_trajectory_balance(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     base = str(tiny / "model")
     policy, rollout, score, reference = sampled(tiny, 4)
