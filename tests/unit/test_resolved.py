@@ -12,6 +12,7 @@ from dataflow.loss import Loss, Now, Terms, loss
 from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Advantage, Rollout, TruncatedRollout
+from dataflow.snapshot import from_json, to_json
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.generate import generate
@@ -103,3 +104,11 @@ def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_an
         assert ("sampler_mass" in plan.node("rollout").returns) is there
         rows = next(i for i in plan.node("train_policy").inputs if i.name == "rows")
         assert ("sampler_mass" in next(f.columns for f in rows.fetches if f.producer == "rollout")) is there
+
+
+def test_a_graph_that_cuts_is_the_same_graph_when_it_is_read_again() -> None:
+    rollout = sampled(top_p=0.9)
+    graph = Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3))
+    again = from_json(to_json(graph))
+    assert again == graph
+    assert again.port("rollout", Rollout).schema is TruncatedRollout
