@@ -151,7 +151,7 @@ def test_demonstrations_are_trained_at_temperature_1() -> None:
     plan = planned(sft("tiny", "demos.jsonl"))
     assert plan.program is not None
     assert plan.program.node("train_policy").params["temperature"] == 1.0
-    assert "sampler_temperature" not in plan.program.node("train_policy").params
+    assert plan.program.node("train_policy").params["sampler_temperature"] == 0.0
 
 
 # --- shape --------------------------------------------------------------------------------------------------------

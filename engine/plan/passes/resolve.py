@@ -53,8 +53,8 @@ def _of_train(node: Node, rows: int | None) -> tuple[dict[str, Any], list[str]]:
     imitated = loss.supervised
     chosen = stated if stated is not None else 1.0 if imitated else at
     params = {"temperature": chosen, "step_rows": rows}
-    if sampler is None:
-        return params, []
+    if sampler is None:  # nobody's temperature: what is recorded, if anything is, compares with nothing
+        return params | {"sampler_temperature": 0.0}, []
     params |= {"sampler_temperature": at, "max_tokens": sampler.params["max_tokens"]}
     if (chosen, at) == (1.0, 1.0) or any(term.function.head != "lm" for term in loss.terms):
         return params, []
