@@ -91,11 +91,12 @@ class _Update:
 class TorchTrain:
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
-    params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the same; 0.0: nobody's; at
-    another one there is no policy/mismatch_kl); max_tokens and step_rows, the longest answer and the rows of a full Step, whose
-    product divides aggregate="constant". temperature None or 0.0 is 1.0. Metrics: optim/lr, optim/grad_norm (mean over
-    updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens (trained
-    tokens, each epoch's counted), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the formulas.
+    params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the same; 0.0: nobody's;
+    at another one there is no policy/mismatch_kl); max_tokens and step_rows, the longest answer and the rows of a full
+    Step, whose product divides aggregate="constant". temperature None or 0.0 is 1.0. Metrics: optim/lr, optim/grad_norm
+    (mean over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens
+    (trained tokens, each epoch's counted), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the
+    formulas.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
