@@ -36,6 +36,7 @@ from dataflow.schema import (
     Schema,
     TokenReward,
     Transition,
+    TruncatedRollout,
     Values,
     column,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "Terms",
     "TokenReward",
     "Transition",
+    "TruncatedRollout",
     "Values",
     "check",
     "column",

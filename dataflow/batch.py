@@ -140,7 +140,8 @@ class Batch:
                 raise DataError(f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys")
             if want is not None and not want.nullable and array.null_count:
                 raise DataError(f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is required")
-            fields.append(pa.field(name, array.type, want.nullable if want is not None else True))
+            nullable = want.nullable if want is not None else True
+            fields.append(pa.field(name, array.type, nullable, declared.metadata if declared is not None else None))
             arrays.append(array)
         return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), tensors)
 

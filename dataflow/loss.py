@@ -44,7 +44,12 @@ class Now:
     entropy [tokens]: of the next-token distribution, only where the loss declares it. mask [tokens]: 1.0 where the
     model wrote the token. row, group int64 [tokens]: segment ids, 0 .. rows-1 and 0 .. groups-1; row_group int64
     [rows]: the group of each row. sampler_logprobs [tokens], version int32 [tokens]: recorded at generation; None
-    where the rows are no Rollout. step: the Step, for schedules.
+    where the rows are no Rollout. sampler_mass [tokens]: the log of what top-k and top-p kept, None where they cut
+    nothing. step: the Step, for schedules.
+
+    Which distributions these are is said in dataflow/schema.py, at Rollout. `sampler_logprobs` are those of the policy
+    that sampled, whole: the `old` of a ratio. `behaviour` are those of the tokens that were really drawn: the
+    denominator of an importance weight.
     """
 
     mask: Tensor
@@ -58,7 +63,15 @@ class Now:
     values: Tensor | None = None
     entropy: Tensor | None = None
     sampler_logprobs: Tensor | None = None
+    sampler_mass: Tensor | None = None
     version: Tensor | None = None
+
+    @property
+    def behaviour(self) -> Tensor | None:
+        """[tokens]: log-probs of what was drawn, after top-k and top-p; None where the rows are no Rollout."""
+        if self.sampler_logprobs is None or self.sampler_mass is None:
+            return self.sampler_logprobs
+        return self.sampler_logprobs - self.sampler_mass
 
     def row_sum(self, tokens: Tensor) -> Tensor:
         """[tokens] -> [rows], masked."""
@@ -105,6 +118,8 @@ class LossFunction:
     """Parameter -> the values it takes; the check refuses others."""
     recorded: bool = True
     """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a Rollout."""
+    supervised: bool = False
+    """Whether it imitates its rows, however they came about: then it is trained at temperature 1."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -138,6 +153,13 @@ class Loss:
         return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
 
     __rmul__ = __mul__
+
+    @property
+    def supervised(self) -> bool:
+        """Whether rows are only imitated: no term but supervised ones looks at more than the model itself."""
+        functions = [term.function for term in self.terms]
+        rest = [f for f in functions if not f.supervised]
+        return len(rest) < len(functions) and not any(f.ports or f.recorded for f in rest)
 
     def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
         """The loss without its ports, and those ports by input name `label.port`; labels are made unique."""
@@ -179,6 +201,7 @@ def loss_function(
     head: Literal["lm", "scalar"] = "lm",
     entropy: bool = False,
     recorded: bool = False,
+    supervised: bool = False,
     zero: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
 ) -> LossFunction:
@@ -202,6 +225,7 @@ def loss_function(
         zero=tuple((zero or {}).items()),
         limits=tuple((limits or {}).items()),
         recorded=recorded,
+        supervised=supervised,
         fn=fn,
     )
 
@@ -257,10 +281,17 @@ class _LossDecorator:
         return LossDeclaration(loss_function(fn, **self._options), signature.replace(parameters=parameters))
 
 
-def loss(*, scope: LossScope = "token", head: Literal["lm", "scalar"] = "lm", entropy: bool = False) -> _LossDecorator:
+def loss(
+    *,
+    scope: LossScope = "token",
+    head: Literal["lm", "scalar"] = "lm",
+    entropy: bool = False,
+    supervised: bool = False,
+) -> _LossDecorator:
     """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
 
     scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether
-    `now.entropy` is to be computed. Ports come first and all of them are required; parameters follow `*`.
+    `now.entropy` is to be computed. supervised: it imitates its rows, so train takes temperature 1 where none is
+    stated, and not the rollout's. Ports come first and all of them are required; parameters follow `*`.
     """
-    return _LossDecorator({"scope": scope, "head": head, "entropy": entropy})
+    return _LossDecorator({"scope": scope, "head": head, "entropy": entropy, "supervised": supervised})

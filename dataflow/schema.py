@@ -29,7 +29,7 @@ class Column:
 
     device: the values are a torch tensor that stays on the device of the Worker that made it; only how many each row
     has is a column of the record batch. Its type is a number, or a fixed-size list of a number (a vector for each
-    element).
+    element). distribution: which one recorded log-probs are of, in words; it travels as metadata of the Arrow field.
     """
 
     name: str = ""
@@ -38,6 +38,7 @@ class Column:
     nullable: bool = False
     doc: str = ""
     device: bool = False
+    distribution: str = ""
 
     @property
     def arrow(self) -> pa.Field:
@@ -51,24 +52,36 @@ class Column:
         """The Arrow field with the values: what it would be if they were on the host, as in files."""
         return self._field(self.type, nullable=self.nullable)
 
+    @property
+    def metadata(self) -> dict[str, str] | None:
+        """Of the Arrow field: what a number alone does not say."""
+        return {"distribution": self.distribution} if self.distribution else None
+
     def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
         if self.axis is None:
-            return pa.field(self.name, kind, nullable)
-        return pa.field(self.name, pa.large_list(pa.field("item", kind, nullable=nullable)), nullable=False)
+            return pa.field(self.name, kind, nullable, self.metadata)
+        items = pa.large_list(pa.field("item", kind, nullable=nullable))
+        return pa.field(self.name, items, nullable=False, metadata=self.metadata)
 
 
 def column(
-    type: pa.DataType, axis: Axis | None = None, *, nullable: bool = False, doc: str = "", device: bool = False
+    type: pa.DataType,
+    axis: Axis | None = None,
+    *,
+    nullable: bool = False,
+    doc: str = "",
+    device: bool = False,
+    distribution: str = "",
 ) -> Any:
     """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is accepted).
 
     device: its values stay on the device of the Worker that made them, as a torch tensor: for large numbers, such as
-    hidden states, that the host never needs to see. Raises GraphError where such a column is nullable, or of a type
-    that no tensor has.
+    hidden states, that the host never needs to see. distribution: of recorded log-probs, which one they are of. Raises
+    GraphError where a column on a device is nullable, or of a type that no tensor has.
     """
     if device:
         _require_tensor(type, nullable)
-    return Column(type=type, axis=axis, nullable=nullable, doc=doc, device=device)
+    return Column(type=type, axis=axis, nullable=nullable, doc=doc, device=device, distribution=distribution)
 
 
 class Schema:
@@ -170,12 +183,31 @@ class Completion(Schema):
     completion = column(pa.utf8(), doc="the answer as text, special tokens left out")
 
 
+POLICY = "softmax(logits / temperature) over the whole vocabulary, before top-k and top-p; temperature 1 where greedy"
+"""What recorded log-probs are of. A forward pass over the finished row, which knows nothing of top-k and top-p,
+computes the same numbers: so they are the `old` of a ratio, and what a comparison of sampler and trainer compares."""
+
+
 class Rollout(Completion):
     """A completion with what its sampler knew."""
 
-    sampler_logprobs = column(pa.float32(), "T", doc="of the distribution sampled from, temperature included")
+    sampler_logprobs = column(
+        pa.float32(), "T", doc="of the policy that sampled, at the sampling temperature", distribution=POLICY
+    )
     version = column(pa.int32(), "T", doc="version of the weights that made each token")
     finish = column(pa.utf8(), doc="stop, length, error or abort")
+
+
+class TruncatedRollout(Rollout):
+    """A Rollout whose sampler drew from a part of its distribution: top-k or top-p cut the rest off.
+
+    sampler_logprobs - sampler_mass are the log-probs of the tokens among what was left, which is what they were drawn
+    from: the behaviour of an importance weight. Without a cut the mass is 1, and there is no such column.
+    """
+
+    sampler_mass = column(
+        pa.float32(), "T", doc="log of the probability that top-k and top-p kept, <= 0", distribution=POLICY
+    )
 
 
 class Episode(Rollout):
@@ -214,7 +246,7 @@ class Logprobs(Schema):
     """Log-probability of each completion token under some Model."""
 
     row = "completion"
-    logprobs = column(pa.float32(), "T")
+    logprobs = column(pa.float32(), "T", distribution=POLICY)
 
 
 class Values(Schema):

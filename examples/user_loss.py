@@ -19,10 +19,10 @@ from operators.train import train
 # begin: what you add
 @loss(scope="token")
 def capped_weight_loss(now: Now, advantage: Tensors[Advantage], *, cap: float = 2.0) -> Terms:
-    """-A log pi, weighted by the ratio to the sampler's probability; the weight is a constant, at most `cap`."""
+    """-A log pi, weighted by the ratio to the probability of what was drawn; a constant, at most `cap`."""
     assert now.logprobs is not None
-    assert now.sampler_logprobs is not None
-    weight = (now.logprobs - now.sampler_logprobs).exp().clamp(max=cap).detach()
+    assert now.behaviour is not None
+    weight = (now.logprobs - now.behaviour).exp().clamp(max=cap).detach()
     metrics = {"policy/weight": ((weight * now.mask).sum(), now.mask.sum())}
     return Terms(-weight * advantage["advantage"] * now.logprobs, metrics)
 

@@ -28,16 +28,54 @@ AnyReward = TypeVar("AnyReward", bound=Reward)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDialect:
-    """How a peer scales a group: epsilon is added to the (unbiased) standard deviation."""
+    """How a peer does a group: epsilon is added to the (unbiased) standard deviation. lone: what a group of one row
+    gets, which has nobody to be compared with: 0, or its own reward, as if its mean were 0 and its deviation 1.
+    """
 
     epsilon: float
+    lone: Literal["zero", "reward"] = "zero"
 
 
 GROUP_DIALECTS = {
     "trl": GroupDialect(epsilon=1e-4),
-    "verl": GroupDialect(epsilon=1e-6),
+    "verl": GroupDialect(epsilon=1e-6, lone="reward"),
     "openrlhf": GroupDialect(epsilon=1e-9),
 }
+"""TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (it has no group of one)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhitenDialect:
+    """How a peer makes the variance of a Step 1: what is taken from the count that divides the squares, and whether
+    1e-8 is added to the variance or its least value.
+    """
+
+    freedom: int
+    floor: Literal["added", "least"]
+
+
+WHITEN_DIALECTS = {
+    "trl": WhitenDialect(freedom=1, floor="added"),
+    "verl": WhitenDialect(freedom=1, floor="added"),
+    "openrlhf": WhitenDialect(freedom=0, floor="least"),
+}
+"""TRL and verl `masked_whiten`, OpenRLHF `experience_maker`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLDialect:
+    """Where a peer clamps a token's KL estimate to [-10, 10], and the log ratio that its k3 is made of."""
+
+    clamped: tuple[str, ...] = ()
+    ratio: float | None = None
+
+
+KL_DIALECTS = {
+    "trl": KLDialect(),
+    "verl": KLDialect(clamped=("k3",), ratio=20.0),
+    "openrlhf": KLDialect(clamped=("k1", "k2", "k3")),
+}
+"""TRL `PPOTrainer`, verl `kl_penalty`, OpenRLHF `compute_approx_kl`."""
 
 
 def _group_advantage(
@@ -53,19 +91,22 @@ def _group_advantage(
     reward, group = score["reward"].astype(np.float64), rollout.groups
     count = np.bincount(group)
     total = np.bincount(group, weights=reward)
-    centred = reward - _baseline(baseline, reward, total[group], count[group])
+    how, lone = GROUP_DIALECTS[dialect], count[group] == 1
+    centred = reward - _baseline(baseline, reward, total[group], count[group], how)
     if scale == "std":
         deviation = reward - (total / count)[group]
         squares = np.bincount(group, weights=deviation**2)
-        std = np.sqrt(squares / np.maximum(count - 1, 1))
-        centred = centred / (std[group] + GROUP_DIALECTS[dialect].epsilon)
+        std = np.sqrt(squares / np.maximum(count - 1, 1))[group]
+        std[lone & (how.lone == "reward")] = 1.0
+        centred = centred / (std + how.epsilon)
     return _per_token(rollout, mask, centred)
 
 
-def _baseline(kind: str, reward: np.ndarray, total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    if kind == "leave_one_out":
-        return (total - reward) / np.maximum(count - 1, 1)
-    return total / count if kind == "mean" else np.zeros_like(reward)
+def _baseline(kind: str, reward: np.ndarray, total: np.ndarray, count: np.ndarray, how: GroupDialect) -> np.ndarray:
+    if kind == "none":
+        return np.zeros_like(reward)
+    found = (total - reward) / np.maximum(count - 1, 1) if kind == "leave_one_out" else total / count
+    return np.where(count == 1, reward if how.lone == "zero" else 0.0, found)
 
 
 def _per_token(rows: Columns[Completion], mask: Ragged, value: np.ndarray) -> Columns[Advantage]:
@@ -146,25 +187,41 @@ def _whiten(
     value = advantage["advantage"].values.astype(np.float64)
     count = mask.sum()
     mean = (value * mask).sum() / max(count, 1.0)
-    squares = (((value - mean) * mask) ** 2).sum()
-    freedom = count if dialect == "openrlhf" else count - 1.0
-    whitened = (value - mean) / np.sqrt(squares / max(freedom, 1.0) + 1e-8)
+    how = WHITEN_DIALECTS[dialect]
+    variance = (((value - mean) * mask) ** 2).sum() / max(count - how.freedom, 1.0)
+    whitened = (value - mean) / np.sqrt(variance + 1e-8 if how.floor == "added" else max(variance, 1e-8))
     whitened = (whitened if shift else whitened + mean) * mask
     tokens = Ragged(whitened.astype(np.float32), rollout["completion_mask"].offsets)
     return advantage.set(advantage=tokens)
 
 
 def _kl_in_reward(
-    rollout: Columns[Rollout], score: Columns[Reward], reference: Columns[Logprobs], *, beta: float, kind: str
+    rollout: Columns[Rollout],
+    score: Columns[Reward],
+    reference: Columns[Logprobs],
+    *,
+    beta: float,
+    kind: str,
+    dialect: str,
 ) -> Columns[TokenReward]:
     mask = rollout["completion_mask"]
     ratio = rollout["sampler_logprobs"].values.astype(np.float64) - reference["logprobs"].values
-    penalty = {"k1": ratio, "k2": ratio**2 / 2.0, "k3": np.expm1(-ratio) + ratio}[kind] * mask.values
+    penalty = _estimate(np.where(mask.values > 0, ratio, 0.0), kind, KL_DIALECTS[dialect])
     tokens = _token_rewards(rollout, score) - beta * penalty
     total = np.bincount(mask.segments(), weights=tokens, minlength=len(mask))
     return Columns.make(
         TokenReward, like=rollout, reward=total.astype(np.float32), token_reward=mask.like(tokens.astype(np.float32))
     )
+
+
+def _estimate(ratio: np.ndarray, kind: str, how: KLDialect) -> np.ndarray:
+    """The KL estimate of each token from its log ratio."""
+    if kind == "k3":
+        bounded = ratio if how.ratio is None else ratio.clip(-how.ratio, how.ratio)
+        found = np.expm1(-bounded) + bounded
+    else:
+        found = ratio if kind == "k1" else ratio**2 / 2.0
+    return found.clip(-10.0, 10.0) if kind in how.clamped else found
 
 
 def _overlong_penalty(
@@ -260,7 +317,7 @@ KL_IN_REWARD = column_operator(
     "operators.advantage:KL_IN_REWARD",
     name="kl_in_reward",
     columns={"rollout": ("completion_mask", "sampler_logprobs")},
-    limits={"beta": number(0.0, like=0.05), "kind": choice("k1", "k2", "k3")},
+    limits={"beta": number(0.0, like=0.05), "kind": choice("k1", "k2", "k3"), "dialect": _DIALECT},
 )
 OVERLONG_PENALTY = column_operator(
     _overlong_penalty,
@@ -286,8 +343,8 @@ def group_advantage(
     """(reward - baseline of its group) / (std of its group + epsilon), on each token of the row.
 
     GRPO (arXiv:2402.03300, eq. 3); baseline="leave_one_out", scale="none" is RLOO (arXiv:2402.14740). dialect names
-    epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9; all use the unbiased deviation. ragged: accept groups of which a
-    selection took rows away.
+    epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9 (all use the unbiased deviation), and what a group of which one row is
+    left gets: verl its own reward, the others 0. ragged: accept groups of which a selection took rows away.
     """
     params = {"baseline": baseline, "scale": scale, "ragged": ragged, "dialect": dialect}
     return Node(GROUP_ADVANTAGE, name, inputs={"rollout": rollout, "score": score}, params=params).port()
@@ -341,7 +398,8 @@ def whiten(
 ) -> Port[AnyAdvantage]:
     """Zero mean (if shift) and unit variance over the written tokens of the Step.
 
-    dialect: trl and verl divide by count - 1, openrlhf by count. A Step-wide mean: no streaming past here.
+    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance, openrlhf divides by count and takes 1e-8 as
+    the least variance. A Step-wide mean: no streaming past here.
     """
     params = {"shift": shift, "dialect": dialect}
     schemas = (advantage.schema,) if isinstance(advantage, Port) else None
@@ -358,11 +416,16 @@ def kl_in_reward(
     *,
     beta: float,
     kind: Literal["k1", "k2", "k3"] = "k1",
+    dialect: Dialect = "trl",
     name: str = "kl_in_reward",
 ) -> Port[TokenReward]:
-    """The reward less beta times the KL estimate of each token (k1, k2, k3: joschu.net/blog/kl-approx.html)."""
+    """The reward less beta times the KL estimate of each token (k1, k2, k3: joschu.net/blog/kl-approx.html).
+
+    dialect: trl clamps nothing; verl clamps the log ratio of k3 to 20 and k3 to 10, either way; openrlhf each of the
+    three estimates to 10.
+    """
     inputs = {"rollout": rollout, "score": score, "reference": reference}
-    return Node(KL_IN_REWARD, name, inputs=inputs, params={"beta": beta, "kind": kind}).port()
+    return Node(KL_IN_REWARD, name, inputs=inputs, params={"beta": beta, "kind": kind, "dialect": dialect}).port()
 
 
 @declares

@@ -6,13 +6,13 @@ Owns: the declaration. Does not own: any sampler (kernels/torch, kernels/vllm).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from dataflow.limits import choice, number, texts, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
-from dataflow.schema import Prompt, Rollout
+from dataflow.schema import Prompt, Rollout, TruncatedRollout
 
 GENERATE = Operator(
     path="operators.generate:GENERATE",
@@ -57,6 +57,8 @@ def generate(
 
     The answers are rows of their own, at n=1 too: see `mean_over` for the way from them to the prompt's rows.
     stop: a string, or several, that end an answer where it is written; it is part of the answer.
+    Log-probs are recorded before top-k and top-p; where these cut, the rows are a TruncatedRollout, which has the log
+    of the probability that they kept beside each.
     max_lag: how many versions old the weights that made a row may be when it is trained; 0 is synchronous. on_update:
     whether new weights interrupt running rows (their tokens stay, each with its version) or wait for them.
     """
@@ -71,4 +73,11 @@ def generate(
         "max_lag": max_lag,
         "on_update": on_update,
     }
-    return Node(GENERATE, name, states={"policy": policy}, inputs={"prompt": prompt}, params=params).port()
+    schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
+    inputs: dict[str, Port[Any]] = {"prompt": prompt}
+    return Node(GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)).port()
+
+
+def truncates(temperature: float, top_p: float, top_k: int) -> bool:
+    """Whether a sampler draws from a part of its distribution. A greedy one draws nothing at all."""
+    return temperature != 0.0 and (top_p != 1.0 or top_k != 0)

@@ -7,10 +7,15 @@ this module.
 A formula gets `Now`, what the model that is trained says of the tokens, and the columns of its
 ports, and returns terms that nobody has averaged. Tokens whose mask is 0 are other people's:
 whatever stands there, neither loss nor gradient comes of it.
+
+Where a term does not depend on the model (a clip holds it, a weight of 0) nothing of the model
+is in it, be it infinite: its gradient is 0, not 0 times infinity. At a kink the gradient is that
+of the side on which the term still follows the model.
 """
 
 from __future__ import annotations
 
+from math import inf, log
 from typing import TYPE_CHECKING, Literal
 
 from dataflow.errors import Fault, GraphError
@@ -47,21 +52,19 @@ def clipped_policy(
     bounds the loss of a negative advantage by -A c (arXiv:1912.09729, equation 5). old=None: as recorded at sampling.
     """
     before = _recorded(now, "clipped_policy_loss") if old is None else old["logprobs"]
-    loss, clipped = _clipped(now, before, advantage["advantage"], clip)
-    if dual_clip is not None:
-        gain = advantage["advantage"]
-        loss = loss.minimum(-gain * dual_clip).where(gain < 0, loss)
+    gain = _trained(now, advantage["advantage"])
+    loss, clipped = _clipped(_difference(now, _logprobs(now, "a policy loss"), before), gain, clip, dual_clip)
     metrics: dict[str, tuple[Tensor, Tensor | float]] = {"policy/clip_fraction": _mean(now, clipped)}
     if reference is not None:
         divergence = _divergence(now, reference["logprobs"], kl)
-        loss = loss + beta * divergence
+        loss = loss + beta * divergence if beta else loss  # a schedule may come to 0, and 0 times infinity is none
         metrics["policy/kl_reference"] = _mean(now, divergence)
     return Terms(loss, metrics)
 
 
 def policy_gradient(now: Now, advantage: Tensors[Advantage]) -> Terms:
     """-A log pi(token): REINFORCE (Williams 1992, doi 10.1007/BF00992696)."""
-    return Terms(-advantage["advantage"] * _logprobs(now, "policy_gradient_loss"))
+    return Terms(-_trained(now, advantage["advantage"]) * _logprobs(now, "policy_gradient_loss"))
 
 
 def decoupled_policy(
@@ -73,20 +76,23 @@ def decoupled_policy(
     cap: float | None = 5.0,
     over_cap: str = "drop",
 ) -> Terms:
-    """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - sampler) (AReaL, arXiv:2505.24298).
+    """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - behaviour) (AReaL, arXiv:2505.24298).
 
-    w is a constant. A token with w above `cap` counts nothing (over_cap="drop"), or as `cap` ("truncate"); the
-    denominator keeps it either way.
+    The behaviour is what the sampler really drew from: where top-k or top-p cut, the recorded log-probs less those of
+    what was kept (Now.behaviour). w is a constant. A token with w above `cap` counts nothing (over_cap="drop"), or as
+    `cap` ("truncate"); the denominator keeps it either way.
     """
     near = proximal["logprobs"]
-    weight = _difference(now, near, _recorded(now, "decoupled_policy_loss")).exp().detach()
-    loss, clipped = _clipped(now, near, advantage["advantage"], clip)
-    metrics = {"policy/clip_fraction": _mean(now, clipped), "policy/behaviour_weight": _mean(now, weight)}
+    log_weight = _difference(now, near, _behaviour(now, "decoupled_policy_loss")).detach()
+    weight = log_weight.exp()
+    metrics = {"policy/behaviour_weight": _mean(now, weight)}
     if cap is not None:
         over = weight > cap
         metrics["policy/cap_fraction"] = _mean(now, over.to(weight.dtype))
-        weight = weight.masked_fill(over, 0.0) if over_cap == "drop" else weight.clamp(max=cap)
-    return Terms(weight * loss, metrics)
+        log_weight = log_weight.masked_fill(over, -inf if over_cap == "drop" else log(cap))
+    ahead = _difference(now, _logprobs(now, "a policy loss"), near)
+    loss, clipped = _clipped(ahead, _trained(now, advantage["advantage"]), clip, log_weight=log_weight)
+    return Terms(loss, metrics | {"policy/clip_fraction": _mean(now, clipped)})
 
 
 def entropy(now: Now) -> Terms:
@@ -107,11 +113,13 @@ def value(
     """(v - R)^2 / 2; with clip the larger of that and the same of v held within `clip` of old (OpenAI baselines)."""
     if now.values is None:
         raise _absent("value_loss", "values", 'Model(..., head="scalar")')
-    goal = returns["returns"]
+    goal = _trained(now, returns["returns"])
     error = (now.values - goal).square()
     metrics = {"value/squared_error": _mean(now, error.detach())}
     if old is not None and clip is not None:
-        held = old["values"] + (now.values - old["values"]).clamp(-clip, clip)
+        before = _trained(now, old["values"])
+        # Held by bounds, not as before + difference: within them it is the value itself, to the bit.
+        held = now.values.clamp(before - clip, before + clip)
         other = (held - goal).square()
         metrics["value/clip_fraction"] = _mean(now, (other > error).to(error.dtype))
         error = error.maximum(other)
@@ -125,8 +133,7 @@ def dpo(now: Now, pairs: Tensors[Preference], reference: Tensors[Logprobs], *, b
     """
     margin = now.row_sum(_difference(now, _logprobs(now, "dpo_loss"), reference["logprobs"]))
     logit = beta * now.group_sum(margin * pairs["sign"])
-    # log(1 + exp(-x)) without overflow: both forms of it where their exponent is negative.
-    loss = (-logit).clamp(min=0) + (-logit.abs()).exp().log1p()
+    loss = (-logit).logaddexp(logit.new_zeros(()))  # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0
     right = (logit.detach() > 0).to(loss.dtype)
     return Terms(loss, {"dpo/accuracy": (right.sum(), now.groups), "dpo/margin": (logit.detach().sum(), now.groups)})
 
@@ -171,7 +178,7 @@ DECOUPLED_POLICY = loss_function(
     },
 )
 ENTROPY = loss_function(entropy, name="entropy_loss", entropy=True)
-SUPERVISED = loss_function(supervised, name="supervised_loss")
+SUPERVISED = loss_function(supervised, name="supervised_loss", supervised=True)
 VALUE = loss_function(
     value, name="value_loss", head="scalar", limits={"clip": number(0.0, above=True, optional=True, like=0.2)}
 )
@@ -260,24 +267,52 @@ def trajectory_balance_loss(score: Port[Reward], *, reference: Port[Logprobs], b
     return make_loss(TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta})
 
 
-def _clipped(now: Now, old: Tensor, gain: Tensor, clip: float | tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """The clipped objective by token, and 1.0 where the clip holds it."""
+def _clipped(
+    ahead: Tensor,
+    gain: Tensor,
+    clip: float | tuple[float, float],
+    dual_clip: float | None = None,
+    log_weight: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The clipped objective by token, and 1.0 where the clip holds it. ahead: log of the ratio.
+
+    Which tokens are held is decided on constants. They get the held number, and a ratio of 1 in place of their own, of
+    which an infinite one would make 0 times infinity of the gradient. A weight is added to the log of the ratio: their
+    product may fit where one of both does not.
+    """
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
-    ratio = _difference(now, _logprobs(now, "a policy loss"), old).exp()
-    free, held = -gain * ratio, -gain * ratio.clamp(1.0 - low, 1.0 + high)
-    return free.maximum(held), (held.detach() > free.detach()).to(free.dtype)
+    ratio = ahead.detach().exp()
+    held = -gain * ratio.clamp(1.0 - low, 1.0 + high)
+    clipped = (held > -gain * ratio) & (gain != 0)
+    idle = gain == 0
+    constant = clipped
+    if dual_clip is not None:
+        most = -gain * dual_clip
+        over = (gain < 0) & (held.maximum(-gain * ratio) > most)
+        held, constant = most.where(over, held), constant | over
+    if log_weight is not None:
+        idle = idle | (log_weight == -inf)
+        held, ahead = held * log_weight.exp(), ahead + log_weight
+    free = -gain * ahead.masked_fill(constant | idle, 0.0).exp()
+    return held.where(constant, free).masked_fill(idle, 0.0), clipped.to(free.dtype)
 
 
 def _divergence(now: Now, reference: Tensor, kl: str) -> Tensor:
     d = _difference(now, _logprobs(now, "a policy loss"), reference)
     if kl == "k1":
         return d
-    return 0.5 * d.square() if kl == "k2" else (-d).exp() - 1.0 + d
+    # expm1: exp(-d) - 1 has no digit left where d is small, as it is at the start of every run.
+    return 0.5 * d.square() if kl == "k2" else (-d).expm1() + d
 
 
 def _difference(now: Now, a: Tensor, b: Tensor) -> Tensor:
     """a - b where the mask is 1 and 0 elsewhere, so that no infinity of a foreign token spreads."""
     return (a - b).masked_fill(now.mask == 0, 0.0)
+
+
+def _trained(now: Now, column: Tensor) -> Tensor:
+    """A port's column where the mask is 1 and 0 elsewhere."""
+    return column.masked_fill(now.mask == 0, 0.0)
 
 
 def _mean(now: Now, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -296,6 +331,12 @@ def _recorded(now: Now, name: str) -> Tensor:
         fix = 'rows that are a Rollout, or old=logprobs(policy, rows, name="old")'
         raise _absent(name, "the sampler's log-probs", fix)
     return now.sampler_logprobs
+
+
+def _behaviour(now: Now, name: str) -> Tensor:
+    _recorded(now, name)
+    assert now.behaviour is not None
+    return now.behaviour
 
 
 def _absent(name: str, what: str, fix: str) -> GraphError:

@@ -27,7 +27,7 @@ TRAIN = Operator(
         Input(
             name="rows",
             schema=Completion,
-            columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"),
+            columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "sampler_mass", "version"),
         ),
     ),
     variadic=Input(name="loss", schema=Schema),
@@ -37,6 +37,8 @@ TRAIN = Operator(
     limits={
         "lr": number(0.0, above=True, like=1e-6),
         "aggregate": choice("token_mean", "sequence_mean", "sequence_sum", "constant"),
+        "masked_rows": choice("skip", "count"),
+        "temperature": number(0.0, above=True, like=1.0, optional=True),
         "epochs": whole(1, like=1),
         "minibatches": whole(1, like=1),
         "clip_norm": number(0.0, above=True, like=1.0),
@@ -69,6 +71,8 @@ def train(
     lr: Number,
     optimizer: Literal["adamw"] | AdamW = "adamw",
     aggregate: Aggregate = "token_mean",
+    masked_rows: Literal["skip", "count"] = "skip",
+    temperature: float | None = None,
     epochs: int = 1,
     minibatches: int = 1,
     clip_norm: float = 1.0,
@@ -79,8 +83,13 @@ def train(
     """Minimise a loss over the rows of each Step: epochs * minibatches updates, one optimizer step each.
 
     aggregate: how token terms become one number: `token_mean` over the update, `sequence_mean` of token means,
-    `sequence_sum` (mean over rows of token sums), `constant` (sum / (rows * max_tokens)). start: Steps before it
-    consume rows without training. intake: which finished rows train first when rows may lag.
+    `sequence_sum` (mean over rows of token sums), `constant`: sum / (rows of a full update * max_tokens), the same
+    divisor however many rows a selection left and however short they are (Dr. GRPO, arXiv:2503.20783).
+    masked_rows: whether a row without a trained token counts in a mean over rows: `skip` as verl and OpenRLHF do it,
+    `count`, as 0, as TRL's grpo does; the constant counts them all.
+    temperature: at which the log-probs that the loss reads are computed. None is that of the rollout, as a ratio needs
+    (1 where it was greedy), and 1 for supervised losses.
+    start: Steps before it consume rows without training. intake: which finished rows train first when rows may lag.
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)
@@ -92,6 +101,8 @@ def train(
         "lr": lr,
         "optimizer": optimizer,
         "aggregate": aggregate,
+        "masked_rows": masked_rows,
+        "temperature": temperature,
         "epochs": epochs,
         "minibatches": minibatches,
         "clip_norm": clip_norm,

@@ -21,6 +21,7 @@ from dataflow.rules import (
     parameters,
     sampled,
     state,
+    trained_at,
     versions,
     vocabulary,
 )
@@ -35,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     lineage.check,  # the same rows before their groups
     groups.check,  # the rows of a prompt
     normalised.check,  # the last of the rules on data edges
+    trained_at.check,  # what training compares with what those edges carry
     state.check,  # who writes and reads, before how old it may be
     versions.check,  # lags, before the loops that they keep alive
     sampled.check,  # whose version log-probs are, before at which temperature

@@ -1,8 +1,8 @@
 """Sampled: log-probs are taken, and rows trained, at the temperature at which their tokens were sampled.
 
-Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of their own, and
-log-probs of another temperature than their ratio's. Does not own: which temperature a node gets where it is one
-generation's (a pass of the planner), whose version log-probs are (versions.py), nor vocabularies (vocabulary.py).
+Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of their own. Does not
+own: log-probs of another temperature than those that they are compared with (trained_at.py), which temperature a node
+gets (a pass of the planner), whose version log-probs are (versions.py), nor vocabularies (vocabulary.py).
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from collections.abc import Iterator
 from dataflow.errors import Fault
 from dataflow.loss import Loss, LossFunction
 from dataflow.node import Node
-from dataflow.rows import generations, physical
-from dataflow.rules.context import Context, Wire, line_of, place
-from dataflow.rules.versions import RECOMPUTED
+from dataflow.rows import generations
+from dataflow.rules.context import Context, line_of, place
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Rows of two generations without a stated temperature, ratios of two temperatures."""
+    """Rows of two generations without a stated temperature."""
     for node in context.graph.nodes:
         if node.operator.work == "forward" and "temperature" in node.params:
             yield from _joined(node)
         elif node.operator.work == "train":
             yield from _joined(node)
             yield from _constant(node)
-            for wire in context.wires[id(node)]:
-                yield from _ratio(node, wire)
 
 
 def at_sampling_temperature(function: LossFunction) -> bool:
@@ -65,29 +62,3 @@ def _constant(node: Node) -> Iterator[Fault]:
 
 def _label(node: Node) -> str:
     return repr(node.inputs["rows"].label)
-
-
-def _ratio(node: Node, wire: Wire) -> Iterator[Fault]:
-    maker = physical(wire.port).node
-    own = maker.params.get("temperature")
-    if wire.name not in RECOMPUTED or maker.operator.work != "forward" or not isinstance(own, (int, float)):
-        return
-    trained, whose = _trained_at(node)
-    if trained is None or own == trained:
-        return
-    problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={own}, and {whose} is at "
-    problem += f"{trained}: their ratio is of two distributions"
-    fix = f"leave temperature= out of {maker.name!r}, or temperature={trained}"
-    yield Fault(rule="sampled", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
-
-
-def _trained_at(node: Node) -> tuple[float | None, str]:
-    """The temperature of the log-probs that a train node computes, and whose that is; None where it is nobody's."""
-    stated = node.params.get("temperature")
-    if isinstance(stated, (int, float)):
-        return float(stated), node.name
-    makers = generations(node.inputs["rows"])
-    if len(makers) != 1:
-        return (None, "") if makers else (1.0, node.name)
-    sampled = makers[0].params.get("temperature")
-    return (float(sampled) or 1.0, repr(makers[0].name)) if isinstance(sampled, (int, float)) else (None, "")

@@ -16,7 +16,7 @@ from dataflow.rows import physical
 from dataflow.rules.context import Context, line_of, place
 from dataflow.schema import Logprobs
 
-RECOMPUTED = ("old", "proximal")
+_RECOMPUTED = ("old", "proximal")
 """Ports of losses that stand for the Model being trained, as the Step found it."""
 
 
@@ -71,7 +71,7 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
     for wire in context.wires[id(node)]:
         maker = physical(wire.port).node
         models = [s for s in maker.states.values() if isinstance(s, Model)]
-        if wire.name not in RECOMPUTED or not models:
+        if wire.name not in _RECOMPUTED or not models:
             continue
         ratio = issubclass(wire.port.schema, Logprobs)  # a critic may be held near the values of a slow copy
         if ratio and models[0].name not in trained:

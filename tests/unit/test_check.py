@@ -36,7 +36,7 @@ from operators.select import best_of, select
 from operators.train import train
 from tests import right_graphs
 from tests.right_graphs import RIGHT
-from tests.wrong_graphs import kept, numbers, rows, states, wires
+from tests.wrong_graphs import kept, numbers, rows, states, temperatures, wires
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "check"
 DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
@@ -54,7 +54,7 @@ def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
     return [f for f in made if inspect.signature(f).return_annotation == "Graph"]
 
 
-WRONG = [f for module in (wires, states, numbers, kept, rows) for f in graphs_of(module)]
+WRONG = [f for module in (wires, states, numbers, kept, rows, temperatures) for f in graphs_of(module)]
 
 
 def refusal(make: Callable[[], Graph]) -> str:

@@ -37,7 +37,7 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-from tests.right_graphs import RIGHT
+from tests.right_graphs import RIGHT, teacher_advantage
 from tests.unit.planning import CLUSTER, ask, brief, exact, make_tiny, placed, planned
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
@@ -110,7 +110,7 @@ def test_old_of_two_updates_stays() -> None:
 
 def test_old_at_another_temperature_than_the_rows_is_no_current_logprob() -> None:
     assert "old" not in [n.name for n in with_old(temperature=0.7).nodes]
-    with pytest.raises(GraphError, match="their ratio is of two distributions"):
+    with pytest.raises(GraphError, match="they are of two distributions"):
         with_old(temperature=1.0)
 
 
@@ -134,12 +134,12 @@ def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:
 
 
 def test_a_temperature_that_the_user_gave_stays() -> None:
-    rollout = sampled(temperature=0.7)
-    reference = logprobs(Model("reference", "tiny"), rollout, temperature=1.0)
-    loss = clipped_policy_loss(scored(rollout), reference=reference, beta=0.1)
+    teacher = logprobs(Model("teacher", "tiny"), sampled(temperature=0.7), temperature=1.0)
+    rollout = teacher.node.inputs["rows"]
+    loss = policy_gradient_loss(teacher_advantage(rollout, teacher))
     plan = planned(Graph("g", train(policy, rollout, loss=loss, lr=1e-3)))
     assert plan.program is not None
-    assert plan.program.node("reference").params["temperature"] == 1.0
+    assert plan.program.node("teacher").params["temperature"] == 1.0
 
 
 def test_rows_of_two_generations_have_nobodys_temperature() -> None:
@@ -183,10 +183,11 @@ def train_on_greedy(rows: Port[Rollout], reference: Port[Logprobs]) -> Node:
     return train(second, rows, loss=clipped_policy_loss(advantage, reference=reference, beta=0.1), lr=1e-3)
 
 
-def test_demonstrations_have_no_temperature() -> None:
+def test_demonstrations_are_trained_at_temperature_1() -> None:
     plan = planned(sft("tiny", "demos.jsonl"))
     assert plan.program is not None
-    assert "temperature" not in plan.program.node("train_policy").params
+    assert plan.program.node("train_policy").params["temperature"] == 1.0
+    assert plan.program.node("train_policy").params["sampler_temperature"] == 0.0
 
 
 # --- shape --------------------------------------------------------------------------------------------------------

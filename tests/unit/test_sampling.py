@@ -20,7 +20,7 @@ def drawn(how: Sampling, count: int = 4000) -> np.ndarray:
     draws = torch.from_numpy((np.arange(count) + 0.5) / count)
     shares = []
     for row in LOGITS:
-        tokens, _ = sample(row.expand(count, -1), draws, how)
+        tokens = sample(row.expand(count, -1), draws, how).tokens
         shares.append(np.bincount(tokens.numpy(), minlength=5) / count)
     return np.array(shares)
 
@@ -54,15 +54,34 @@ def test_top_p_counts_shares_of_what_top_k_left() -> None:
 def test_the_recorded_logprob_is_that_before_truncation() -> None:
     draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
     for how in (Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=2), Sampling(temperature=0.7, top_p=0.6)):
-        tokens, logprobs = sample(LOGITS, draws, how)
-        expected = torch.log_softmax(LOGITS / 0.7, -1).gather(1, tokens[:, None])[:, 0]
-        torch.testing.assert_close(logprobs, expected)
+        drawn = sample(LOGITS, draws, how)
+        expected = torch.log_softmax(LOGITS / 0.7, -1).gather(1, drawn.tokens[:, None])[:, 0]
+        torch.testing.assert_close(drawn.logprobs, expected)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.8}, {"top_k": 50}])
+def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, float]) -> None:
+    how = Sampling(temperature=0.7, **cut)  # type: ignore[arg-type]
+    shares, every = drawn(how), (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    for logits, share in zip(LOGITS, shares, strict=True):
+        found = sample(logits.expand(4000, -1), every, how)
+        assert found.mass is not None
+        assert found.mass.unique().numel() == 1
+        behaviour = (found.logprobs - found.mass).exp()
+        np.testing.assert_allclose(behaviour, share[found.tokens], atol=3e-4)
+        assert cut.get("top_k") != 50 or found.mass[0].item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_mass_is_on_record_only_where_something_may_be_cut() -> None:
+    draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
+    for how in (Sampling(), Sampling(temperature=0.5), Sampling(temperature=0.0, top_k=3, top_p=0.5)):
+        assert sample(LOGITS, draws, how).mass is None
 
 
 def test_greedy_takes_the_first_maximum_and_records_at_temperature_one() -> None:
-    tokens, logprobs = sample(LOGITS, torch.zeros(2, dtype=torch.float64), Sampling(temperature=0.0))
-    assert tokens.tolist() == [0, 3]
-    torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS, -1).amax(-1))
+    found = sample(LOGITS, torch.zeros(2, dtype=torch.float64), Sampling(temperature=0.0))
+    assert found.tokens.tolist() == [0, 3]
+    torch.testing.assert_close(found.logprobs, torch.log_softmax(LOGITS, -1).amax(-1))
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,12 +95,14 @@ def test_a_token_that_was_cut_is_never_drawn(logits: list[float], draw: float, t
     row = torch.tensor([logits], dtype=torch.float32)
     for u in (draw, 0.0, 1.0 - 2.0**-53):
         how = Sampling(top_k=top_k, top_p=top_p)
-        tokens, logprobs = sample(row, torch.tensor([u], dtype=torch.float64), how)
-        better = (row[0] > row[0, tokens[0]]).sum()
-        assert not top_k or better < top_k
-        mass = torch.softmax(row[0], -1)[row[0] > row[0, tokens[0]]].sum()
-        assert mass < top_p + 1e-6 or top_k
-        assert torch.isfinite(logprobs).all()
+        found = sample(row, torch.tensor([u], dtype=torch.float64), how)
+        better = row[0] > row[0, found.tokens[0]]
+        assert not top_k or better.sum() < top_k
+        before = torch.softmax(row[0], -1)[better].sum()
+        assert before < top_p + 1e-6 or top_k
+        assert torch.isfinite(found.logprobs).all()
+        if found.mass is not None:  # a token is at most as likely as all that were kept
+            assert found.logprobs[0] - 1e-5 <= found.mass[0] <= 0.0
 
 
 def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,17 +111,20 @@ def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
     whole = sample(logits, draws, Sampling(top_k=9))
     monkeypatch.setattr(sampling, "BLOCK", 100)
     parts = sample(logits, draws, Sampling(top_k=9))
-    assert torch.equal(whole[0], parts[0])
-    assert torch.equal(whole[1], parts[1])
+    assert torch.equal(whole.tokens, parts.tokens)
+    assert torch.equal(whole.logprobs, parts.logprobs)
+    assert whole.mass is not None
+    assert parts.mass is not None
+    assert torch.equal(whole.mass, parts.mass)
 
 
 def test_a_row_depends_on_its_own_logits_and_draw_alone() -> None:
     torch.manual_seed(0)
     logits, draws = torch.randn(40, 30), torch.rand(40, dtype=torch.float64)
-    tokens, _ = sample(logits, draws, Sampling(top_p=0.8))
+    found = sample(logits, draws, Sampling(top_p=0.8))
     order = torch.randperm(40)
-    again, _ = sample(logits[order], draws[order], Sampling(top_p=0.8))
-    assert torch.equal(tokens[order], again)
+    again = sample(logits[order], draws[order], Sampling(top_p=0.8))
+    assert torch.equal(found.tokens[order], again.tokens)
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}])

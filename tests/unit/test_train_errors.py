@@ -68,7 +68,8 @@ def test_a_loss_without_gradient_is_refused(base: str) -> None:
     ("params", "message"),
     [
         ({"aggregate": "token-mean"}, "expected aggregate to be one of token_mean"),
-        ({"aggregate": "constant"}, "divides by max_tokens, found none"),
+        ({"aggregate": "constant"}, "divides by the rows of a Step times max_tokens, found None and None"),
+        ({"masked_rows": "all"}, "expected masked_rows to be one of skip, count, found 'all'"),
         ({"optimizer": "sgd"}, "expected optimizer 'adamw'"),
         ({"loss": Loss((term(losses.VALUE, clip=None),))}, "needs a Model with head='scalar'"),
         ({"loss": Loss((term(losses.DPO, beta=0.1),)), "aggregate": "sequence_sum"}, "takes only their mean"),

@@ -1,7 +1,7 @@
 """Fill in parameters that follow from elsewhere in the graph.
 
-Owns: the temperature of log-probs and of training, and the longest completion that training
-may meet. Does not own: defaults that need no graph (operators/).
+Owns: the temperature of log-probs and of training, and how many tokens a Step may have at most, which
+a constant divisor of the loss is made of. Does not own: defaults that need no graph (operators/).
 """
 
 from __future__ import annotations
@@ -12,40 +12,67 @@ from typing import Any
 
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Reduce, Same
-from dataflow.rows import generations
+from dataflow.rows import Domains, generations
 from engine.plan.draft import Draft
 
 
 def resolve(draft: Draft) -> Draft:
-    """Give logprobs and train the temperature that their rows were sampled with, and train their `max_tokens`.
+    """Give logprobs and train the temperature of their rows, and train their `max_tokens` and the rows of a Step.
 
     A ratio of log-probs means something at one temperature only. Greedy rows (0.0), and rows that nobody sampled,
-    count as sampled at 1.0. `logprobs(temperature=...)` as the user gave it stays.
+    count as sampled at 1.0. A temperature that the user stated stays. Where rows are only imitated (supervised losses),
+    how they were sampled is no matter: that is trained at 1.0.
     """
     notes: list[str] = []
+    domains = Domains(draft.graph)
 
     def change(node: Node) -> Node:
-        found = _found(node)
-        if not found:
+        if node.operator.work == "train":
+            params, found = _of_train(node, _rows_of_step(node, domains))
+        elif node.operator.name == "logprobs" and node.params["temperature"] is None:
+            params, found = _of_logprobs(node)
+        else:
             return node
-        sampler, params = found
-        if params.get("temperature", 1.0) != 1.0:
-            notes.append(f"{node.name}: temperature {params['temperature']}, that of {sampler}")
+        notes.extend(f"{node.name}: {note}" for note in found)
         return node.changed(params=node.params | params)
 
     return replace(draft, graph=draft.graph.map(change), notes=(*draft.notes, *notes))
 
 
-def _found(node: Node) -> tuple[str, dict[str, Any]] | None:
-    """The sampler's name, and the parameters to set; None for a node that needs none."""
-    logprobs = node.operator.name == "logprobs" and node.params["temperature"] is None
-    if not logprobs and node.operator.work != "train":
-        return None
+def _of_logprobs(node: Node) -> tuple[dict[str, Any], list[str]]:
+    """The temperature of log-probs that have none stated, and what to say of it."""
     sampler = sampler_of(node.inputs["rows"])
-    if sampler is None:
-        return ("nobody", {"temperature": 1.0}) if logprobs else None
-    params = {"temperature": float(sampler.params["temperature"]) or 1.0}
-    return sampler.name, params if logprobs else params | {"max_tokens": sampler.params["max_tokens"]}
+    at = _sampled_at(sampler)
+    return {"temperature": at}, [f"temperature {at}, that of {sampler.name}"] if sampler and at != 1.0 else []
+
+
+def _of_train(node: Node, rows: int | None) -> tuple[dict[str, Any], list[str]]:
+    """What training has to know of its rows, and what to say of its temperature where that might be another one."""
+    sampler, stated, loss = sampler_of(node.inputs["rows"]), node.params["temperature"], node.params["loss"]
+    at = _sampled_at(sampler)
+    imitated = loss.supervised
+    chosen = stated if stated is not None else 1.0 if imitated else at
+    params = {"temperature": chosen, "step_rows": rows}
+    if sampler is None:  # nobody's temperature: what is recorded, if anything is, compares with nothing
+        return params | {"sampler_temperature": 0.0}, []
+    params |= {"sampler_temperature": at, "max_tokens": sampler.params["max_tokens"]}
+    if (chosen, at) == (1.0, 1.0) or any(term.function.head != "lm" for term in loss.terms):
+        return params, []
+    if chosen == at:
+        return params, [f"temperature {chosen}, that of {sampler.name}"]
+    why = "as stated" if stated is not None else "as its rows are only imitated"
+    return params, [f"temperature {chosen}, {why}; {sampler.name} sampled at {at}"]
+
+
+def _sampled_at(sampler: Node | None) -> float:
+    return 1.0 if sampler is None else float(sampler.params["temperature"]) or 1.0
+
+
+def _rows_of_step(train: Node, domains: Domains) -> int | None:
+    """Rows of a Step from which no selection has taken any; None for a source without batches."""
+    domain = domains.of_node(train)
+    batch = domain.source.params.get("batch") if domain else None
+    return batch * domain.group_size if domain and batch else None
 
 
 def sampler_of(port: Port[Any]) -> Node | None:

@@ -24,7 +24,7 @@ from dataflow.batch import Ragged
 from dataflow.randomness import uniform
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
-from operators.kernels.torch.sampling import Sampling, sample
+from operators.kernels.torch.sampling import Drawn, Sampling, sample
 
 LEAST_PREFIX = 8
 """Tokens that all prompts must share before they are kept apart: a level costs some small products a step."""
@@ -58,16 +58,19 @@ class Task:
 
 @dataclass(slots=True)
 class Written:
-    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop bool [rows]."""
+    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop bool [rows]. mass
+    float32 [rows, room] where the sampler truncates, else no numbers at all.
+    """
 
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
     length: np.ndarray
     stop: np.ndarray
+    mass: np.ndarray | None = None
 
     @staticmethod
-    def empty(rows: int) -> Written:
+    def empty(rows: int, *, truncates: bool = False) -> Written:
         """Nothing, for so many rows."""
         return Written(
             np.zeros((rows, 0), np.int32),
@@ -75,20 +78,26 @@ class Written:
             np.zeros((rows, 0), np.int32),
             np.zeros(rows, np.int32),
             np.zeros(rows, bool),
+            np.zeros((rows, 0), np.float32) if truncates else None,
         )
 
-    def append(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int) -> None:
-        """One more token for each of some rows."""
+    def append(self, rows: np.ndarray, drawn: Drawn, version: int) -> np.ndarray:
+        """One more token for each of some rows; returns these tokens."""
+        tokens = drawn.tokens.cpu().numpy()
         where = self.length[rows]
         room = self.tokens.shape[1]
         if where.max() >= room:
             more = ((0, 0), (0, max(16, room)))
             self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
             self.versions = np.pad(self.versions, more)
+            self.mass = None if self.mass is None else np.pad(self.mass, more)
         self.tokens[rows, where] = tokens
-        self.logprobs[rows, where] = logprobs
+        self.logprobs[rows, where] = drawn.logprobs.cpu().numpy()
+        if self.mass is not None and drawn.mass is not None:
+            self.mass[rows, where] = drawn.mass.cpu().numpy()
         self.versions[rows, where] = version
         self.length[rows] = where + 1
+        return tokens
 
 
 @dataclass(slots=True)
@@ -109,7 +118,7 @@ class Decoder:
         rows = len(task.prompts) * task.n
         self.module, self.task, self.device = module, task, module.device
         self.version = version
-        self.written = Written.empty(rows)
+        self.written = Written.empty(rows, truncates=task.how.truncates)
         self.counts = Counts()
         self._slots = min(task.slots, rows)
         self._lengths = task.prompts.lengths
@@ -288,8 +297,7 @@ class Decoder:
         """Sample and record one token a row; returns bool [rows], whether the row ended with it."""
         task, written = self.task, self.written
         draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
-        tokens, logprobs = (x.cpu().numpy() for x in sample(logits, draws, task.how))
-        written.append(rows, tokens, logprobs, self.version)
+        tokens = written.append(rows, sample(logits, draws, task.how), self.version)
         stop = (tokens[:, None] == task.ends).any(1)
         if task.stopped is not None:
             lengths = written.length[rows]

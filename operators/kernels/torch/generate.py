@@ -20,7 +20,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
-from dataflow.schema import Rollout
+from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.text import load_tokenizer, prompts_of, to_ragged
 from operators.kernels.torch.decode import Decoder, Task
 from operators.kernels.torch.devices import rest, rise
@@ -32,10 +32,10 @@ from operators.kernels.torch.sampling import Sampling
 class TorchGenerate:
     """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and prefixes.
 
-    Columns: those of Rollout that `node.returns` names (all where it names none). sampler_logprobs are those of the
-    whole distribution at the sampling temperature, before top-k and top-p (sampling.py). completion_ids end with the
-    eos where one was sampled, and with the token that completed a stop string; finish is `stop` for both, `length`
-    where max_tokens came first. The mask is 1 everywhere.
+    Columns: those of Rollout that `node.returns` names (all where it names none), and of TruncatedRollout where top-k
+    or top-p cut; each token has the mass of the cut that it was drawn behind. completion_ids end with the eos where one
+    was sampled, and with the token that completed a stop string; finish is `stop` for both, `length` where max_tokens
+    came first. The mask is 1 everywhere.
 
     Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger one in batches of
     at least a quarter of the slots, as they finish; and whatever has finished leaves where the chunk is interrupted.
@@ -210,8 +210,12 @@ class TorchGenerate:
             "version": lambda: column(written.versions),
             "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
         }
+        mass = written.mass
+        if mass is not None:
+            make["sampler_mass"] = lambda: column(mass)
         wanted = self._node.returns or tuple(make)
-        return Batch.make(keys.take(rows), {name: make[name]() for name in make if name in wanted}, Rollout)
+        schema = Rollout if mass is None else TruncatedRollout
+        return Batch.make(keys.take(rows), {name: make[name]() for name in make if name in wanted}, schema)
 
     def _packed(self, rows: list[np.ndarray], kind: np.dtype) -> Ragged:
         """A list column of these rows, built where it is kept: each value is moved once."""

@@ -3,8 +3,9 @@
 Owns: the denominators, counted once over a whole update before its first backward, and the
 sums of metrics. Does not own: any formula, nor the backward pass.
 
-Only rows with at least one trained token count: a row without any says nothing. A mask that a
-loss makes for itself changes its terms, never the denominator.
+A row without a trained token says nothing: it leaves a mean over rows (verl, OpenRLHF), or counts
+in it as 0 (TRL), as `masked_rows` says. A mask that a loss makes for itself changes its terms, never
+the denominator.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataflow.errors import KernelError
 from dataflow.loss import LossScope, Now, Terms
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum", "constant")
+MASKED_ROWS = ("skip", "count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,24 +44,32 @@ class Weights:
 
 
 def count_weights(
-    trained: np.ndarray, groups: np.ndarray, chosen: np.ndarray, *, aggregate: str, max_tokens: int | None
+    trained: np.ndarray,
+    groups: np.ndarray,
+    chosen: np.ndarray,
+    *,
+    aggregate: str,
+    masked_rows: str = "skip",
+    constant: float = 1.0,
 ) -> Weights:
     """Count the denominators of one update.
 
     trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]; chosen: the update's rows.
+    masked_rows: `skip` or `count` those without a trained token. constant: what aggregate="constant" divides by.
     """
     live = np.zeros(len(trained), dtype=bool)
     live[chosen] = trained[chosen] > 0
-    rows, total = int(live.sum()), int(trained[live].sum())
-    ones = live / max(1, rows)
+    total = int(trained[live].sum())
+    counted = live if masked_rows == "skip" else np.isin(np.arange(len(trained)), chosen)
+    ones = live / max(1, int(counted.sum()))
     by_token = {
         "token_mean": live / max(1, total),
         "sequence_mean": ones / np.maximum(1, trained),
         "sequence_sum": ones,
-        "constant": ones / (max_tokens or 1),
+        "constant": live / constant,
     }[aggregate]
-    live_groups = len(np.unique(groups[live]))
-    return Weights(token=by_token, row=ones, group=1.0 / max(1, live_groups), live=live, tokens=total)
+    counted_groups = len(np.unique(groups[counted]))
+    return Weights(token=by_token, row=ones, group=1.0 / max(1, counted_groups), live=live, tokens=total)
 
 
 def reduced(terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:

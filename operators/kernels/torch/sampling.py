@@ -1,7 +1,8 @@
 """From logits to tokens, by inverse transform of one uniform draw a row.
 
 Owns: temperature, top-k, top-p and the log-probabilities that go on record. Does not own: the
-draws (dataflow.randomness), nor when a row ends (decode.py).
+draws (dataflow.randomness), nor when a row ends (decode.py), nor what the numbers on record
+mean (Rollout in dataflow/schema.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dataflow.errors import KernelError
+from operators.generate import truncates
 
 BLOCK = 1 << 23
 """Numbers of one block of rows: bounds the float64 sums where the vocabulary is large."""
@@ -31,33 +33,56 @@ class Sampling:
                 f"expected temperature >= 0, 0 < top_p <= 1 and top_k >= 0, found {self}. Fix: as it says."
             )
 
+    @property
+    def truncates(self) -> bool:
+        """Whether it draws from a part of the distribution, so that the mass of that part goes on record."""
+        return truncates(self.temperature, self.top_p, self.top_k)
 
-def sample(logits: Tensor, draws: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
-    """One token a row, and its log-probability.
 
-    logits [rows, vocabulary], draws float64 [rows] in [0, 1) -> tokens int64 [rows], log-probabilities float32 [rows].
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawn:
+    """Of each row: its token int64, log-probability float32, and where the sampler truncates the mass float32, the log
+    of the probability that top-k and top-p kept.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    mass: Tensor | None = None
+
+
+def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
+    """One token a row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
+
     The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before top-k and top-p cut
-    it, as TRL and verl record it; for temperature 0 it is that at temperature 1. A row depends on its own logits and
-    draw alone.
+    it; for temperature 0 it is that at temperature 1. Less the mass it is that of the distribution drawn from, which is
+    what TRL and verl have on record. A row depends on its own logits and draw alone.
     """
     if logits.shape[0] * logits.shape[1] > BLOCK and logits.shape[0] > 1:
         size = max(1, BLOCK // logits.shape[1])
         parts = [sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        masses = [p.mass for p in parts if p.mass is not None]
+        return Drawn(
+            tokens=torch.cat([p.tokens for p in parts]),
+            logprobs=torch.cat([p.logprobs for p in parts]),
+            mass=torch.cat(masses) if masses else None,
+        )
     scores = logits.float()
     if how.temperature not in (0.0, 1.0):
         scores = scores / how.temperature
     logprobs = torch.log_softmax(scores, -1)
+    mass = None
     if how.temperature == 0.0:
         tokens = scores.argmax(-1)
     else:
-        tokens = _inverse(_truncated(scores, logprobs.exp(), how), draws)
-    return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        sums = _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
+        tokens = _inverse(sums, draws)
+        if how.truncates:  # the whole is 1 to float32's digits, which are those of logprobs
+            mass = sums[:, -1].clamp(max=1.0).log().float()
+    return Drawn(tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass)
 
 
-def _inverse(weights: Tensor, draws: Tensor) -> Tensor:
+def _inverse(sums: Tensor, draws: Tensor) -> Tensor:
     """The first token whose cumulated weight exceeds draw * total; so never one of weight 0."""
-    sums = weights.cumsum(-1, dtype=torch.float64)
     total = sums[:, -1]
     # draw * total may round up to total, which no cumulated weight exceeds.
     target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -35,7 +35,7 @@ class StepRows:
     groups int64 [rows]: a number for each key.position; prompt_groups: for each position and prompt. trained int64
     [rows]: how many tokens of a row have mask 1.
 
-    mask float32, sampler_logprobs and version [tokens of the Step]; ports by (label, port).
+    mask float32, sampler_logprobs, sampler_mass and version [tokens of the Step]; ports by (label, port).
     """
 
     keys: Keys
@@ -46,6 +46,7 @@ class StepRows:
     trained: np.ndarray
     mask: np.ndarray
     sampler_logprobs: np.ndarray | None
+    sampler_mass: np.ndarray | None
     version: np.ndarray | None
     ports: Mapping[tuple[str, str], Port]
 
@@ -56,7 +57,7 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
     completions = rows.ragged("completion_ids")
     known = {
         name: aligned(rows, name, completions.offsets, f"{node}.rows")
-        for name in ("completion_mask", "sampler_logprobs", "version")
+        for name in ("completion_mask", "sampler_logprobs", "sampler_mass", "version")
         if name in rows.names
     }
     mask = known["completion_mask"].astype(np.float32)
@@ -70,6 +71,7 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
         trained=np.bincount(completions.segments(), weights=mask, minlength=len(rows)).astype(np.int64),
         mask=mask,
         sampler_logprobs=known.get("sampler_logprobs"),
+        sampler_mass=known.get("sampler_mass"),
         version=known.get("version"),
         ports={
             (term.label, port.name): _port(assignment.inputs[f"{term.label}.{port.name}"], term, port.name, completions)
@@ -113,6 +115,7 @@ def now_of(rows: StepRows, packed: Packed, step: int, device: torch.device) -> N
         groups=len(numbers),
         step=step,
         sampler_logprobs=_maybe(rows.sampler_logprobs, packed, device),
+        sampler_mass=_maybe(rows.sampler_mass, packed, device),
         version=_maybe(rows.version, packed, device),
     )
 

@@ -35,7 +35,7 @@ from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
-from operators.kernels.torch.reduce import AGGREGATES, Sums, Weights, bad_row, count_weights, reduced
+from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS, Sums, Weights, bad_row, count_weights, reduced
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
@@ -55,12 +55,20 @@ class _Settings:
     loss: Loss
     lr: float | Schedule
     aggregate: str = "token_mean"
+    masked_rows: str = "skip"
     epochs: int = 1
     minibatches: int = 1
     clip_norm: float | None = 1.0
     start: int = 0
     temperature: float | None = None
+    sampler_temperature: float | None = None
     max_tokens: int | None = None
+    step_rows: int | None = None
+
+    @property
+    def constant(self) -> float:
+        """The divisor of aggregate="constant": as many tokens as the rows of a full update may have."""
+        return (self.step_rows or 1) / self.minibatches * (self.max_tokens or 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,10 +91,12 @@ class _Update:
 class TorchTrain:
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
-    params beside those of `train`: temperature, of the rollout whose log-probs are compared (None or 0.0 is 1.0);
-    max_tokens, the divisor of aggregate="constant". Metrics: optim/lr, optim/grad_norm (mean over updates),
-    optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens (trained tokens, each
-    epoch's counted), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the formulas.
+    params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the same; 0.0: nobody's;
+    at another one there is no policy/mismatch_kl); max_tokens and step_rows, the longest answer and the rows of a full
+    Step, whose product divides aggregate="constant". temperature None or 0.0 is 1.0. Metrics: optim/lr, optim/grad_norm
+    (mean over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens
+    (trained tokens, each epoch's counted), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the
+    formulas.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -104,6 +114,7 @@ class TorchTrain:
             )
         self._budget = layout.tokens
         self._temperature = float(self._settings.temperature or 1.0)
+        self._as_sampled = self._settings.sampler_temperature in (None, self._temperature)
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
@@ -143,9 +154,16 @@ class TorchTrain:
             node=self._name,
             step=assignment.step,
         )
-        aggregate, longest = self._settings.aggregate, self._settings.max_tokens
+        settings = self._settings
         for number, minibatch in enumerate(drawn):
-            weights = count_weights(trained, groups, minibatch, aggregate=aggregate, max_tokens=longest)
+            weights = count_weights(
+                trained,
+                groups,
+                minibatch,
+                aggregate=settings.aggregate,
+                masked_rows=settings.masked_rows,
+                constant=settings.constant,
+            )
             picked, keys = np.flatnonzero(np.isin(mine, minibatch)), whole.take(minibatch)
             yield _Update(rows, picked, keys, assignment.step, lr, number == 0, weights.of(mine), sums)
 
@@ -193,7 +211,9 @@ class TorchTrain:
         """Forward, loss and backward of one micro-batch."""
         now = now_of(update.rows, packed, update.step, self._device)
         said, now.entropy = self._ask(update.rows.completions, packed)
-        now.values, now.logprobs = (said, None) if self._model.head == "scalar" else (None, said)
+        # Whatever a formula makes of a token with mask 0, no gradient of it comes through, not even 0 * infinity.
+        own = said.where(now.mask > 0, said.detach())
+        now.values, now.logprobs = (own, None) if self._model.head == "scalar" else (None, own)
         with ExitStack() as where_it_fails:
             where_it_fails.callback(turns.through, said)
             total = self._total(update, packed, now)
@@ -210,7 +230,7 @@ class TorchTrain:
 
     def _total(self, update: _Update, packed: Packed, now: Now) -> Tensor:
         """The loss of one micro-batch."""
-        if update.first:
+        if update.first and self._as_sampled:
             _mismatch(now, update.sums)
         total = torch.zeros((), device=self._device)
         for term in self._settings.loss.terms:
@@ -356,7 +376,7 @@ def _mismatch(now: Now, sums: Sums) -> None:
     if now.logprobs is None or now.sampler_logprobs is None:
         return
     d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(now.mask == 0, 0.0)
-    sums.add("policy/mismatch_kl", (d.exp() - 1.0 - d).sum(), now.mask.sum())
+    sums.add("policy/mismatch_kl", (d.expm1() - d).sum(), now.mask.sum())
 
 
 def _require(node: str, settings: _Settings, model: Model) -> None:
@@ -366,9 +386,15 @@ def _require(node: str, settings: _Settings, model: Model) -> None:
             f"{node}: expected aggregate to be one of {', '.join(AGGREGATES)}, found {settings.aggregate!r}. "
             "Fix: aggregate='token_mean'."
         )
-    if settings.aggregate == "constant" and not settings.max_tokens:
+    if settings.masked_rows not in MASKED_ROWS:
         raise KernelError(
-            f"{node}: aggregate='constant' divides by max_tokens, found none. Fix: rows of a generate(max_tokens=...)."
+            f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found {settings.masked_rows!r}. "
+            "Fix: masked_rows='skip'."
+        )
+    if settings.aggregate == "constant" and not (settings.max_tokens and settings.step_rows):
+        raise KernelError(
+            f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens, found "
+            f"{settings.step_rows} and {settings.max_tokens}. Fix: rows of a generate(max_tokens=...)."
         )
     for term in settings.loss.terms:
         if term.function.head != model.head:

@@ -1,0 +1,94 @@
+"""Trained at: log-probs that a loss compares are of one temperature.
+
+Owns: the temperature at which a train node computes log-probs, against those that it compares them with: the sampler's
+recorded ones, and those of `logprobs`. Does not own: which temperature a node gets where none is stated (a pass of the
+planner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dataflow.errors import Fault
+from dataflow.loss import Loss, LossTerm
+from dataflow.node import Node, Port
+from dataflow.rows import generations, physical
+from dataflow.rules.context import Context, Wire, line_of
+from dataflow.schema import Logprobs
+
+
+def check(context: Context) -> Iterator[Fault]:
+    """Ratios and divergences of two temperatures."""
+    for node in context.graph.nodes:
+        loss = node.params.get("loss")
+        if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
+            continue
+        trained = _trained(node, loss)
+        if trained is None:
+            continue
+        for term in loss.terms:
+            yield from _recorded(node, term, trained)
+        for wire in context.wires[id(node)]:
+            yield from _compared(node, wire, trained)
+
+
+def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
+    """A loss that falls back to the sampler's log-probs."""
+    if not term.function.recorded or f"{term.label}.old" in node.inputs:
+        return
+    for maker in generations(node.inputs["rows"]):
+        at = _at(maker.params.get("temperature"))
+        if at is not None and at != trained:
+            problem = f"compares with the log-probs of {maker.name!r} ({line_of(maker, node.origin)}), recorded at "
+            problem += f"temperature={at}, and {node.name} is at {trained}: their ratio is of two distributions"
+            fix = f"leave temperature= out of {node.name!r}, or temperature={at}"
+            yield Fault(rule="trained_at", where=term.function.name, problem=problem, fix=fix, origin=node.origin)
+            return
+
+
+def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
+    """A port of log-probs that an operator of ours computed."""
+    if not issubclass(wire.input.schema, Logprobs):
+        return
+    maker = physical(wire.port).node
+    if maker.operator.work != "forward" or "temperature" not in maker.params:
+        return
+    at = _logprobs_at(maker)
+    if at is None or at == trained:
+        return
+    problem = (
+        f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}, and {node.name} is at "
+    )
+    problem += f"{trained}: they are of two distributions"
+    stated = maker.params["temperature"] is not None
+    one, other = (maker.name, trained) if stated else (node.name, at)
+    fix = f"leave temperature= out of {one!r}, or temperature={other}"
+    yield Fault(rule="trained_at", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+
+
+def _trained(node: Node, loss: Loss) -> float | None:
+    """The temperature of training; None where it is nobody's, or no number (other rules say so)."""
+    stated = node.params.get("temperature")
+    if stated is not None:
+        return _at(stated)
+    return 1.0 if loss.supervised else _sampled(node.inputs["rows"])
+
+
+def _logprobs_at(maker: Node) -> float | None:
+    stated = maker.params["temperature"]
+    return _at(stated) if stated is not None else _sampled(maker.inputs["rows"])
+
+
+def _sampled(rows: Port[Any]) -> float | None:
+    """That of the one generation that wrote the tokens of these rows; 1 where a source did."""
+    found = generations(rows)
+    if not found:
+        return 1.0
+    return _at(found[0].params.get("temperature")) if len(found) == 1 else None
+
+
+def _at(temperature: Any) -> float | None:
+    """Greedy rows have log-probs of temperature 1 on record."""
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    return float(temperature) or 1.0 if number else None

@@ -1,0 +1,225 @@
+"""A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW; and what our kernels did.
+
+Owns: the other side of the comparison, written out without anything of the engine or the operators, and the watch on
+our train kernel. Does not own: the graphs, nor which of their numbers are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_rows import padded_logits, plain
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from dataflow.batch import Batch
+from operators.kernels.torch import train as train_kernel
+from operators.kernels.torch.optimizer import Optimizer
+from operators.kernels.torch.train import TorchTrain
+
+EPS = 1e-3
+"""Of Adam: large, so that a gradient's last digits stay last digits of the update."""
+
+
+@dataclass(slots=True)
+class Update:
+    """One update of ours: each row's summed token losses (or its group's loss, on the group's first row), and the
+    gradient before it is clipped.
+    """
+
+    by_row: dict[int, float]
+    gradient: dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class Step:
+    """One Step of one train node of ours."""
+
+    node: str
+    inputs: Mapping[str, Batch]
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def rows(self) -> Batch:
+        return self.inputs["rows"]
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """All Steps that train kernels of this process make from now on."""
+    steps: list[Step] = []
+    by_row: dict[int, float] = {}
+    step, reduced, optimize = TorchTrain.step, train_kernel.reduced, Optimizer.step
+
+    def note_step(self: Any, assignment: Any) -> Any:
+        steps.append(Step(self._name, assignment.inputs))
+        return step(self, assignment)
+
+    def note_terms(terms: Any, scope: str, name: str, now: Any, weights: Any, rows: np.ndarray) -> Tensor:
+        loss = terms.loss.detach()
+        sums = now.row_sum(loss) if scope == "token" else loss
+        first = [int(torch.nonzero(now.row_group == g)[0, 0]) for g in range(now.groups)] if scope == "group" else rows
+        at = rows[first] if scope == "group" else rows
+        by_row.update(zip(at.tolist(), sums.tolist(), strict=True))
+        return reduced(terms, scope, name, now, weights, rows)  # type: ignore[arg-type]
+
+    def note_update(self: Any, lr: float, norm: Tensor) -> None:
+        pairs = zip(self._names, self._weights, strict=True)
+        gradient = {name: p.grad.clone() for name, p in pairs if p.grad is not None}
+        steps[-1].updates.append(Update(dict(by_row), gradient))
+        by_row.clear()
+        optimize(self, lr, norm)
+
+    monkeypatch.setattr(TorchTrain, "step", note_step)
+    monkeypatch.setattr(train_kernel, "reduced", note_terms)
+    monkeypatch.setattr(Optimizer, "step", note_update)
+    return steps
+
+
+class Learner:
+    """A module with its optimizer, and each version that it has had."""
+
+    def __init__(self, module: nn.Module, lr: float) -> None:
+        self.module = module
+        self.adam = torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.99), eps=EPS, weight_decay=0.0)
+        self.versions = [{name: p.detach().clone() for name, p in module.named_parameters()}]
+
+    def update(self, loss: Tensor, ours: Update, by_row: Mapping[int, float]) -> None:
+        """One update with this loss; its parts by row, and its gradient, have to be those of ours."""
+        for row, wanted in by_row.items():
+            assert ours.by_row[row] == pytest.approx(wanted, rel=1e-4, abs=2e-5), f"loss of row {row}"
+        self.adam.zero_grad()
+        loss.backward()
+        grads = {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+        largest = max(float(g.abs().max()) for g in grads.values())
+        assert largest > 1e-6, "nothing to learn: this compares nothing"
+        for name, wanted in grads.items():
+            off = float((ours.gradient[name] - wanted).abs().max())
+            assert off < 2e-4 * largest + 1e-7, f"gradient of {name}: off by {off} of {largest}"
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.adam.step()
+
+    def end_step(self) -> None:
+        """This version is what the next Step begins with."""
+        self.versions.append({name: p.detach().clone() for name, p in self.module.named_parameters()})
+
+    def at(self, version: int) -> nn.Module:
+        """A copy with the weights of a version."""
+        import copy
+
+        other = copy.deepcopy(self.module)
+        other.load_state_dict(self.versions[version], strict=False)
+        return other
+
+
+def policy(base: str, lr: float) -> Learner:
+    return Learner(plain(base), lr)
+
+
+def critic(base: str, lr: float) -> Learner:
+    """The base's backbone with a head of zeros, from which a critic without one of its own begins."""
+    module = AutoModelForTokenClassification.from_pretrained(base, num_labels=1, attn_implementation="eager").eval()
+    nn.init.zeros_(module.score.weight)
+    nn.init.zeros_(module.score.bias)
+    return Learner(module, lr)
+
+
+# --- what models say, row by row ------------------------------------------------------------------------------------
+
+
+def ids_of(rows: Batch, row: int) -> Tensor:
+    return torch.from_numpy(rows.ragged("completion_ids")[row].astype(np.int64))
+
+
+def logprobs(module: nn.Module, rows: Batch, temperature: float = 1.0) -> list[Tensor]:
+    """Of each row's completion tokens."""
+    logits = padded_logits(module, rows)
+    return [(x / temperature).log_softmax(-1)[range(len(x)), ids_of(rows, i)] for i, x in enumerate(logits)]
+
+
+def cut_logprobs(
+    module: nn.Module, rows: Batch, temperature: float, top_p: float, wanted: Sequence[Tensor]
+) -> list[Tensor]:
+    """Of each row's wanted completion tokens among those that top-p keeps, token by token; 0 for the others."""
+    found = []
+    for i, logits in enumerate(padded_logits(module, rows)):
+        chances, ids, one = (logits / temperature).double().softmax(-1), ids_of(rows, i), torch.zeros(len(logits))
+        for t in torch.nonzero(wanted[i]).flatten().tolist():
+            order = chances[t].argsort(descending=True)
+            before = chances[t][order].cumsum(0) - chances[t][order]
+            kept = order[before < top_p]
+            assert ids[t] in kept, "a token that top-p had cut off"
+            one[t] = (chances[t][ids[t]] / chances[t][kept].sum()).log()
+        found.append(one)
+    return found
+
+
+def values(module: nn.Module, rows: Batch) -> list[Tensor]:
+    """Before each of a row's completion tokens."""
+    return [x[:, 0] for x in padded_logits(module, rows)]
+
+
+def rewards(base: str, rows: Batch, fn: Callable[..., Sequence[float | None]]) -> list[float]:
+    """What the user's function says of the rows' texts."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    texts = [tokenizer.decode(ids_of(rows, i).tolist(), skip_special_tokens=True) for i in range(len(rows))]
+    return [float(x or 0.0) for x in fn(completions=texts)]
+
+
+def groups(rows: Batch) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for row, position in enumerate(rows.keys.position.tolist()):
+        found.setdefault(position, []).append(row)
+    return list(found.values())
+
+
+def column(step: Step, key: str, name: str) -> list[Tensor]:
+    """One of our columns, by row."""
+    ragged = step.inputs[key].ragged(name)
+    return [torch.from_numpy(ragged[i].copy()) for i in range(len(ragged))]
+
+
+def same(ours: Sequence[Tensor], wanted: Sequence[Tensor], what: str, atol: float = 2e-5) -> None:
+    """Row by row, token by token."""
+    for row, (a, b) in enumerate(zip(ours, wanted, strict=True)):
+        torch.testing.assert_close(
+            a, b.detach().float(), rtol=1e-4, atol=atol, msg=lambda m, r=row: f"{what} of row {r}: {m}"
+        )
+
+
+# --- formulas -------------------------------------------------------------------------------------------------------
+
+
+def surrogate(now: Sequence[Tensor], old: Sequence[Tensor], gain: Sequence[Tensor]) -> list[Tensor]:
+    """PPO's clipped loss of each token."""
+    found = []
+    for a, b, g in zip(now, old, gain, strict=True):
+        ratio = (a - b.detach()).exp()
+        found.append(-torch.minimum(ratio * g, ratio.clamp(0.8, 1.2) * g))
+    return found
+
+
+def spread(numbers: Sequence[float], rows: Batch) -> list[Tensor]:
+    """A row's number on each of its tokens."""
+    return [torch.full((len(ids_of(rows, i)),), x) for i, x in enumerate(numbers)]
+
+
+def generalised(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
+    """arXiv:1506.02438, equation 16, backwards."""
+    found, after, running = torch.zeros_like(reward), 0.0, 0.0
+    for t in reversed(range(len(reward))):
+        running = float(reward[t]) + gamma * after - float(value[t]) + gamma * lam * running
+        found[t], after = running, float(value[t])
+    return found
+
+
+def by_row(parts: Sequence[Tensor]) -> dict[int, float]:
+    return {row: float(part.detach().sum()) for row, part in enumerate(parts)}
+
+
+def token_mean(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)).mean()

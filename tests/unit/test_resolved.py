@@ -1,0 +1,114 @@
+"""What the plan fills in for training: temperatures, divisors, and the columns that the sampler's cut adds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow.graph import Graph
+from dataflow.loss import Loss, Now, Terms, loss
+from dataflow.model import Model
+from dataflow.node import Port
+from dataflow.schema import Advantage, Rollout, TruncatedRollout
+from dataflow.snapshot import from_json, to_json
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, entropy_loss, policy_gradient_loss, supervised_loss
+from operators.reward import reward
+from operators.select import best_of, select
+from operators.train import train
+from tests.unit.planning import exact, make_tiny, planned
+
+policy = Model("policy", "tiny", trainable=True)
+
+
+@pytest.fixture(autouse=True)
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model directory named `tiny` in the working directory."""
+    make_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def sampled(**how: Any) -> Port[Rollout]:
+    return generate(policy, prompts("train.parquet", batch=64), n=8, max_tokens=32, name="rollout", **how)
+
+
+def scored(rollout: Port[Rollout]) -> Port[Advantage]:
+    return group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
+
+
+def trained_at(loss: Loss, *, sampled_at: float, temperature: float | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of a train node on the rows `sampled`, and what is noted of its temperature."""
+    rollout = sampled(temperature=sampled_at)
+    best = select(rollout, where=best_of(reward(exact, rollout, name="score")))
+    plan = planned(Graph("g", train(policy, best, loss=loss, temperature=temperature, lr=1e-3)))
+    assert plan.program is not None
+    notes = [n for n in plan.notes if n.startswith("train_policy: temperature")]
+    return dict(plan.program.node("train_policy").params), notes
+
+
+@pytest.mark.parametrize(
+    "loss", [supervised_loss(), supervised_loss() + 0.01 * entropy_loss(), 2.0 * supervised_loss()]
+)
+def test_the_best_of_several_are_imitated_at_temperature_1_however_they_were_sampled(loss: Loss) -> None:
+    params, notes = trained_at(loss, sampled_at=0.3)
+    assert (params["temperature"], params["sampler_temperature"]) == (1.0, 0.3)
+    assert notes == ["train_policy: temperature 1.0, as its rows are only imitated; rollout sampled at 0.3"]
+
+
+def test_a_stated_temperature_of_training_is_taken_and_shown() -> None:
+    params, notes = trained_at(supervised_loss(), sampled_at=0.3, temperature=0.3)
+    assert params["temperature"] == params["sampler_temperature"] == 0.3
+    assert notes == ["train_policy: temperature 0.3, that of rollout"]
+    assert trained_at(supervised_loss(), sampled_at=1.0)[1] == []
+
+
+@loss(supervised=True)
+def imitation(now: Now) -> Terms:
+    assert now.logprobs is not None
+    return Terms(-now.logprobs)
+
+
+@loss()
+def pull(now: Now) -> Terms:
+    assert now.logprobs is not None
+    return Terms(-now.logprobs)
+
+
+def test_a_users_loss_is_at_the_temperature_of_the_rollout_unless_it_says_that_it_imitates() -> None:
+    assert trained_at(imitation(), sampled_at=0.3)[0]["temperature"] == 1.0
+    assert trained_at(pull(), sampled_at=0.3)[0]["temperature"] == 0.3
+
+
+def test_a_policy_loss_beside_a_supervised_one_keeps_the_rollouts_temperature() -> None:
+    rollout = sampled(temperature=0.3)
+    both = policy_gradient_loss(scored(rollout)) + supervised_loss()
+    plan = planned(Graph("g", train(policy, rollout, loss=both, lr=1e-3)))
+    assert plan.program is not None
+    assert plan.program.node("train_policy").params["temperature"] == 0.3
+
+
+def test_a_constant_divisor_counts_the_rows_of_a_step_before_any_selection() -> None:
+    assert trained_at(supervised_loss(), sampled_at=1.0)[0]["step_rows"] == 64 * 8
+
+
+def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_and_nowhere_else() -> None:
+    greedy = {"top_p": 0.9, "temperature": 0.0}
+    for cut, there in (({"top_p": 0.9}, True), ({"top_k": 5}, True), ({}, False), (greedy, False)):
+        rollout = sampled(**cut)
+        assert rollout.schema is (TruncatedRollout if there else Rollout)
+        plan = planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3)))
+        assert ("sampler_mass" in plan.node("rollout").returns) is there
+        rows = next(i for i in plan.node("train_policy").inputs if i.name == "rows")
+        assert ("sampler_mass" in next(f.columns for f in rows.fetches if f.producer == "rollout")) is there
+
+
+def test_a_graph_that_cuts_is_the_same_graph_when_it_is_read_again() -> None:
+    rollout = sampled(top_p=0.9)
+    graph = Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3))
+    again = from_json(to_json(graph))
+    assert again == graph
+    assert again.port("rollout", Rollout).schema is TruncatedRollout

@@ -1,0 +1,103 @@
+"""The mass that top-k and top-p kept: of every token, through interruptions, and what the columns say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch_models import FakeSession, prompt_chunk, save_tiny
+from torch_rows import padded_logits, plain
+
+from dataflow.batch import Batch
+from dataflow.kernel import KernelNode, Layout
+from dataflow.model import Model
+from dataflow.schema import Rollout, TruncatedRollout
+from engine.channels.frames import put_together, taken_apart
+from operators.kernels.torch.generate import TorchGenerate
+from operators.kernels.torch.models import pieces
+
+PROMPTS = ["Reverse this: abc", "add 1 2", "Reverse this: x", "q"] * 3
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("mass")
+    return save_tiny(folder / "first", layers=1), save_tiny(folder / "second", layers=1, seed=1)
+
+
+def opened(base: str, slots: int = 8, **params: Any) -> TorchGenerate:
+    kernel = TorchGenerate()
+    given = {"n": 3, "max_tokens": 20, "temperature": 0.9, "stop": ("a", "X", "7")} | params
+    node = KernelNode(name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given)
+    kernel.open(node, Layout(slots=slots), FakeSession())
+    return kernel
+
+
+def masses(base: str, rows: Batch, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """Log of what top-k, then top-p, keep of each token's distribution, by a full forward of transformers."""
+    found: list[float] = []
+    with torch.no_grad():
+        logits = torch.cat(padded_logits(plain(base), rows))
+    for distribution in (logits / temperature).double().softmax(-1):
+        best = distribution.sort(descending=True).values[: top_k or None]
+        share = best / best.sum()
+        found.append(float(best[share.cumsum(0) - share < top_p].sum().log()))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])
+def test_each_token_has_the_mass_of_the_cut_that_it_was_drawn_behind(
+    bases: tuple[str, str], cut: dict[str, Any]
+) -> None:
+    kernel = opened(bases[0], slots=5, **cut)
+    running = kernel.run(prompt_chunk(PROMPTS))
+    first = [next(running) for _ in range(2)]
+    kernel.load(pieces(opened(bases[1])._module), 3)
+    rows = Batch.concat(first + list(running))
+    versions = rows.ragged("version")
+    assert any(len(set(versions[i])) == 2 for i in range(len(rows))), "no row was interrupted"
+    expected = [masses(base, rows, 0.9, cut.get("top_k", 0), cut.get("top_p", 1.0)) for base in bases]
+    mass = rows.ragged("sampler_mass")
+    np.testing.assert_array_equal(mass.offsets, versions.offsets)
+    np.testing.assert_allclose(mass.values, np.where(versions.values == 0, *expected), atol=1e-4)
+    assert mass.values.min() < -0.01
+
+
+def test_nothing_is_recorded_or_paid_for_where_nothing_is_cut(bases: tuple[str, str]) -> None:
+    for params in ({}, {"temperature": 0.0, "top_k": 3}, {"top_p": 1.0, "top_k": 0}):
+        (rows,) = list(opened(bases[0], slots=64, **params).run(prompt_chunk(PROMPTS[:2])))
+        assert "sampler_mass" not in rows.names
+
+
+def test_the_cut_changes_neither_tokens_nor_logprobs_of_a_sampler_that_cuts_nothing(bases: tuple[str, str]) -> None:
+    (whole,) = list(opened(bases[0], slots=64).run(prompt_chunk(PROMPTS[:2])))
+    (cut,) = list(opened(bases[0], slots=64, top_k=10_000).run(prompt_chunk(PROMPTS[:2])))
+    for name in whole.names:
+        assert whole.array(name).equals(cut.array(name)), name
+    np.testing.assert_allclose(cut.ragged("sampler_mass").values, 0.0, atol=1e-6)
+
+
+def test_what_recorded_logprobs_are_of_travels_with_them(bases: tuple[str, str]) -> None:
+    (rows,) = list(opened(bases[0], slots=64, top_p=0.5).run(prompt_chunk(PROMPTS[:2])))
+    said = {
+        name: {b"distribution": TruncatedRollout.columns[name].distribution.encode()}
+        for name in ("sampler_logprobs", "sampler_mass")
+    }
+    assert b"before top-k and top-p" in said["sampler_logprobs"][b"distribution"]
+    framed = taken_apart(rows.records)
+    sent = put_together(framed.forms, framed.rows, framed.nodes, framed.buffers)
+    for records in (
+        rows.records,
+        rows.with_keys(),
+        Batch.concat([rows, rows]).records,
+        rows.take(np.array([1])).records,
+        sent,
+    ):
+        for name, wanted in said.items():
+            assert records.schema.field(name).metadata == wanted
+    assert rows.records.schema.field("version").metadata is None
+    assert issubclass(TruncatedRollout, Rollout)
+    assert isinstance(sent, pa.RecordBatch)
