@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVarTuple
 
-from dataflow.errors import Fault, GraphError, Origin
+from dataflow.errors import Fault, GraphError, Origin, nearest
 
 Ts = TypeVarTuple("Ts")
 
@@ -50,12 +50,20 @@ class Model:
             raise GraphError(Fault(rule="state", where=f"Model {self.name!r}", problem=problem, fix=fix))
 
 
+_HEADS, _DTYPES = ("lm", "scalar"), ("float32", "bfloat16")
+
+
 def _model_fault(model: Model) -> tuple[str, str]:
     if not isinstance(model.base, str) or not model.base:
         return (
             f"expected a model directory or name as its base, found {model.base!r}",
             'Model("policy", "path/to/model")',
         )
+    for field_, known in (("head", _HEADS), ("dtype", _DTYPES)):
+        found = getattr(model, field_)
+        if not isinstance(found, str) or found not in known:
+            near = nearest(str(found), known) or known[0]
+            return f"expected {field_} to be {' or '.join(map(repr, known))}, found {found!r:.60}", f"{field_}={near!r}"
     if model.follows is not None and model.trainable:
         return (
             "a follower is written by its leader, and trainable=True gives it a second writer",
