@@ -10,6 +10,7 @@ Step t.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVarTuple
 
@@ -47,7 +48,16 @@ class Model:
     def __post_init__(self) -> None:
         problem, fix = _model_fault(self)
         if problem:
-            raise GraphError(Fault(rule="state", where=f"Model {self.name!r}", problem=problem, fix=fix))
+            origin = self.origin or _caller()
+            raise GraphError(Fault(rule="state", where=f"Model {self.name!r}", problem=problem, fix=fix, origin=origin))
+
+
+def _caller() -> Origin:
+    """The line that makes a Model: what a dataclass generates has no file of its own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, "<string>"):
+        frame = frame.f_back
+    return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
 
 
 _HEADS, _DTYPES = ("lm", "scalar"), ("float32", "bfloat16")

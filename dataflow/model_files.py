@@ -180,7 +180,9 @@ def _checked(path: Path, name: str, entry: Any) -> int:
     except (TypeError, KeyError, ValueError):
         right = False
     if not right:
-        raise DataError(f"{path}: expected a type, a shape and a place for {name!r}, found {entry!r:.80}. Fix: {AGAIN}.")
+        raise DataError(
+            f"{path}: expected a type, a shape and a place for {name!r}, found {entry!r:.80}. Fix: {AGAIN}."
+        )
     return end
 
 

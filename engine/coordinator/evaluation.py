@@ -64,6 +64,10 @@ class EvaluationRound:
         """A chunk is done; returns a row that never came, if any."""
         return self._lanes[chunk.node.source].closed(chunk.node, chunk.keys)
 
+    def drop(self, node: PlannedNode, key: Key) -> None:
+        """A node's own policy gave a row up: its group is left out of the evaluation."""
+        self._lanes[node.source].drop(node.name, key[0], key[2])
+
     def pump(self) -> list[Ready]:
         """What can run now."""
         return [ready for lane in self._lanes.values() for ready in lane.pump()]

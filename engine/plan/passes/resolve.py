@@ -1,7 +1,8 @@
 """Fill in parameters that follow from elsewhere in the graph.
 
-Owns: the temperature of log-probs and of training, and the longest completion that training
-may meet. Does not own: defaults that need no graph (operators/).
+Owns: the temperature of log-probs and of training, the longest completion that training may
+meet, and how long the rows of a generation may be for all who read them. Does not own: defaults that
+need no graph (operators/).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Same
+from dataflow.positions import row_positions
 from engine.plan.draft import Draft
 
 
@@ -22,8 +24,14 @@ def resolve(draft: Draft) -> Draft:
     count as sampled at 1.0. `logprobs(temperature=...)` as the user gave it stays.
     """
     notes: list[str] = []
+    known = row_positions(draft.graph)
 
     def change(node: Node) -> Node:
+        least = known.get(node.name)
+        if least is not None and node.operator.work in ("decode", "source"):
+            if least.node.name != node.name and node.operator.work == "decode":
+                notes.append(f"{node.name}: rows of at most {least.limit} tokens, the positions of {least.model}")
+            return node.changed(params=node.params | {"positions": least.limit, "positions_of": least.model})
         found = _found(node)
         if not found:
             return node
