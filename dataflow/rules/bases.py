@@ -7,7 +7,7 @@ kernels refuse when they open; a hub name that is not in the cache, of which not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,24 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
         if is_path(model.base):
             yield f"expected a model directory as its base, found nothing at {model.base}", near_directory(local)
         return
+    trained = model.name in context.trained or model.trainable or model.follows is not None
     try:
-        yield from _files(folder)
-        config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-        if config:
-            yield from _configuration(folder, config)
-            yield from _weights(context, model, folder, config)
-            yield from _tokens(folder, config)
+        yield from _looked_at(folder, model, fresh=trained)
     except DataError as error:
         yield _split(error)
     except OSError as error:
         yield f"expected files that can be read, found {error}", "a directory and files that this user may read"
+
+
+def _looked_at(folder: Path, model: Model, *, fresh: bool) -> Iterator[Complaint]:
+    """The files, one after another, up to the first that is wrong: what follows from it would only hide it."""
+    first = next(_files(folder), None)
+    config = read_object(folder / CONFIG) if first is None else {}
+    looks = (_configuration(folder, config), _weights(folder, model, config, fresh=fresh), _tokens(folder, config))
+    for look in looks if first is None else ():
+        first = first or next(look, None)
+    if first is not None:
+        yield first
 
 
 def _split(error: DataError) -> Complaint:
@@ -122,17 +129,16 @@ def _configuration(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
             yield f"{folder / CONFIG}: expected {key} to be a whole number >= 1, found {value!r:.40}", AGAIN
 
 
-def _weights(context: Context, model: Model, folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
+def _weights(folder: Path, model: Model, config: dict[str, Any], *, fresh: bool) -> Iterator[Complaint]:
     stored = stored_weights(folder)
     if stored is None:  # pickles: the kernel looks when it opens them
         return
     yield from _sizes(folder, config, stored)
-    fresh = model.name in context.trained or model.trainable or model.follows is not None
     if model.head == "scalar" and not fresh:
-        yield from _score(folder, config, stored)
+        yield from _score(folder, stored)
 
 
-def _sizes(folder: Path, config: dict[str, Any], stored: Any) -> Iterator[Complaint]:
+def _sizes(folder: Path, config: dict[str, Any], stored: Mapping[str, Stored]) -> Iterator[Complaint]:
     """The embedding has the configuration's size, and there are as many layers."""
     embedding = [n for n in stored if n.endswith("embed_tokens.weight")]
     expected = (config.get("vocab_size"), config.get("hidden_size"))
@@ -151,7 +157,7 @@ def _after_layers(name: str) -> Iterator[tuple[str, str]]:
         yield parts[0], parts[2]
 
 
-def _score(folder: Path, config: dict[str, Any], stored: dict[str, Stored]) -> Iterator[Complaint]:
+def _score(folder: Path, stored: Mapping[str, Stored]) -> Iterator[Complaint]:
     """A reward model or critic that nobody trains has its head in its files."""
     head = stored.get("score.weight")
     if head is None:

@@ -17,6 +17,7 @@ from dataflow.graph import Graph
 from dataflow.kernel import KernelNode
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.rules.context import place
 from engine.plan.plan import Plan, PlannedNode
 
 
@@ -59,9 +60,8 @@ def named(node: Node) -> Iterator[None]:
     except (KernelError, DataError) as error:
         if node.origin is None or str(error).startswith(str(node.origin)):
             raise
-        at = node.name if node.name.startswith(node.operator.name) else f"{node.operator.name} {node.name!r}"
         said = str(error).removeprefix(f"{node.name}: ")
-        raise type(error)(f"{node.origin} {at}: {said}") from error
+        raise type(error)(f"{node.origin} {place(node)}: {said}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
