@@ -10,11 +10,10 @@ Step t.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVarTuple
 
-from dataflow.errors import Fault, GraphError, Origin, nearest
+from dataflow.errors import Fault, GraphError, Origin
 
 Ts = TypeVarTuple("Ts")
 
@@ -48,19 +47,7 @@ class Model:
     def __post_init__(self) -> None:
         problem, fix = _model_fault(self)
         if problem:
-            origin = self.origin or _caller()
-            raise GraphError(Fault(rule="state", where=f"Model {self.name!r}", problem=problem, fix=fix, origin=origin))
-
-
-def _caller() -> Origin:
-    """The line that makes a Model: what a dataclass generates has no file of its own."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename in (__file__, "<string>"):
-        frame = frame.f_back
-    return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
-
-
-_HEADS, _DTYPES = ("lm", "scalar"), ("float32", "bfloat16")
+            raise GraphError(Fault(rule="state", where=f"Model {self.name!r}", problem=problem, fix=fix))
 
 
 def _model_fault(model: Model) -> tuple[str, str]:
@@ -69,11 +56,6 @@ def _model_fault(model: Model) -> tuple[str, str]:
             f"expected a model directory or name as its base, found {model.base!r}",
             'Model("policy", "path/to/model")',
         )
-    for field_, known in (("head", _HEADS), ("dtype", _DTYPES)):
-        found = getattr(model, field_)
-        if not isinstance(found, str) or found not in known:
-            near = nearest(str(found), known) or known[0]
-            return f"expected {field_} to be {' or '.join(map(repr, known))}, found {found!r:.60}", f"{field_}={near!r}"
     if model.follows is not None and model.trainable:
         return (
             "a follower is written by its leader, and trainable=True gives it a second writer",

@@ -120,7 +120,8 @@ class Demonstrations:
     """Kernel of `demonstrations`: one row of Completion, already tokenized, for each position.
 
     params: data, split, shuffle, assistant_only, overlong. models: `tokenizer`, the Model whose directory has it. The
-    data has `prompt` with `completion` (texts, or message lists), or `messages`, or `text`; see text.py for what each becomes.
+    data has `prompt` with `completion` (texts, or message lists), or `messages`, or `text`; see text.py for what each
+    becomes.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
