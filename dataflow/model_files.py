@@ -219,8 +219,7 @@ def end_ids(folder: Path) -> frozenset[int] | None:
     if ends:
         return ends
     settings = maybe_object(folder / TOKENIZER_CONFIG) | maybe_object(folder / "special_tokens_map.json")
-    plain = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    if "eos_token" not in settings and not plain:
+    if "eos_token" not in settings:
         return None  # the tokenizer's class may have one of its own
     token = settings.get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token

@@ -1,8 +1,8 @@
 """Bad models: bases that are missing, damaged, or not what their Model says, and prompts that they cannot read.
 
-Owns: running the cases (spoilt_models.py). One child process makes a small good model, spoils a copy of it for each case, and runs each on the
-command line; what is held to is one line that names node and file:line with its fix, an exit code, nothing generated,
-no traceback, and no process left. `python -m tests.torture.models FOLDER ...` is that child.
+Owns: running the cases (spoilt_models.py). One child process makes a small good model, spoils a copy of it for each
+case, and runs each on the command line; what is held to is one line that names node and file:line with its fix, an exit
+code, nothing generated, no traceback, and no process left. `python -m tests.torture.models FOLDER ...` is that child.
 """
 
 from __future__ import annotations

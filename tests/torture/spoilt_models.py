@@ -231,7 +231,8 @@ def cases() -> list[Case]:
 
 def endless(folder: Path, draw: random.Random) -> None:
     """No file says what ends an answer."""
-    with_json(TOKENIZER, eos_token=None)(folder, draw)
+    settings = json.loads((folder / TOKENIZER).read_text()) | {"eos_token": None}
+    (folder / TOKENIZER).write_text(json.dumps(settings))
     with_json(GENERATION, eos_token_id=None)(folder, draw)
 
 
