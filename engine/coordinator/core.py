@@ -251,7 +251,7 @@ class Coordinator:
             if event.failed or self._round is None:
                 self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
             else:
-                self._round.drop(node, event.key)
+                self._round.drop(node, event)
             return
         too_many = self.sources.drop(node.source, event)
         if too_many:
@@ -357,6 +357,9 @@ class Coordinator:
     def _in_evaluate(self) -> bool:
         assert self._round is not None
         self._assign(self._round.pump(), self.version)
+        if self._round.fruitless:
+            self._fail(self._round.fruitless)
+            return False
         self._out += self._round.tell(self._recovery.there) if self._versions.offered else ()
         if not self._round.done:
             return False
