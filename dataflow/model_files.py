@@ -9,6 +9,7 @@ Everything here raises DataError in the form `<path>: expected ..., found .... F
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -198,9 +199,13 @@ def token_ids(file: Path) -> Mapping[str, int]:
     try:
         if isinstance(vocabulary, list):  # Unigram: [[token, score], ...] in the order of ids
             vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-        return {**vocabulary, **{one["content"]: one["id"] for one in added}}
+        found = {**vocabulary, **{one["content"]: one["id"] for one in added}}
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(f"{file}: expected tokens with their ids, found {error!r}. Fix: {AGAIN}.") from error
+    odd = next((token for token, one in found.items() if type(one) is not int), None)
+    if odd is not None:
+        raise DataError(f"{file}: expected an id for token {odd!r:.40}, found {found[odd]!r:.40}. Fix: {AGAIN}.")
+    return found
 
 
 def placeholder_ids(file: Path) -> frozenset[int]:
@@ -226,7 +231,7 @@ def end_ids(folder: Path) -> frozenset[int] | None:
     if token is None:
         return frozenset()
     file = folder / TOKENIZER
-    known = token_ids(file).get(token) if file.is_file() else None
+    known = token_ids(file).get(token) if file.is_file() and isinstance(token, str) else None
     return None if known is None else frozenset({known})
 
 
@@ -259,13 +264,14 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     """
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
-    found = [config[key] for key in _LIMITS if isinstance(config.get(key), int) and config[key] > 0]
+    found = [config[key] for key in _LIMITS if type(config.get(key)) is int and config[key] > 0]
     if not found:
         return None
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     scaling = scaling if isinstance(scaling, dict) else {}
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)):
+    stretched = kind in ("yarn", "linear", "dynamic") and isinstance(factor, (int, float)) and 1 <= factor < math.inf
+    if not stretched:
         return min(found)
     before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return int((before if isinstance(before, int) else min(found)) * factor)
+    return int((before if type(before) is int else min(found)) * factor)

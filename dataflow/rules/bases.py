@@ -169,7 +169,8 @@ def _score(folder: Path, stored: Mapping[str, Stored]) -> Iterator[Complaint]:
 
 def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
     """The embedding knows every id that the tokenizer gives."""
-    rows = config.get("vocab_size")
+    ends, rows = end_ids(folder) or frozenset(), config.get("vocab_size")
+    has_template(folder)  # reads what nobody may have read yet: a broken file is found here
     if isinstance(rows, int):
         file = folder / TOKENIZER
         known = token_ids(file) if file.is_file() else {}
@@ -179,7 +180,6 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
             (first, token), count = min(beyond), len(beyond)
             problem = f"{folder}: expected token ids below its vocab_size of {rows:,}, found {count:,} beyond it, "
             yield problem + f"the first {first} ({token!r:.40})", "the tokenizer that belongs to this model"
-        ends = end_ids(folder) or frozenset()
         if ends and max(ends) >= rows:
             problem = f"{folder}: expected the end of sequence below its vocab_size of {rows:,}, found {max(ends)}"
             yield problem, "eos_token_id in generation_config.json"

@@ -97,7 +97,7 @@ def test_an_evaluation_leaves_them_out_and_says_how_many_it_had(data: Path, opti
 
 @pytest.mark.long
 def test_an_evaluation_of_nothing_is_an_error(data: Path, options: Options) -> None:
-    with pytest.raises(RunError, match="evaluate.*found 10"):
+    with pytest.raises(RunError, match=r"evaluate.*found 10"):
         run(graph(data, "drop", held="long"), options(1))
 
 

@@ -22,6 +22,7 @@ from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import batch_of, gather
+from operators.kernels.text import require_known
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
 from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model, save_model
@@ -86,6 +87,8 @@ class _Forward:
         rows = chunk.inputs["rows"]
         prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
         require_positions(self._name, self._model.name, self._positions, rows.keys, prompts, completions)
+        for ids in (prompts, completions):
+            require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         count = int(completions.offsets[-1]) if self.per_token else len(rows)
         found = torch.from_numpy(self._session.allocate(count, np.float32)).zero_()
         groups = prompt_groups(rows.keys.position, prompts)

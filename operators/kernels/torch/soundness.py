@@ -27,6 +27,10 @@ _UNREADABLE = (
 """What transformers raises for a configuration or a file of weights that it cannot make sense of."""
 
 
+_TABLES = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+"""What old files have beside the weights, and is computed today."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
     """What loading says of a module. mismatched: (name, shape in the file, shape of the module)."""
@@ -72,7 +76,7 @@ def require_sound(where: str, model: Model, module: nn.Module, loading: Loading)
         shown = ", ".join(gone[:5]) + (f" and {len(gone) - 5:,} more" if len(gone) > 5 else "")
         _refuse(where, model, "all weights", f"none for {shown}", "a complete checkpoint")
     body = f"{getattr(module, 'base_model_prefix', 'model')}."
-    if odd := sorted(n for n in loading.unexpected if n.startswith(body)):
+    if odd := sorted(n for n in loading.unexpected if n.startswith(body) and not n.endswith(_TABLES)):
         _refuse(where, model, "only weights of this model", f"{odd[0]} too", "the config.json of these weights")
     _score_head(where, model, module, head)
     _require_finite(where, model, module)

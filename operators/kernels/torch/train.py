@@ -29,6 +29,7 @@ from dataflow.loss import Loss, LossTerm, Now, Terms
 from dataflow.model import Model, Schedule, value_at
 from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather
+from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values
 from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
@@ -135,6 +136,8 @@ class TorchTrain:
             rows = step_rows(assignment, self._settings.loss, self._name)
             name, limit = self._model.name, self._positions
             require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
+            for ids in (rows.prompts, rows.completions):
+                require_known(self._name, name, ids, rows.keys, self.vocabulary)
         mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
         trained = self._ranks.whole(mine, rows.trained, len(whole))
         groups = np.unique(whole.position, return_inverse=True)[1]
