@@ -156,8 +156,10 @@ class Session(Protocol):
         """Add to a metric of the current Step; what is shown is sum(value * count) / sum(count)."""
         ...
 
-    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
-        """Say that this row failed for good; its policy (drop the group, stop the run) is the engine's."""
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+        """Say that this row failed for good; its policy (drop the group, stop the run) is the engine's. failed=False:
+        the node's own policy gives it up (a prompt that is too long), which no error budget counts.
+        """
         ...
 
     def module(self, model: Any, make: Callable[[], T]) -> T:

@@ -123,7 +123,12 @@ def physical(port: Port[Any]) -> Port[Any]:
 
 
 def generations(port: Port[Any]) -> tuple[Node, ...]:
-    """The generations that wrote the tokens of a port, in the order of its operators' inputs; none where a source did.
+    """The generations that wrote the tokens of a port, in the order of the inputs; none where a source did."""
+    return tuple(node for node in writers(port) if node.operator.work == "decode")
+
+
+def writers(port: Port[Any]) -> tuple[Node, ...]:
+    """The generations and sources that wrote the tokens of a port, in the order of its operators' inputs.
 
     An operator that makes token ids makes them of its inputs that have some.
     """
@@ -135,7 +140,7 @@ def generations(port: Port[Any]) -> tuple[Node, ...]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.operator.work == "decode":
+        if node.operator.work in ("decode", "source"):
             found[id(node)] = node
         else:
             left += reversed([p for p in node.inputs.values() if p.schema.vocabulary])

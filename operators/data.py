@@ -6,7 +6,9 @@ Owns: the declarations. Does not own: file formats (data_files.py), reading and 
 
 from __future__ import annotations
 
-from dataflow.limits import flag, text, whole
+from typing import Literal
+
+from dataflow.limits import choice, flag, text, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Fresh, Operator, declares
 from dataflow.schema import Completion, Prompt
@@ -38,6 +40,7 @@ DEMONSTRATIONS = Operator(
         "data": text(like="train.parquet"),
         "batch": whole(1, like=128),
         "assistant_only": flag(),
+        "overlong": choice("error", "drop", "truncate"),
         "shuffle": flag(),
     },
     data_columns="operators.data_files:demonstration_columns",
@@ -58,11 +61,27 @@ def prompts(
 
 @declares
 def demonstrations(
-    data: str, *, batch: int, assistant_only: bool = True, shuffle: bool = True, name: str = "demonstrations"
+    data: str,
+    *,
+    batch: int,
+    assistant_only: bool = True,
+    overlong: Literal["error", "drop", "truncate"] = "error",
+    shuffle: bool = True,
+    name: str = "demonstrations",
 ) -> Port[Completion]:
     """Prompts with their answers (`prompt` and `completion`, or `messages`), tokenised for the Model trained on them.
 
     batch: rows in one Step. assistant_only: mask 1 on what the assistant wrote only.
+
+    overlong: what becomes of a row of more tokens than the positions of a Model that reads it: `error` ends the run,
+    `drop` gives it up and lets another in, `truncate` keeps its first tokens, and gives it up where none of its
+    completion is among them. The metric prompt/overlong counts them.
     """
-    params = {"data": data, "batch": batch, "assistant_only": assistant_only, "shuffle": shuffle}
+    params = {
+        "data": data,
+        "batch": batch,
+        "assistant_only": assistant_only,
+        "overlong": overlong,
+        "shuffle": shuffle,
+    }
     return Node(DEMONSTRATIONS, name, params=params).port()

@@ -27,6 +27,7 @@ GENERATE = Operator(
         "n": whole(1, like=8),
         "max_tokens": whole(1, like=512),
         "max_prompt_tokens": whole(1, like=512, optional=True),
+        "overlong_prompt": choice("error", "drop", "truncate"),
         "temperature": number(0.0, like=1.0),
         "top_p": number(0.0, 1.0, above=True, like=1.0),
         "top_k": whole(0, like=0),
@@ -45,6 +46,7 @@ def generate(
     n: int = 1,
     max_tokens: int,
     max_prompt_tokens: int | None = None,
+    overlong_prompt: Literal["error", "drop", "truncate"] = "error",
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -59,6 +61,9 @@ def generate(
     stop: a string, or several, that end an answer where it is written; it is part of the answer.
     Log-probs are recorded before top-k and top-p; where these cut, the rows are a TruncatedRollout, which has the log
     of the probability that they kept beside each.
+    overlong_prompt: what becomes of a prompt of more than max_prompt_tokens, or of so many that it and max_tokens are
+    beyond the positions of a Model that reads the rows: `error` ends the run, `drop` gives it up with its whole group
+    and lets another prompt in, `truncate` keeps its last tokens. The metric prompt/overlong counts them.
     max_lag: how many versions old the weights that made a row may be when it is trained; 0 is synchronous. on_update:
     whether new weights interrupt running rows (their tokens stay, each with its version) or wait for them.
     """
@@ -66,6 +71,7 @@ def generate(
         "n": n,
         "max_tokens": max_tokens,
         "max_prompt_tokens": max_prompt_tokens,
+        "overlong_prompt": overlong_prompt,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,

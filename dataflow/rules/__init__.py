@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from dataflow.errors import Fault
 from dataflow.rules import (
+    bases,
     clocks,
     columns,
     groups,
@@ -43,5 +44,6 @@ RULES: tuple[Rule, ...] = (
     liveness.check,  # loops through States
     clocks.check,  # what moves each node
     held_out.check,  # training and evaluation apart, once it is known what feeds which
-    vocabulary.check,  # last: it reads files
+    bases.check,  # late: it reads the Models' files
+    vocabulary.check,  # last: it compares them
 )

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from dataflow.errors import Fault
+from dataflow.errors import DataError, Fault
 from dataflow.model import Model
+from dataflow.model_files import TOKENIZER, token_ids
 from dataflow.node import Node, Port
 from dataflow.rules.context import Context, place
 
@@ -72,20 +73,19 @@ def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, t
 
 def fingerprint(base: str) -> tuple[str, int] | None:
     """(digest, tokens) of the tokenizer in a model directory; None where `base` is no directory that has one."""
-    file = Path(base).expanduser() / "tokenizer.json"
+    file = Path(base).expanduser() / TOKENIZER
     if not file.is_file():
         return None
     stat = file.stat()
-    return _fingerprint(str(file), stat.st_mtime_ns, stat.st_size)
+    try:
+        return _fingerprint(str(file), stat.st_mtime_ns, stat.st_size)
+    except DataError:  # a broken file is a fault of its Model (bases.py)
+        return None
 
 
 @lru_cache(maxsize=32)
 def _fingerprint(file: str, modified: int, size: int) -> tuple[str, int]:
     """Of the id of each token, whatever else the file says; modified and size are part of the cache's key."""
-    content = json.loads(Path(file).read_text(encoding="utf-8"))
-    vocabulary = content.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, list):  # Unigram: [[token, score], ...] in the order of ids
-        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-    ids = {**vocabulary, **{added["content"]: added["id"] for added in content.get("added_tokens", [])}}
+    ids = token_ids(Path(file))
     text = json.dumps(sorted(ids.items(), key=lambda item: item[1]), ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), len(ids)

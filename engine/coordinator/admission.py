@@ -36,6 +36,8 @@ class Admission:
         """Rows in one pass; known once the source has opened."""
         self.admitted = 0
         self.dropped = 0
+        self.overlong = 0
+        """Prompts that a node's own policy gave up: generate(overlong_prompt="drop")."""
         self._steps = steps
         self._last_batch = last_batch
         self._again: list[tuple[int, int]] = []
@@ -162,9 +164,11 @@ class Admission:
 
     def cut(self) -> SourceCut:
         """Every position's fate."""
-        return replace(self.lane.cut_state(self._again), admitted=self.admitted, dropped=self.dropped)
+        return replace(
+            self.lane.cut_state(self._again), admitted=self.admitted, dropped=self.dropped, overlong=self.overlong
+        )
 
     def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
-        self.admitted, self.dropped = cut.admitted - len(cut.running), cut.dropped
+        self.admitted, self.dropped, self.overlong = cut.admitted - len(cut.running), cut.dropped, cut.overlong
         self._again = self.lane.restore(cut, rows, version)

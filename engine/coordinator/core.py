@@ -248,7 +248,10 @@ class Coordinator:
     def _tombstoned(self, event: Tombstoned) -> None:
         node = self._nodes[event.node]
         if node.region != "stream":
-            self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
+            if event.failed or self._round is None:
+                self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
+            else:
+                self._round.drop(node, event)
             return
         too_many = self.sources.drop(node.source, event)
         if too_many:
@@ -354,6 +357,9 @@ class Coordinator:
     def _in_evaluate(self) -> bool:
         assert self._round is not None
         self._assign(self._round.pump(), self.version)
+        if self._round.fruitless:
+            self._fail(self._round.fruitless)
+            return False
         self._out += self._round.tell(self._recovery.there) if self._versions.offered else ()
         if not self._round.done:
             return False
@@ -447,6 +453,9 @@ class Coordinator:
 
     def _end(self) -> bool:
         """Whatever is left to do before the run is over, one after another: evaluate, store, finish."""
+        if not (self._stop or self._done() or self.version) and (why := self.sources.fruitless()):
+            self._fail(why)
+            return True
         due = [] if self._stop else self._due(last=True)
         if due:  # that this was the last version is known only now: what was on its way came to nothing
             self._evaluate_or_close(due)

@@ -13,7 +13,7 @@ import numpy as np
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane, Ready
-from engine.coordinator.messages import Evaluate, Key, Ref, Unfetched
+from engine.coordinator.messages import Evaluate, Key, Ref, Tombstoned, Unfetched
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
@@ -35,6 +35,7 @@ class EvaluationRound:
         self._blocks = blocks
         self._dispatch = dispatch
         self._waiting = list(due)
+        self._given_up: dict[str, str] = {}
         self._running: dict[str, PlannedNode] = {}
         self._reads: dict[str, frozenset[int]] = {}
         needed = _above(plan, due)
@@ -63,6 +64,23 @@ class EvaluationRound:
     def closed(self, chunk: Chunk) -> Key | None:
         """A chunk is done; returns a row that never came, if any."""
         return self._lanes[chunk.node.source].closed(chunk.node, chunk.keys)
+
+    def drop(self, node: PlannedNode, event: Tombstoned) -> None:
+        """A node's own policy gave a row up: its group is left out of the evaluation."""
+        self._lanes[node.source].drop(node.name, event.key[0], event.key[2])
+        self._given_up.setdefault(node.source, f"{event.node} row {event.key}: {event.error}")
+
+    @property
+    def fruitless(self) -> str:
+        """Why an evaluate node has no row to evaluate; empty where each has, or may get one."""
+        for node in self._waiting:
+            lane = self._lanes[node.source]
+            if node.source in self._given_up and not lane.running and not lane.count[FINISHED]:
+                return (
+                    f"{node.name}: every prompt of {node.source} was given up; the first: "
+                    + (self._given_up[node.source])
+                )
+        return ""
 
     def pump(self) -> list[Ready]:
         """What can run now."""

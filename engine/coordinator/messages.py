@@ -56,12 +56,15 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstoned:
-    """A row that failed for good; the group of its prompt is dropped."""
+    """A row that failed for good; the group of its prompt is dropped. failed: False where the node's own policy gave it
+    up, which no error budget counts.
+    """
 
     chunk: int
     node: str
     key: tuple[int, int, int]
     error: str
+    failed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +272,8 @@ class SourceCut:
     next: the first position that was not made yet. watermark: all positions below it are retired (trained, or given up
     for good). retired: the retired positions at or above it, ascending. running: prompts that begin again, with attempt
     + 1, in the order of their admission. finished: prompts whose rows wait to be trained, likewise (sample is 0 in
-    both). admitted and dropped: how many prompts were so far, for the metrics and the error budget.
+    both). admitted, dropped and overlong (given up by a node's own policy): how many prompts were so far, for the
+    metrics and the error budget.
     """
 
     next: int = 0
@@ -279,6 +283,7 @@ class SourceCut:
     finished: tuple[Key, ...] = ()
     admitted: int = 0
     dropped: int = 0
+    overlong: int = 0
 
 
 # --- instructions -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class Sources:
 
     def __init__(self, plan: Plan, settings: Settings, blocks: Blocks) -> None:
         self._settings = settings
+        self._program = plan.program
         self._blocks = blocks
         self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
         """Nodes whose rows are others once the weights have moved on."""
@@ -36,6 +37,8 @@ class Sources:
             for s in plan.sources
         }
         self._first_dropped = ""
+        self._barren = dict.fromkeys(self.lanes, 0)
+        """Prompts of each source that were given up by a node's own policy since the last Step was formed."""
 
     def restore(self, restored: Restored) -> None:
         """Take up what a checkpoint says."""
@@ -52,6 +55,7 @@ class Sources:
         """A Step is formed."""
         for admission in self.admissions.values():
             admission.formed()
+        self._barren = dict.fromkeys(self.lanes, 0)
 
     @property
     def drained(self) -> bool:
@@ -71,6 +75,7 @@ class Sources:
             "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
             "data/prompts": float(sum(len(s) for s in taken.values())),
             "data/dropped": float(sum(admission.dropped for admission in self.admissions.values())),
+            "data/overlong": float(sum(admission.overlong for admission in self.admissions.values())),
             "data/admitted": float(sum(admission.admitted for admission in self.admissions.values())),
         }
 
@@ -80,14 +85,42 @@ class Sources:
         """A row failed for good: its group is given up. Returns why the run fails where that is too many."""
         if not self.lanes[source].drop(event.node, event.key[0], event.key[2]):
             return ""
+        self._first_dropped = self._first_dropped or f"{self._place(event.node)} row {event.key}: {event.error}"
+        if not event.failed:
+            return self._given_up(source, event)
         self.admissions[source].dropped += 1
-        self._first_dropped = self._first_dropped or f"{event.node} row {event.key}: {event.error}"
         dropped = sum(admission.dropped for admission in self.admissions.values())
         admitted = sum(admission.admitted for admission in self.admissions.values())
         if dropped <= max(10, self._settings.error_budget * admitted):
             return ""
         spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
         return f"{spent} of {self._settings.error_budget:.0%}; the first: {self._first_dropped}"
+
+    def _given_up(self, source: str, event: Tombstoned) -> str:
+        """Two orders of the data in a row have between any two of their rows less than two passes: where two passes
+        gave nothing, nothing ever will.
+        """
+        admission, lane = self.admissions[source], self.lanes[source]
+        admission.overlong += 1
+        self._barren[source] += 1
+        if lane.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
+            return ""
+        return f"{self._place(event.node)} gave up every prompt of {source}; the last: {event.error}"
+
+    def _place(self, node: str) -> str:
+        """`grpo.py:14 rollout`, where the plan has the graph."""
+        origin = self._program.node(node).origin if self._program is not None else None
+        return f"{origin} {node}" if origin else node
+
+    def fruitless(self) -> str:
+        """Why no Step could be formed of all the data; empty where nothing was given up."""
+        if not any(a.dropped or a.overlong for a in self.admissions.values()):
+            return ""
+        given_up = sum(a.dropped + a.overlong for a in self.admissions.values())
+        admitted = sum(a.admitted for a in self.admissions.values())
+        return f"the data has ended without a Step: {given_up} of {admitted} prompts were given up; the first: " + (
+            self._first_dropped
+        )
 
     def lose(self, blocks: frozenset[int]) -> list[Ready]:
         """These blocks are gone. Where the weights have moved on meanwhile, the prompts of rows that a trained Model

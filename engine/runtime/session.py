@@ -23,6 +23,9 @@ T = TypeVar("T")
 Report = tuple[str, float, float]
 """(metric, value, count)."""
 
+Grave = tuple[tuple[int, int, int], str, bool]
+"""(key, error, failed) of a row that was given up."""
+
 Allocate = Callable[[int], np.ndarray]
 """A number of bytes -> uint8 [bytes]: `engine.channels.contract.Outbox.allocate`."""
 
@@ -73,7 +76,7 @@ class NodeSession:
         self._names = names
         self._memory = memory or _ordinary
         self._reports: list[Report] = []
-        self._tombstones: list[tuple[tuple[int, int, int], str]] = []
+        self._tombstones: list[Grave] = []
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows], keyed by seed, node and row."""
@@ -83,9 +86,9 @@ class NodeSession:
         """Kept until the Worker reports."""
         self._reports.append((name, float(value), float(count)))
 
-    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Kept until the Worker reports."""
-        self._tombstones.append((key, error))
+        self._tombstones.append((key, error, failed))
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
         """The module that the plan lets this node use for a Model."""
@@ -106,8 +109,8 @@ class NodeSession:
         found, self._reports = self._reports, []
         return found
 
-    def tombstones(self) -> list[tuple[tuple[int, int, int], str]]:
-        """Failed rows since the last call."""
+    def tombstones(self) -> list[Grave]:
+        """Given up rows since the last call."""
         found, self._tombstones = self._tombstones, []
         return found
 

@@ -22,6 +22,7 @@ from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.randomness import stream_seed
 from dataflow.schema import Completion, Prompt
 from operators import data_files
+from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, Tokenizer, is_conversational, load_tokenizer, prompts_of
 
 _KEPT_EPOCHS = 4
@@ -118,15 +119,19 @@ class Prompts:
 class Demonstrations:
     """Kernel of `demonstrations`: one row of Completion, already tokenized, for each position.
 
-    params: data, split, shuffle, assistant_only. models: `tokenizer`, the Model whose directory has it. The data has
-    `prompt` with `completion` (texts, or message lists), or `messages`, or `text`; see text.py for what each becomes.
+    params: data, split, shuffle, assistant_only, overlong. models: `tokenizer`, the Model whose directory has it. The
+    data has `prompt` with `completion` (texts, or message lists), or `messages`, or `text`; see text.py for what each
+    becomes.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read data and tokenizer. Raises DataError where either has not the form that is needed."""
         self._data = open_demonstrations(node.params["data"], node.params.get("split"))
         self._order = Order(len(self._data), session.seed, node.name, node.params.get("shuffle", True))
-        self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
+        model = node.models["tokenizer"]
+        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer.eos()  # every demonstration ends with it
+        self._room = RowRoom.of(node, model.name)
         self._assistant_only = node.params.get("assistant_only", True)
         self._next = 0
 
@@ -140,9 +145,13 @@ class Demonstrations:
         self._next = _after(self._next, chunk)
         found = self._data.take(self._order.at(chunk.keys.position))
         pairs = _tokenized(self._data, found, self._tokenizer, self._assistant_only)
-        texts = found.column("completion") if _has_text_answers(found) else self._tokenizer.decode(pairs.completion)
-        columns = {"prompt_ids": pairs.prompt, "completion_ids": pairs.completion, "completion_mask": pairs.mask}
-        yield Batch.make(chunk.keys, {**columns, "completion": texts}, Completion)
+        given = (pairs.completion, pairs.mask)
+        stay, prompt, (completion, mask) = self._room.fitted(pairs.prompt, given, chunk.keys, self._session)
+        whole = len(stay) == len(found) and completion is pairs.completion
+        texts = found.column("completion") if whole and _has_text_answers(found) else self._tokenizer.decode(completion)
+        columns = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask}
+        if len(stay):
+            yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
 
     def position(self) -> int:
         """The first position that was not made yet."""

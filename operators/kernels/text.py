@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Ragged
+from dataflow.batch import Keys, Ragged
 from dataflow.errors import DataError
+from dataflow.model_files import ends_of, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,16 +54,13 @@ class Tokenizer:
         )
         return made["input_ids"]  # type: ignore[return-value]
 
-    def encode_prompts(
-        self, prompts: Sequence[str] | Sequence[Sequence[Message]], max_prompt_tokens: int | None = None
-    ) -> Ragged:
+    def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
 
         Strings get the tokenizer's special tokens but no eos at their end; message lists the chat template with its
         generation prompt.
 
-        Raises DataError for a prompt without any token or longer than max_prompt_tokens (nothing is cut in silence),
-        and for messages where there is no chat template.
+        Raises DataError for a prompt without any token, and for messages where there is no chat template.
         """
         if len(prompts) and not isinstance(prompts[0], str):
             ids = self.encode(self.render(prompts, generation=True), special=False)  # type: ignore[arg-type]
@@ -71,11 +69,6 @@ class Tokenizer:
         for index, row in enumerate(ids):
             if not row:
                 raise DataError(f"prompt {index} of {len(ids)} has no tokens: {prompts[index]!r}.")
-            if max_prompt_tokens is not None and len(row) > max_prompt_tokens:
-                raise DataError(
-                    f"prompt {index} of {len(ids)}: expected at most {max_prompt_tokens} tokens, found {len(row)}. "
-                    f"Fix: max_prompt_tokens={max(map(len, ids))}, or filter the data."
-                )
         return to_ragged(ids)
 
     def decode(self, ids: Ragged) -> list[str]:
@@ -91,9 +84,17 @@ class Tokenizer:
                 f"{self.base}: message lists need a chat template, and its tokenizer has none. "
                 "Fix: prompts that are strings, or a Model with a chat template."
             )
-        made = self.inner.apply_chat_template(
-            [list(c) for c in conversations], tokenize=False, add_generation_prompt=generation
-        )
+        from jinja2 import TemplateError  # transformers renders templates with it
+
+        try:
+            made = self.inner.apply_chat_template(
+                [list(c) for c in conversations], tokenize=False, add_generation_prompt=generation
+            )
+        except TemplateError as error:
+            raise DataError(
+                f"{self.base}: expected a chat template that renders these messages, found: {error}. "
+                "Fix: the template, or messages with the roles that it knows."
+            ) from error
         return made  # type: ignore[return-value]
 
     def encode_pairs(self, prompts: Sequence[str], completions: Sequence[str]) -> Pairs:
@@ -172,15 +173,48 @@ class Tokenizer:
 
 
 def load_tokenizer(base: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where there is none."""
+    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where it is none."""
     from transformers import AutoTokenizer
 
     try:
         inner = AutoTokenizer.from_pretrained(base)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{base}: expected a directory with a tokenizer: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # what the tokenizers library raises for a broken file has no class of its own
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DataError(
+            f"{base}: expected a directory with a tokenizer, found: {said:.240}. Fix: tokenizer files that belong "
+            "together, as save_pretrained writes them."
+        ) from error
     ends = _generation_eos(base) or {inner.eos_token_id} - {None}
     return Tokenizer(base, inner, frozenset(ends))
+
+
+def require_ends(node: str, model: str, tokenizer: Tokenizer, vocabulary: int, *, stops: bool) -> None:
+    """Raise DataError unless an answer can end: by an id that the Model can write, or by a stop string.
+
+    vocabulary: the ids that the Model knows are those below.
+    """
+    ends = tokenizer.eos_ids
+    if not ends and not stops:
+        raise DataError(
+            f"{node}: Model {model!r}: expected a token that ends an answer, found no eos_token in {tokenizer.base}. "
+            "Fix: eos_token in tokenizer_config.json, or stop=."
+        )
+    if ends and not any(0 <= end < vocabulary for end in ends):
+        raise DataError(
+            f"{node}: Model {model!r}: expected an end of sequence below its vocabulary of {vocabulary}, found "
+            f"{sorted(ends)} in {tokenizer.base}. Fix: eos_token_id in generation_config.json."
+        )
+
+
+def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
+    """Raise DataError for a row with a token id that the Model has no embedding of."""
+    beyond = np.flatnonzero(ids.values >= vocabulary)
+    if len(beyond):
+        row = int(np.searchsorted(ids.offsets, beyond[0], side="right")) - 1
+        raise DataError(
+            f"{node}: row {keys.rows()[row]}: expected token ids below the {vocabulary} that Model {model!r} knows, "
+            f"found {int(ids.values[beyond[0]])}. Fix: the tokenizer that belongs to the Model."
+        )
 
 
 def vocabulary_hash(base: str) -> str:
@@ -232,5 +266,4 @@ def _generation_eos(base: str) -> set[int]:
     )
     if found is None:
         return set()
-    ends = json.loads(Path(found).read_text()).get("eos_token_id")
-    return set(ends) if isinstance(ends, list) else {ends} - {None}
+    return set(ends_of(read_object(Path(found)).get("eos_token_id"), found))

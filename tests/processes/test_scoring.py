@@ -41,7 +41,7 @@ class Recorder:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         self.metrics.append((name, value))
 
-    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         assert key not in self.tombstones
         self.tombstones[key] = error
 

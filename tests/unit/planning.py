@@ -34,7 +34,7 @@ CONFIG = {
     "num_key_value_heads": 4,
     "intermediate_size": 384,
     "vocab_size": 98,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
 
@@ -53,13 +53,14 @@ def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
 
 
 def make_tiny(folder: Path) -> None:
-    """A model directory named `tiny`: a config, and weights that hold 452,480 numbers."""
+    """A model directory named `tiny`: a config, weights that hold 452,480 numbers, a tokenizer of one token."""
     (folder / "tiny").mkdir()
     (folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     body = np.zeros(452_480 - 98 * 128, np.float32)
-    save_file(
-        {"model.body": body, "lm_head.weight": np.zeros((98, 128), np.float32)}, folder / "tiny" / "w.safetensors"
-    )
+    weights = {"model.body": body, "lm_head.weight": np.zeros((98, 128), np.float32)}
+    save_file(weights, folder / "tiny" / "model.safetensors")
+    (folder / "tiny" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<eos>": 0}}}))
+    (folder / "tiny" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
 
 
 def headers(data: str, split: str | None) -> dict[str, pa.DataType]:

@@ -194,7 +194,7 @@ KERNELS = {
 def test_their_columns_are_kept_where_they_were_built(heard: Heard, base: str, name: str) -> None:
     kernel, head, params, built = KERNELS[name]
     chunk = prompt_chunk(["abc", "de"]) if kernel is TorchGenerate else rows_chunk()
-    model = Model("m", base, head=head)  # type: ignore[arg-type]
+    model = Model("m", base, head=head, trainable=True)  # type: ignore[arg-type]
     batch = made(kernel(), session_on(heard.allocate), chunk, model, **params)
     block = heard.outbox.keep(batch)
     assert heard.built(block) == built

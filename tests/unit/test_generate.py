@@ -254,7 +254,9 @@ def test_no_decode_forward_holds_an_ended_row(bases: dict[str, str]) -> None:
 
 def test_a_prompt_that_is_too_long_is_refused_by_its_key(bases: dict[str, str]) -> None:
     kernel = opened(bases["qwen2"], max_prompt_tokens=13)
-    with pytest.raises(DataError, match=r"rollout: row \(7, 0, 0\): expected at most 13 prompt tokens, found 26"):
+    with pytest.raises(
+        DataError, match=r"row \(7, 0, 0\): expected at most 13 prompt tokens \(max_prompt_tokens=13\), found 26"
+    ):
         generated(kernel, MIXED[:4], [4, 5, 6, 7])
     assert len(generated(kernel, MIXED[:3])) == 3
 

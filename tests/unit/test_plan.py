@@ -178,7 +178,7 @@ def rollout_prompts(rollout: Port[Rollout]) -> Port[Prompt]:
 def train_on_greedy(rows: Port[Rollout], reference: Port[Logprobs]) -> Node:
     second = Model("second", "tiny", trainable=True)
     advantage = whiten(
-        gae(rows, reward(exact, rows, name="greedy_score"), values(Model("v", "tiny", head="scalar"), rows)), rows
+        gae(rows, reward(exact, rows, name="greedy_score"), values(Model("v", "hub/critic", head="scalar"), rows)), rows
     )
     return train(second, rows, loss=clipped_policy_loss(advantage, reference=reference, beta=0.1), lr=1e-3)
 
@@ -409,7 +409,7 @@ def test_a_model_that_is_not_here_is_unknown_and_said_so() -> None:
 
 def test_a_longer_prompt_bound_replaces_the_assumption() -> None:
     bounded = generate(policy, prompts("train.parquet", batch=64), max_tokens=32, max_prompt_tokens=40, name="rollout")
-    advantage = gae(bounded, reward(exact, bounded), values(Model("v", "tiny", head="scalar"), bounded))
+    advantage = gae(bounded, reward(exact, bounded), values(Model("v", "hub/critic", head="scalar"), bounded))
     plan = planned(Graph("g", train(policy, bounded, loss=policy_gradient_loss(advantage), lr=1e-3)))
     assert not [note for note in plan.notes if "assumed" in note]
     assert next(e.bytes for e in plan.edges if e.consumer == "rollout") == 64 * (8 + 4 * 40)

@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def opened(kernel: Any, param: str, base: str, *, head: Any = "lm", **params: Any) -> Any:
-    model = Model("m", base, head=head)
+    model = Model("m", base, head=head, trainable=True)
     kernel.open(KernelNode(name="n", operator="o", models={param: model}, params=params), Layout(), FakeSession())
     return kernel
 

@@ -90,7 +90,7 @@ class FakeSession:
         """Remember it."""
         self.metrics.setdefault(name, []).append((value, count))
 
-    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Remember it."""
         self.tombstones.append((key, error))
 

@@ -1,7 +1,8 @@
 """Fill in parameters that follow from elsewhere in the graph.
 
-Owns: the temperature of log-probs and of training, and how many tokens a Step may have at most, which
-a constant divisor of the loss is made of. Does not own: defaults that need no graph (operators/).
+Owns: the temperature of log-probs and of training, how many tokens a Step may have at most, which a
+constant divisor of the loss is made of, and how long the rows of a generation may be for all who read
+them. Does not own: defaults that need no graph (operators/).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Reduce, Same
+from dataflow.positions import row_positions
 from dataflow.rows import Domains, generations
 from engine.plan.draft import Draft
 
@@ -24,9 +26,14 @@ def resolve(draft: Draft) -> Draft:
     how they were sampled is no matter: that is trained at 1.0.
     """
     notes: list[str] = []
-    domains = Domains(draft.graph)
+    domains, known = Domains(draft.graph), row_positions(draft.graph)
 
     def change(node: Node) -> Node:
+        least = known.get(node.name)
+        if least is not None and node.operator.work in ("decode", "source"):
+            if least.node.name != node.name and node.operator.work == "decode":
+                notes.append(f"{node.name}: rows of at most {least.limit} tokens, the positions of {least.model}")
+            return node.changed(params=node.params | {"positions": least.limit, "positions_of": least.model})
         if node.operator.work == "train":
             params, found = _of_train(node, _rows_of_step(node, domains))
         elif node.operator.name == "logprobs" and node.params["temperature"] is None:

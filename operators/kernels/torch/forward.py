@@ -20,10 +20,12 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
+from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import batch_of, gather
+from operators.kernels.text import require_known
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
-from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
+from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model, save_model
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 from operators.kernels.torch.probe import probed, vocabulary_of
 
@@ -42,6 +44,7 @@ class _Forward:
         self._temperature = float(node.params.get("temperature") or 1.0)
         self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
+        self._name, self._positions = node.name, positions(model.base)
         self.version = 0
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
@@ -83,6 +86,9 @@ class _Forward:
         """One batch for the whole chunk: rows are not finished one by one here."""
         rows = chunk.inputs["rows"]
         prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
+        require_positions(self._name, self._model.name, self._positions, rows.keys, prompts, completions)
+        for ids in (prompts, completions):
+            require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         count = int(completions.offsets[-1]) if self.per_token else len(rows)
         found = torch.from_numpy(self._session.allocate(count, np.float32)).zero_()
         groups = prompt_groups(rows.keys.position, prompts)

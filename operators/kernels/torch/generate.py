@@ -17,14 +17,15 @@ import pyarrow as pa
 import torch
 
 from dataflow.batch import Batch, Keys, Ragged
-from dataflow.errors import DataError, KernelError
+from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
-from operators.kernels.text import load_tokenizer, prompts_of, to_ragged
+from operators.kernels.overlong import Room
+from operators.kernels.text import load_tokenizer, prompts_of, require_ends, require_known, to_ragged
 from operators.kernels.torch.decode import Decoder, Task
 from operators.kernels.torch.devices import rest, rise
-from operators.kernels.torch.models import load_model, load_pieces, restore_model, save_model
+from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model, save_model
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.sampling import Sampling
 
@@ -59,7 +60,6 @@ class TorchGenerate:
         self._n, self._max_tokens = int(given.get("n", 1)), int(given["max_tokens"])
         if self._n < 1 or self._max_tokens < 1:
             raise KernelError(f"{node.name}: expected n and max_tokens >= 1, found {self._n} and {self._max_tokens}.")
-        self._max_prompt: int | None = given.get("max_prompt_tokens")
         stop = given.get("stop", ())
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self._version = 0
@@ -68,6 +68,8 @@ class TorchGenerate:
         self._module: Any = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._tokenizer: Any = load_tokenizer(model.base)
+        require_ends(node.name, model.name, self._tokenizer, self.vocabulary, stops=bool(self._stop))
+        self._room = Room.of(node, model.name, positions(model.base))
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
         """Take these weights in place, or move towards them; none where the module is shared and already has them."""
@@ -101,10 +103,12 @@ class TorchGenerate:
         """
         if torch.get_num_threads() != self._layout.threads:
             torch.set_num_threads(self._layout.threads)
-        keys = chunk.keys.expand(self._n)
+        if not len(chunk.keys):
+            return
+        stay, prompts = self._encoded(chunk)
+        keys = chunk.keys.take(stay).expand(self._n)
         if not len(keys):
             return
-        prompts = self._encoded(chunk)
         decoder = Decoder(self._module, self._task(prompts, keys), self._version)
         left = len(keys)
         for rows in _whole_groups(decoder.finished(self._told), self._n, len(keys), self._least(len(keys))):
@@ -156,18 +160,11 @@ class TorchGenerate:
             )
         decoder.renew(self._version)
 
-    def _encoded(self, chunk: Chunk) -> Ragged:
-        column = chunk.inputs["prompt"].array("prompt")
-        prompts = self._tokenizer.encode_prompts(prompts_of(column))
-        if self._max_prompt is not None and (prompts.lengths > self._max_prompt).any():
-            long = np.flatnonzero(prompts.lengths > self._max_prompt)
-            key, found = chunk.keys.take(long[:1]).rows()[0], int(prompts.lengths[long[0]])
-            raise DataError(
-                f"{self._node.name}: row {key}: expected at most {self._max_prompt} prompt tokens, found {found} "
-                f"({len(long)} of {len(prompts)} prompts are too long, the longest {int(prompts.lengths.max())}). "
-                "Fix: a greater max_prompt_tokens, or other data."
-            )
-        return prompts
+    def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
+        """The indices of the prompts that are answered, and their ids."""
+        prompts = self._tokenizer.encode_prompts(prompts_of(chunk.inputs["prompt"].array("prompt")))
+        require_known(self._node.name, self._model.name, prompts, chunk.keys, self.vocabulary)
+        return self._room.fitted(prompts, chunk.keys, self._session)
 
     def _task(self, prompts: Ragged, keys: Keys) -> Task:
         longest = max((len(s) for s in self._stop), default=0)

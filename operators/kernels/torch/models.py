@@ -1,8 +1,8 @@
 """Models as modules: from a Hugging Face directory, to one, and by pieces.
 
 Owns: loading (head, dtype, attention), saving, and the names of a module's weights. Does not
-own: who shares a module (Session.module), how weights travel (engine/weights), tokenizing
-(operators/kernels/text.py).
+own: what a right set of weights is (soundness.py), who shares a module (Session.module), how
+weights travel (engine/weights), tokenizing (operators/kernels/text.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece
 from dataflow.model import Model
+from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
 from operators.kernels.torch.attention import ATTENTION
+from operators.kernels.torch.soundness import Loading, refused, require_sound
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
@@ -40,26 +43,24 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     """The module of a Model: eval mode, dropout off, packed attention (attention.py), weights in `model.dtype`.
 
     head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden, 1] named `score`,
-    read from the base where that has one (a token or sequence classifier of one label), zero otherwise, so that it is
-    the same in every process. device: default_device() where None. Raises KernelError for a base that is missing,
-    that has no tokenizer, or whose architecture has no such head.
+    read from the base where that has one (a token or sequence classifier of one label). A Model that is trained, or
+    follows one, may lack it: it is zero then, so that it is the same in every process. device: default_device() where
+    None. Raises KernelError, naming the base, for one that is missing, damaged or not whole (soundness.py), that has no
+    tokenizer, or whose architecture has no such head.
     """
     where = f"Model {model.name!r}"
-    config = _config(where, model.base)
-    kind = _class_of(where, model, config)
+    kind = _class_of(where, model, _config(where, model.base))
     only = {"num_labels": 1} if model.head == "scalar" else {}
-    try:
-        with _quiet():
-            module, info = kind.from_pretrained(
-                model.base,
-                dtype=getattr(torch, model.dtype),
-                attn_implementation=ATTENTION,
-                output_loading_info=True,
-                **only,
-            )
-    except OSError as error:
-        raise KernelError(f"{where}: no weights at {model.base}: {error} Fix: a complete model directory.") from error
-    _complete(where, model, module, set(info["missing_keys"]))
+    with _quiet(), refused(where, model.base):
+        module, info = kind.from_pretrained(
+            model.base,
+            dtype=getattr(torch, model.dtype),
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `require_sound` names them
+            **only,
+        )
+    require_sound(where, model, module, Loading.of(info))
     _without_dropout(module)
     return module.to(device or default_device()).eval()
 
@@ -76,6 +77,12 @@ def _class_of(where: str, model: Model, config: Any) -> Any:
     return kind
 
 
+def positions(base: str) -> int | None:
+    """The most tokens of a row for which a base was made; None where its config.json has no limit of its own."""
+    found = cached_file(base, CONFIG)
+    return None if found is None else positions_of(read_object(Path(found)))
+
+
 def default_device() -> torch.device:
     """The first CUDA device where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -84,38 +91,26 @@ def default_device() -> torch.device:
 def _config(where: str, base: str) -> Any:
     """The base's configuration, after checks whose messages transformers would spread over a page."""
     local = Path(base).expanduser()
-    if not local.is_dir() and (base.startswith((".", "/", "~")) or base.count("/") > 1):
+    if local.is_file():
+        raise KernelError(f"{where}: expected a model directory as its base, found a file, {base}. Fix: its directory.")
+    if not local.is_dir() and is_path(base):
         raise KernelError(
-            f"{where}: expected a model directory as its base, found nothing at {base}. Fix: {_near(local)}."
+            f"{where}: expected a model directory as its base, found nothing at {base}. Fix: {near_directory(local)}."
         )
     if local.is_dir():
         for needed in ("config.json", "tokenizer_config.json"):
             if not (local / needed).is_file():
-                found = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "an empty directory"
                 raise KernelError(
-                    f"{where}: expected {needed} in {base}, found {found}. "
+                    f"{where}: expected {needed} in {base}, found {listing(local)}. "
                     "Fix: save model and tokenizer there with save_pretrained."
                 )
-    try:
+    with refused(where, base):
         return AutoConfig.from_pretrained(base)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise KernelError(
-            f"{where}: no model configuration at {base!r}: {first} Fix: a model directory or hub name."
-        ) from error
-
-
-def _near(missing: Path) -> str:
-    """The fix for a directory that is not there."""
-    parent = missing.parent
-    known = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-    close = nearest(missing.name, known)
-    return f"did you mean {parent / close}" if close else "give an existing directory or a hub name (owner/name)"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of new weights: `_complete` says what matters of it, as an error."""
+    """Without transformers' report of new weights: `require_sound` says what matters of it, as an error."""
     before = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -126,19 +121,6 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def _complete(where: str, model: Model, module: nn.Module, missing: set[str]) -> None:
-    """Zero a value head that the base lacks; anything else that is missing would be random, and is an error."""
-    head = {name for name in missing if model.head == "scalar" and name.startswith("score.")}
-    if missing - head:
-        shown = ", ".join(sorted(missing - head)[:5])
-        raise KernelError(
-            f"{where}: expected all weights at {model.base}, found none for {shown}. Fix: a complete checkpoint."
-        )
-    with torch.no_grad():
-        for name in head:
-            module.get_parameter(name).zero_()
 
 
 def _without_dropout(module: nn.Module) -> None:

@@ -27,10 +27,12 @@ from dataflow.errors import KernelError
 from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
 from dataflow.loss import Loss, LossTerm, Now, Terms
 from dataflow.model import Model, Schedule, value_at
+from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather
+from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values
 from operators.kernels.torch.minibatches import minibatches
-from operators.kernels.torch.models import load_model, load_pieces, pieces, save_model
+from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
@@ -112,7 +114,7 @@ class TorchTrain:
                 f"{node.name}: expected weights split in one way, found shard and tensor={layout.tensor}. "
                 "Fix: one of both."
             )
-        self._budget = layout.tokens
+        self._budget, self._positions = layout.tokens, positions(model.base)
         self._temperature = float(self._settings.temperature or 1.0)
         self._as_sampled = self._settings.sampler_temperature in (None, self._temperature)
         self._module = session.module(model, lambda: load_model(model))
@@ -143,6 +145,10 @@ class TorchTrain:
         """The updates of a Step, decided by its whole rows, and of each what is this rank's."""
         with self._ranks.together():
             rows = step_rows(assignment, self._settings.loss, self._name)
+            name, limit = self._model.name, self._positions
+            require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
+            for ids in (rows.prompts, rows.completions):
+                require_known(self._name, name, ids, rows.keys, self.vocabulary)
         mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
         trained = self._ranks.whole(mine, rows.trained, len(whole))
         groups = np.unique(whole.position, return_inverse=True)[1]

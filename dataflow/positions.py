@@ -1,0 +1,64 @@
+"""Positions: how long the rows of a generation may be, so that every Model that reads them can.
+
+Owns: the least positions among the readers of each node's token ids. Does not own: who wrote them (rows.py), what a
+configuration says of positions (model_files.py), what becomes of a prompt that is too long (operators/kernels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dataflow.errors import DataError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.model_files import CONFIG, folder_of, maybe_object, positions_of
+from dataflow.node import Node
+from dataflow.rows import writers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """The most tokens of a row, prompt and answer. model: the Model that has no more; node: the one that reads them."""
+
+    limit: int
+    model: str
+    node: Node
+
+
+def row_positions(graph: Graph) -> dict[str, Positions]:
+    """For each node that writes token ids, the least positions among itself and those who read its rows.
+
+    Models whose files are not on this machine, or say nothing of positions, do not count.
+    """
+    found: dict[str, Positions] = {}
+    for maker, reader in _readers(graph):
+        for model in _models(reader):
+            limit = limit_of(model)
+            if limit is not None and (maker.name not in found or limit < found[maker.name].limit):
+                found[maker.name] = Positions(limit=limit, model=model.name, node=reader)
+    return found
+
+
+def limit_of(model: Model) -> int | None:
+    """The positions of a Model, where its files are here and name them. A file that cannot be read names none."""
+    folder = folder_of(model.base)
+    try:
+        return positions_of(maybe_object(folder / CONFIG)) if folder is not None else None
+    except (DataError, OSError):
+        return None
+
+
+def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """(maker, reader) of token ids: a generation reads its own rows, a train node those that it trains."""
+    for node in graph.nodes:
+        if node.operator.work == "decode":
+            yield node, node
+        elif node.operator.work in ("forward", "train"):
+            rows = next((p for p in node.inputs.values() if p.schema.vocabulary), None)
+            for maker in writers(rows) if rows is not None else ():
+                yield maker, node
+
+
+def _models(node: Node) -> list[Model]:
+    return [s for s in node.states.values() if isinstance(s, Model)]

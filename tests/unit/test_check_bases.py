@@ -1,0 +1,267 @@
+"""The check of Models' directories: what is wrong is refused by file, node and line; what is right passes.
+
+`GOLDEN=write pytest tests/unit/test_check_bases.py` writes the golden messages anew; read the difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_check import graphs_of
+
+from dataflow.check import check
+from dataflow.errors import DataError, GraphError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.model_files import end_ids, folder_of, header, positions_of, stored_weights
+from dataflow.positions import row_positions
+from operators.data import demonstrations, prompts
+from operators.forward import logprobs, scores
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, supervised_loss, value_loss
+from operators.train import train
+from tests.wrong_graphs import bases
+from tests.wrong_graphs.parts import compared
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "check_bases"
+WRONG = [make for make in graphs_of(bases) if not inspect.signature(make).parameters]
+
+CONFIG = {
+    "model_type": "qwen2",
+    "vocab_size": 6,
+    "hidden_size": 2,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 128,
+}
+TOKENS = {
+    "model": {"vocab": {"a": 0, "b": 1, "c": 2}},
+    "added_tokens": [{"id": 3, "content": "<eos>", "special": True}],
+}
+SPOKEN = {"eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
+WEIGHTS = {
+    "model.embed_tokens.weight": (6, 2),
+    "model.layers.0.norm.weight": (2,),
+    "model.layers.1.norm.weight": (2,),
+}
+
+
+def safetensors(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> None:
+    """A file of zeros."""
+    entries, at = {}, 0
+    for name, shape in tensors.items():
+        size = 4
+        for one in shape:
+            size *= one
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    head = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + bytes(at))
+
+
+def base(
+    folder: Path,
+    *,
+    config: Mapping[str, Any] = CONFIG,
+    weights: Mapping[str, tuple[int, ...]] | None = WEIGHTS,
+    tokens: Mapping[str, Any] = TOKENS,
+    spoken: Mapping[str, Any] = SPOKEN,
+) -> Path:
+    """A model directory as far as the check looks."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    (folder / "tokenizer_config.json").write_text(json.dumps(spoken))
+    if weights is not None:
+        safetensors(folder / "model.safetensors", weights)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def directories(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`./bases` of the wrong graphs; the working directory is theirs meanwhile."""
+    root, before = tmp_path_factory.mktemp("check_bases"), Path.cwd()
+    made = root / "bases"
+    base(made / "good")
+    (made / "model.gguf").write_text("GGUF")
+    (made / "empty").mkdir()
+    (base(made / "broken_config") / "config.json").write_text('{"model_type"')
+    base(made / "untyped", config={k: v for k, v in CONFIG.items() if k != "model_type"})
+    base(made / "weightless", weights=None)
+    cut = base(made / "cut_short") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-8])
+    pointer = base(made / "pointer") / "model.safetensors"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    shards = base(made / "shards", weights=None)
+    safetensors(shards / "model-1.safetensors", WEIGHTS)
+    places = dict.fromkeys(WEIGHTS, "model-1.safetensors") | {"lm_head.weight": "model-2.safetensors"}
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    base(made / "fewer_layers", config=CONFIG | {"num_hidden_layers": 3})
+    base(made / "other_embedding", config=CONFIG | {"vocab_size": 8})
+    (base(made / "speechless") / "tokenizer.json").unlink()
+    base(made / "endless", spoken={"eos_token": None})
+    base(made / "wordy", config=CONFIG | {"vocab_size": 2}, weights=WEIGHTS | {"model.embed_tokens.weight": (2, 2)})
+    (base(made / "odd_end") / "generation_config.json").write_text(json.dumps({"eos_token_id": "</s>"}))
+    base(made / "short", config=CONFIG | {"max_position_embeddings": 48})
+    base(made / "scored", weights=WEIGHTS | {"score.weight": (1, 2)})
+    base(made / "two_scores", weights=WEIGHTS | {"score.weight": (2, 2)})
+    os.chdir(root)
+    yield
+    os.chdir(before)
+
+
+def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
+    messages = pa.list_(pa.struct({"role": pa.utf8(), "content": pa.utf8()}))
+    text = {"prompt": pa.utf8(), "answer": pa.utf8(), "completion": pa.utf8()}
+    return text | {"prompt": messages} if "messages" in data else text
+
+
+@pytest.mark.parametrize("make", WRONG, ids=lambda f: f.__name__)
+def test_a_wrong_base_is_refused_with_this_message(make: Callable[[], Graph]) -> None:
+    golden = GOLDEN / f"{make.__name__}.txt"
+    with pytest.raises(GraphError) as caught:
+        check(make(), headers)
+    message = f"{caught.value}\n"
+    if os.environ.get("GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(message, encoding="ascii")
+    assert message == golden.read_text(encoding="ascii")
+
+
+def test_every_golden_message_has_its_graph() -> None:
+    assert {file.stem for file in GOLDEN.glob("*.txt")} == {make.__name__ for make in WRONG}
+
+
+def accepted(graph: Graph) -> None:
+    check(graph, headers)
+
+
+def test_right_bases_pass() -> None:
+    accepted(bases.of(bases.GOOD))
+    accepted(bases.of("some/hub-name"))
+    accepted(bases.of("./bases/endless", stop=("\n",)))
+    accepted(bases.of(bases.GOOD, max_tokens=64, max_prompt_tokens=64))
+
+
+def test_a_trained_critic_may_begin_with_a_new_head_and_a_follower_has_its_leaders() -> None:
+    critic = Model("critic", bases.GOOD, trainable=True, head="scalar")
+    slow = Model("slow", bases.GOOD, head="scalar", follows=critic, rate=0.1)
+    policy = Model("policy", bases.GOOD, trainable=True)
+    rollout = generate(policy, prompts("data/train.parquet", batch=8), max_tokens=8, name="rollout")
+    advantage = bases.gae(rollout, bases.reward(bases.exact, rollout), bases.values(slow, rollout))
+    loss = bases.policy_gradient_loss(advantage)
+    first = train(policy, rollout, loss=loss, lr=1e-6)
+    accepted(Graph("g", first, train(critic, rollout, loss=value_loss(advantage), lr=1e-5)))
+
+
+def test_a_reward_model_with_its_head_passes() -> None:
+    policy = Model("policy", bases.GOOD, trainable=True)
+    rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout")
+    verdict = scores(Model("rm", "./bases/scored", head="scalar"), rollout)
+    advantage = bases.gae(rollout, verdict, bases.values(Model("v", "./bases/scored", head="scalar"), rollout))
+    accepted(Graph("g", train(policy, rollout, loss=bases.policy_gradient_loss(advantage), lr=1e-6)))
+
+
+def test_a_chat_template_is_found_in_its_file_or_in_the_settings(tmp_path: Path) -> None:
+    messages = prompts("data/messages.parquet", batch=64)
+    (base(tmp_path / "file") / "chat_template.jinja").write_text("{{ messages }}")
+    accepted(bases.of(str(tmp_path / "file"), messages))
+    accepted(bases.of(str(base(tmp_path / "inside", spoken=SPOKEN | {"chat_template": "{{ messages }}"})), messages))
+
+
+def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
+    image = {"id": 9, "content": "<image>", "special": True}
+    tokens = TOKENS | {"added_tokens": [*TOKENS["added_tokens"], image]}
+    accepted(bases.of(str(base(tmp_path / "seeing", tokens=tokens))))
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config,limit",
+    [
+        ({"max_position_embeddings": 512}, 512),
+        ({"n_positions": 1024}, 1024),
+        ({}, None),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": None, "rope_parameters": {"rope_type": "default"}}, None),
+        ({"max_position_embeddings": 512, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
+        ({"max_position_embeddings": 512, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
+        (
+            {
+                "max_position_embeddings": 512,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+            },
+            1024,
+        ),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+    ],
+)
+def test_positions_of_a_configuration(config: dict[str, Any], limit: int | None) -> None:
+    assert positions_of(config) == limit
+
+
+def test_rows_are_as_long_as_the_least_of_their_readers_can_read() -> None:
+    policy = Model("policy", bases.GOOD, trainable=True)
+    rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout")
+    reference = logprobs(Model("reference", "./bases/short"), rollout)
+    loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
+    found = row_positions(Graph("g", train(policy, rollout, loss=loss, lr=1e-6)))["rollout"]
+    assert (found.limit, found.model, found.node.name) == (48, "reference", "reference")
+    student = Model("student", "./bases/short", trainable=True)
+    rows = demonstrations("data/demos.jsonl", batch=8)
+    sft = Graph("g", train(student, rows, loss=supervised_loss(), lr=1e-6))
+    assert row_positions(sft)["demonstrations"].limit == 48
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_header_of_a_file_says_its_tensors() -> None:
+    stored = header(Path("bases/good/model.safetensors"))
+    assert {name: found.shape for name, found in stored.items()} == WEIGHTS
+    assert stored_weights(Path("bases/good")) == stored
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_of_weights_is_a_data_error_and_nothing_else(tmp_path: Path, data: st.DataObject) -> None:
+    """Cut anywhere, or a byte of its header changed: read as it was, or refused."""
+    whole = Path("bases/good/model.safetensors").read_bytes()
+    end = 8 + struct.unpack("<Q", whole[:8])[0]
+    if data.draw(st.booleans()):
+        changed = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        at, to = data.draw(st.integers(0, end - 1)), data.draw(st.integers(0, 255))
+        changed = whole[:at] + bytes([to]) + whole[at + 1 :]
+    file = tmp_path / f"{abs(hash(changed))}.safetensors"
+    file.write_bytes(changed)
+    try:
+        said = f"{len(header(file))} tensors"
+    except DataError as error:
+        said = str(error)
+    refused = said.startswith(f"{file}: expected ") and ". Fix: " in said
+    assert refused or (said.endswith(" tensors") and len(changed) == len(whole))
+
+
+def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert folder_of("owner/name") is None
+    snapshot = base(tmp_path / "models--owner--name" / "snapshots" / "abc")
+    (tmp_path / "models--owner--name" / "refs").mkdir()
+    (tmp_path / "models--owner--name" / "refs" / "main").write_text("abc")
+    assert folder_of("owner/name") == snapshot
+    assert end_ids(snapshot) == {3}
+    with pytest.raises(GraphError, match="'policy' has 128 positions, and max_tokens=500"):
+        check(bases.of("owner/name", max_tokens=500), headers)

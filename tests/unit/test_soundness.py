@@ -1,0 +1,175 @@
+"""Sound weights: what transformers would make up, skip or take as it is, is refused when a Model is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch_models import FakeSession, prompt_chunk, save_tiny
+
+from dataflow.errors import DataError, KernelError
+from dataflow.kernel import KernelNode, Layout
+from dataflow.model import Model
+from operators.kernels.torch.generate import TorchGenerate
+from operators.kernels.torch.models import load_model, positions
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(save_tiny(tmp_path_factory.mktemp("sound") / "good", layers=1))
+
+
+@pytest.fixture
+def spoilt(good: Path, tmp_path: Path) -> Callable[..., str]:
+    def make(change: Callable[[Weights], Weights] = lambda w: w, file: str = "config.json", **fields: Any) -> str:
+        folder = tmp_path / "base"
+        shutil.copytree(good, folder)
+        weights = change(load_file(folder / "model.safetensors"))
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        content = json.loads((folder / file).read_text()) | fields
+        (folder / file).write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+        return str(folder)
+
+    return make
+
+
+def refusal(base: str, **given: Any) -> str:
+    with pytest.raises(KernelError) as caught:
+        load_model(Model("m", base, **given), "cpu")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def with_number(name: str, value: float) -> Callable[[Weights], Weights]:
+    def change(weights: Weights) -> Weights:
+        weights[name].view(-1)[-1] = value
+        return weights
+
+    return change
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (with_number(NORM, float("nan")), "expected finite weights at {base}, found nan at model.norm.weight[31] (1 "),
+        (with_number(NORM, float("-inf")), "found -inf at model.norm.weight[31] (1 there)"),
+        (lambda w: {k: v for k, v in w.items() if k != NORM}, "expected all weights at {base}, found none for " + NORM),
+        (lambda w: w | {NORM: w[NORM][:31]}, "expected model.norm.weight of shape (32,) at {base}, found (31,)"),
+        (
+            lambda w: w | {"model.layers.1.mlp.up_proj.weight": torch.ones(2)},
+            "expected only weights of this model at {base}, found model.layers.1.mlp.up_proj.weight too",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_whole_are_refused(
+    spoilt: Callable[..., str], change: Callable[[Weights], Weights], told: str
+) -> None:
+    base = spoilt(change)
+    assert told.format(base=base) in refusal(base)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"hidden_act": "foo"}, "KeyError: 'foo'"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers"),
+        ({"dtype": "float15"}, "float15"),
+    ],
+)
+def test_a_configuration_that_transformers_chokes_on_is_one_line(
+    spoilt: Callable[..., str], fields: dict[str, Any], told: str
+) -> None:
+    said = refusal(spoilt(**fields))
+    assert told in said
+    assert "expected a model that can be loaded at" in said
+
+
+def head(rows: int, value: float) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {"score.weight": torch.full((rows, 32), value)}
+
+
+def test_only_what_is_trained_may_begin_with_a_new_head(good: Path) -> None:
+    assert "expected a trained score head (score.weight)" in refusal(str(good), head="scalar")
+    critic = Model("critic", str(good), trainable=True, head="scalar")
+    for model in (critic, Model("slow", str(good), head="scalar", follows=critic)):
+        assert not load_model(model, "cpu").get_parameter("score.weight").any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "told"), [(1, 0.0, "score.weight that is all zeros"), (2, 0.5, "found (2, 32)")]
+)
+def test_a_head_that_nobody_trained_is_refused(spoilt: Callable[..., str], rows: int, value: float, told: str) -> None:
+    assert told in refusal(spoilt(head(rows, value)), head="scalar")
+
+
+def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(spoilt: Callable[..., str]) -> None:
+    base = spoilt(head(1, 0.5))
+    assert (load_model(Model("rm", base, head="scalar"), "cpu").get_parameter("score.weight") == 0.5).all()
+    load_model(Model("policy", base), "cpu")
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+def opened(base: str, **params: Any) -> TorchGenerate:
+    kernel, given = TorchGenerate(), {"n": 1, "max_tokens": 4} | params
+    node = KernelNode(name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given)
+    kernel.open(node, Layout(), FakeSession())
+    return kernel
+
+
+def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(spoilt: Callable[..., str]) -> None:
+    base = spoilt(file="generation_config.json", eos_token_id=None)
+    settings = Path(base) / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
+    with pytest.raises(DataError, match="rollout: Model 'policy': expected a token that ends an answer"):
+        opened(base)
+    opened(base, stop=("\n",))
+
+
+@pytest.mark.parametrize(("end", "told"), [(151645, "below its vocabulary of 98, found"), ("</s>", "to be token ids")])
+def test_an_end_that_the_model_cannot_write_is_refused(spoilt: Callable[..., str], end: Any, told: str) -> None:
+    base = spoilt(file="generation_config.json", eos_token_id=end)
+    with pytest.raises(DataError, match=told):
+        opened(base)
+
+
+def test_positions_are_those_of_the_file_and_none_where_it_has_none(spoilt: Callable[..., str]) -> None:
+    base = spoilt(max_position_embeddings=None)
+    assert positions(base) is None
+    kernel = opened(base, max_tokens=2)
+    assert len(list(kernel.run(prompt_chunk(["a" * 700])))) == 1
+
+
+def test_prompts_beyond_the_positions_are_not_answered(spoilt: Callable[..., str]) -> None:
+    base = spoilt(max_position_embeddings=16)
+    prompts = ["a" * 12, "b" * 13]
+    with pytest.raises(
+        DataError, match=r"row \(1, 0, 0\): expected at most 12 prompt tokens \(Model 'policy' has 16 pos"
+    ):
+        list(opened(base).run(prompt_chunk(prompts)))
+    (cut,) = opened(base, overlong_prompt="truncate").run(prompt_chunk(prompts))
+    assert cut.ragged("prompt_ids").lengths.tolist() == [12, 12]
+    (left,) = opened(base, overlong_prompt="drop", n=2).run(prompt_chunk(prompts))
+    assert left.keys.rows() == [(0, 0, 0), (0, 1, 0)]
+    assert not list(opened(base, overlong_prompt="drop").run(prompt_chunk(prompts[1:])))
+
+
+def test_a_prompt_with_an_id_beyond_the_embedding_is_refused(spoilt: Callable[..., str]) -> None:
+    """As of models whose tokenizer has tokens for other media."""
+    base = spoilt(lambda w: w | {"model.embed_tokens.weight": w["model.embed_tokens.weight"][:90]}, vocab_size=90,
+                  pad_token_id=1, eos_token_id=2)  # fmt: skip
+    (Path(base) / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    with pytest.raises(DataError, match=r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows"):
+        list(opened(base).run(prompt_chunk(["ab", "~"])))

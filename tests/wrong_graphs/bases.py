@@ -1,0 +1,136 @@
+"""Models whose directories do not hold what their nodes need. The test makes the directories, under `./bases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Port
+from dataflow.schema import Prompt
+from operators.advantage import gae
+from operators.data import prompts
+from operators.forward import logprobs, scores, values
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, policy_gradient_loss
+from operators.reward import reward
+from operators.train import train
+from tests.wrong_graphs.parts import DATA, compared, exact, graph
+
+GOOD = "./bases/good"
+
+
+def of(base: str, source: Port[Prompt] | None = None, **asked: Any) -> Graph:
+    """GRPO on a base."""
+    policy = Model("policy", base, trainable=True)
+    asked = {"n": 8, "max_tokens": 64} | asked
+    rollout = generate(policy, source or prompts(DATA, batch=64), name="rollout", **asked)
+    return graph(train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6))
+
+
+def base_that_is_not_there() -> Graph:
+    return of("./bases/goood")
+
+
+def base_that_is_a_file() -> Graph:
+    return of("./bases/model.gguf")
+
+
+def base_without_anything() -> Graph:
+    return of("./bases/empty")
+
+
+def config_that_is_broken() -> Graph:
+    return of("./bases/broken_config")
+
+
+def config_of_no_architecture() -> Graph:
+    return of("./bases/untyped")
+
+
+def weights_that_are_not_there() -> Graph:
+    return of("./bases/weightless")
+
+
+def weights_cut_short() -> Graph:
+    return of("./bases/cut_short")
+
+
+def weights_that_git_did_not_fetch() -> Graph:
+    return of("./bases/pointer")
+
+
+def shard_that_is_missing() -> Graph:
+    return of("./bases/shards")
+
+
+def weights_of_fewer_layers() -> Graph:
+    return of("./bases/fewer_layers")
+
+
+def embedding_of_another_size() -> Graph:
+    return of("./bases/other_embedding")
+
+
+def tokenizer_that_is_not_there() -> Graph:
+    return of("./bases/speechless")
+
+
+def tokenizer_without_an_end() -> Graph:
+    return of("./bases/endless")
+
+
+def tokenizer_with_more_ids_than_the_model() -> Graph:
+    return of("./bases/wordy")
+
+
+def end_that_is_no_id() -> Graph:
+    return of("./bases/odd_end")
+
+
+def messages_without_a_template() -> Graph:
+    return of(GOOD, prompts("data/messages.parquet", batch=64))
+
+
+def answers_as_long_as_the_positions() -> Graph:
+    return of(GOOD, max_tokens=128)
+
+
+def prompts_and_answers_beyond_the_positions() -> Graph:
+    return of(GOOD, max_tokens=100, max_prompt_tokens=64, overlong_prompt="drop")
+
+
+def overlong_policy_that_is_none() -> Graph:
+    return of(GOOD, overlong_prompt="left")
+
+
+def reference_with_fewer_positions() -> Graph:
+    policy = Model("policy", GOOD, trainable=True)
+    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
+    reference = logprobs(Model("reference", "./bases/short"), rollout)
+    loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
+    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def reward_model_without_a_head() -> Graph:
+    policy = Model("policy", GOOD, trainable=True)
+    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
+    verdict = scores(Model("rm", GOOD, head="scalar"), rollout)
+    advantage = gae(rollout, verdict, values(Model("critic", "./bases/scored", head="scalar"), rollout))
+    return graph(train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
+
+
+def critic_of_two_numbers() -> Graph:
+    policy = Model("policy", GOOD, trainable=True)
+    rollout = generate(policy, prompts(DATA, batch=64), max_tokens=64, name="rollout")
+    value = values(Model("critic", "./bases/two_scores", head="scalar"), rollout)
+    loss = policy_gradient_loss(gae(rollout, reward(exact, rollout), value))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def two_bases_that_are_wrong() -> Graph:
+    policy = Model("policy", "./bases/endless", trainable=True)
+    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
+    reference = logprobs(Model("reference", "./bases/goood"), rollout)
+    loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
+    return graph(train(policy, rollout, loss=loss, lr=1e-6))
