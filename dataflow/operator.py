@@ -119,6 +119,11 @@ class Operator:
     """Parameter -> the values it takes; the check refuses others."""
     data_columns: str = ""
     """Of a source that reads its parameter `data`: module:function of (data, split) that answers the file's columns."""
+    data_overlap: str = ""
+    """Of such a source: module:function of (data, split, other data, other split): whether the two can share rows."""
+    data_rows: str = ""
+    """Of such a source: module:function of (data, split): how many rows it has; None where that is not to be had
+    without reading them."""
     normalises: Literal["", "group", "batch"] = ""
     """Of an operator on advantages: over which rows it makes them comparable."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)

@@ -111,7 +111,8 @@ class _Run:
 
     def attempt(self, telling: Telling, *, resumed: bool) -> Finish | GoBack:
         """One attempt, from the last checkpoint where `resumed` and there is one, else from the beginning."""
-        settings = Settings(steps=self._options.steps, checkpoint_every=self._options.checkpoint_every)
+        options = self._options
+        settings = Settings(steps=options.steps, checkpoint_every=options.checkpoint_every, patience=options.watchdog)
         coordinator = Coordinator(self._plan, settings)
         with ExitStack() as stack:
             workers = self._workers(stack)

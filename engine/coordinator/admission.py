@@ -11,7 +11,7 @@ Back-pressure acts here and nowhere else.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,18 @@ from engine.coordinator.messages import Ref, SourceCut
 from engine.plan.plan import PlannedSource
 
 _ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Vain:
+    """Prompts that were admitted, made and given up as too old, all since the last Step was formed: how many, at which
+    version, and which node made the oldest of their rows, with which version.
+    """
+
+    prompts: int = 0
+    version: int = 0
+    node: str = ""
+    oldest: int = 0
 
 
 class Admission:
@@ -42,6 +54,9 @@ class Admission:
         """(position, attempt) that are to begin once more."""
         self._rejected = 0
         """Prompts that refilling selects kept nothing of since the last Step was formed."""
+        self.vain = Vain()
+        self._formed_at = 0
+        """Admissions before the last Step was formed."""
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
@@ -134,8 +149,11 @@ class Admission:
 
     def _give_up_old(self, version: int) -> None:
         finished = self.lane.slots(FINISHED)
-        old = intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)
-        self.begin_again(finished[old])
+        old = finished[intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)]
+        vain = old[self.lane.order[old] >= self._formed_at]
+        if len(vain):
+            self.vain = Vain(self.vain.prompts + len(vain), version, *self.lane.oldest(vain))
+        self.begin_again(old)
 
     def begin_again(self, slots: np.ndarray) -> None:
         """Give these prompts up in their present attempt; they are admitted once more, before any other."""
@@ -143,7 +161,8 @@ class Admission:
 
     def formed(self) -> None:
         """A Step is formed: the attempts to fill the next one are counted anew."""
-        self._rejected = 0
+        self._rejected, self.vain = 0, Vain()
+        self._formed_at = self.lane.admissions
 
     @property
     def exhausted(self) -> bool:
@@ -168,3 +187,4 @@ class Admission:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
         self.admitted, self.dropped = cut.admitted - len(cut.running), cut.dropped
         self._again = self.lane.restore(cut, rows, version)
+        self._formed_at = self.lane.admissions

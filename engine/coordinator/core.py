@@ -39,6 +39,7 @@ from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.evaluation import EvaluationRound
 from engine.coordinator.lane import Ready
 from engine.coordinator.leases import Leases
+from engine.coordinator.livelock import Livelock
 from engine.coordinator.messages import (
     Checkpointed,
     ChunkDone,
@@ -86,6 +87,7 @@ class Coordinator:
         self._blocks = Blocks(weigh=any(n.chunks > 1 for n in plan.nodes))
         self._nodes = {n.name: n for n in plan.nodes}
         self.sources = Sources(plan, settings, self._blocks)
+        self._livelock = Livelock(plan, self.sources.admissions, settings.patience)
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._stateful = plan.stateful
@@ -120,14 +122,15 @@ class Coordinator:
         return self._flush()
 
     def handle(self, event: Event | From, now: float) -> list[Instruction]:
-        """Take note of one event. `now` (seconds, any clock) is carried for policies that will need it."""
-        del now
+        """Take note of one event. `now`: seconds, of any clock."""
         for each in self._recovery.in_order(event):
             self._told += self._leases.heard(each)
             heard, told = self._ranks.heard(each)
             self._told += told
             for one in heard:
                 self._hear(one)
+        if (vain := self._livelock.seen(now)) and self.phase == "gather":
+            self._fail(vain)
         return self._flush()
 
     def _hear(self, event: Event) -> None:

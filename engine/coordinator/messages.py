@@ -21,9 +21,9 @@ NO_VERSION = -1
 class Ref:
     """A block of rows by reference; a few bytes a row.
 
-    lengths int64 [rows]: tokens of each row. version int32 [rows]: the oldest version among a row's tokens, NO_VERSION
-    where no trained Model made it. digest uint64 [rows]: a hash of each row's content, by which rows that were made
-    twice are compared; empty where nothing can make a row twice (one process).
+    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts as (ages.py),
+    NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of each row's content, by which rows
+    that were made twice are compared; empty where nothing can make a row twice (one process).
     """
 
     worker: str
@@ -126,7 +126,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """An evaluate node has its numbers. score: the first of them, by which versions are compared."""
+    """An evaluate node has its numbers. score: the mean of the reward that it reads, by which versions are compared."""
 
     node: str
     version: int

@@ -65,7 +65,8 @@ class Sources:
 
     def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
         """Of a Step that starts from this version, with these slots."""
-        lag = version - np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
+        made = np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
+        lag = np.maximum(version - made, 0)  # a follower's rows count as what it is until its next move
         return {
             "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
             "policy/lag/max": float(lag.max()) if len(lag) else 0.0,

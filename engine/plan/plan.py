@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from dataflow.errors import Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.regions import Region
@@ -196,6 +197,16 @@ class Plan:
             if node.name == name:
                 return node
         raise KeyError(name)
+
+    def origin(self, node: str) -> Origin | None:
+        """Where in the user's source a node was written; None where that is not known."""
+        found = self.program.nodes if self.program is not None else ()
+        return next((n.origin for n in found if n.name == node), None)
+
+    def place(self, node: str) -> str:
+        """`grpo.py:14 score`: a node as messages name it, at run time as in the check."""
+        origin = self.origin(node)
+        return f"{origin} {node}" if origin else node
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from dataflow.kernel import Assignment, Chunk
 from engine.channels.contract import Channel, PeerLost
 from engine.channels.pairs import Pairs
 from engine.checkpoint.cut import read_rows, write_rows
+from engine.coordinator.ages import ages
 from engine.coordinator.messages import (
     NO_VERSION,
     ChunkDone,
@@ -247,7 +248,7 @@ class Worker:
         digest = row_digests(batch) if self._digests else np.zeros(0, dtype=np.uint64)
         block = self.channel.keep(batch)
         self._device.keep(block, batch)
-        version = _oldest(batch)
+        version = ages(self._plan, node, _oldest(batch))
         return Ref(worker=self.name, block=block, keys=batch.keys, lengths=lengths, version=version, digest=digest)
 
     def rows(self, node: str, ref: Ref) -> Batch:
@@ -341,7 +342,8 @@ class Worker:
         with self._during(message.node, f"version {message.version}, {len(message.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
         self._reports += [(name, value, 1.0) for name, value in metrics.items()]
-        return Evaluated(node=message.node, version=message.version, score=next(iter(metrics.values()), None))
+        score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
+        return Evaluated(node=message.node, version=message.version, score=score)
 
     def _record(self, message: Record) -> None:
         rows = {node: self._assembled(keys, {node: message.inputs[node]})[node] for node, keys in message.keys.items()}
