@@ -105,6 +105,8 @@ class LossFunction:
     """Parameter -> the values it takes; the check refuses others."""
     recorded: bool = True
     """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a Rollout."""
+    on_policy: bool = False
+    """Whether its gradient is right only for rows of the very weights that an update starts from."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -179,6 +181,7 @@ def loss_function(
     head: Literal["lm", "scalar"] = "lm",
     entropy: bool = False,
     recorded: bool = False,
+    on_policy: bool = False,
     zero: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
 ) -> LossFunction:
@@ -202,6 +205,7 @@ def loss_function(
         zero=tuple((zero or {}).items()),
         limits=tuple((limits or {}).items()),
         recorded=recorded,
+        on_policy=on_policy,
         fn=fn,
     )
 
@@ -257,10 +261,17 @@ class _LossDecorator:
         return LossDeclaration(loss_function(fn, **self._options), signature.replace(parameters=parameters))
 
 
-def loss(*, scope: LossScope = "token", head: Literal["lm", "scalar"] = "lm", entropy: bool = False) -> _LossDecorator:
+def loss(
+    *,
+    scope: LossScope = "token",
+    head: Literal["lm", "scalar"] = "lm",
+    entropy: bool = False,
+    on_policy: bool = False,
+) -> _LossDecorator:
     """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
 
     scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether
-    `now.entropy` is to be computed. Ports come first and all of them are required; parameters follow `*`.
+    `now.entropy` is to be computed. on_policy: its gradient is right only for rows of the very weights that an update
+    starts from (no ratio): the check warns of others. Ports come first and all are required; parameters follow `*`.
     """
-    return _LossDecorator({"scope": scope, "head": head, "entropy": entropy})
+    return _LossDecorator({"scope": scope, "head": head, "entropy": entropy, "on_policy": on_policy})

@@ -28,6 +28,7 @@ from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
 from engine.observe.trace import Trace
+from engine.observe.warned import Warned
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.runtime.files import read_checkpoint
@@ -77,6 +78,8 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
     run = _Run(plan, options, folder)
     with ExitStack() as stack:
         stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
+        for warning in plan.warnings:
+            run.warned.show(warning)
         run.trace = stack.enter_context(closing(_trace(folder)))
         progress = stack.enter_context(Progress(options.steps, title=plan.graph)) if options.progress else None
         told = [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
@@ -105,6 +108,7 @@ class _Run:
         self._store = CheckpointStore(folder.checkpoints, keep=options.keep)
         self._best = BestVersions(folder.checkpoints, _kept_best(plan))
         self.trace: Trace | None = None
+        self.warned = Warned(strict=options.strict)
         self.begun, self.step = 0, 0
         self._metrics: Mapping[str, float] = {}
         self._interrupted = False
@@ -120,7 +124,12 @@ class _Run:
             self.begun = latest.step if latest else 0
             lines = self._lines(self.begun, stack)
             observers = Observers(
-                lines=lines, views=self._views(stack), trace=self.trace, on_step=telling.on_step, until=telling.until
+                lines=lines,
+                views=self._views(stack),
+                trace=self.trace,
+                on_step=telling.on_step,
+                until=telling.until,
+                warned=self.warned,
             )
             stop = stack.enter_context(
                 Stop(self._options.watchdog, lambda: _describe(workers, coordinator), workers.doing)

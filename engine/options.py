@@ -67,6 +67,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Threads of each kernel; by default all cores, shared among Workers that compute at the same time."""
     inproc: bool = False
     """Run everything in this process, user functions too, so that breakpoints and prints work (no time limit then)."""
+    strict: bool = False
+    """Make warnings errors: nothing runs that looks wrong."""
     progress: bool = True
     """Show progress."""
     watchdog: float = 300.0

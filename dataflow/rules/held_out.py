@@ -28,14 +28,12 @@ def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Ite
     for other, train in trained:
         if other is not source and not _overlap(other, source):
             continue
-        shown = data_name(source)
-        where = f"{shown} feeds {train.name} and {evaluate.name}"
-        if other is not source and data_name(other) != shown:
-            where = f"{data_name(other)} ({line_of(other, evaluate.origin)}) feeds {train.name}, {shown} feeds {evaluate.name}"
-        fix = "a second prompts(test), or evaluate(..., allow_train_data=True)"
-        problem = "evaluation on training data"
-        if other is not source and data_name(other) != shown:
+        mine, theirs = data_name(source), data_name(other)
+        where, problem = f"{mine} feeds {train.name} and {evaluate.name}", "evaluation on training data"
+        if mine != theirs:
+            where = f"{theirs} ({line_of(other, evaluate.origin)}) feeds {train.name}, {mine} feeds {evaluate.name}"
             problem += ": the two have rows of one file, or items of one task, in common"
+        fix = "a second prompts(test), or evaluate(..., allow_train_data=True)"
         yield Fault(rule="held_out", where=where, problem=problem, fix=fix, origin=evaluate.origin)
         return
 

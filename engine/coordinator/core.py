@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from engine.coordinator import doubtful
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Chunk, Dispatch
@@ -210,6 +211,7 @@ class Coordinator:
         self._unopened.discard(event.node)
         if event.node in self.sources.admissions:
             self.sources.admissions[event.node].rows = event.rows
+            self._out += doubtful.opened(self.plan, event.node, event.rows)
 
     def _produced(self, event: Produced) -> None:
         chunk = self._dispatch.find(event.chunk)

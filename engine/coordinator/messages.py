@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
+from dataflow.errors import GraphWarning
 
 NO_VERSION = -1
 """The version of rows that no trained Model made."""
@@ -460,6 +461,13 @@ class StepClosed:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warn:
+    """Something looks wrong in the run; it may be said several times, and is shown once."""
+
+    warning: GraphWarning
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
     """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys."""
@@ -480,4 +488,4 @@ class Finish:
 ToWorker = RunChunk | TrainStep | Go | Evaluate | Record | Offer | Publish | Follow | Release | Wake | Sleep
 """What one Worker is told; `worker` says which."""
 
-Instruction = ToWorker | Respawn | GoBack | StepClosed | Checkpoint | Finish
+Instruction = ToWorker | Respawn | GoBack | StepClosed | Warn | Checkpoint | Finish

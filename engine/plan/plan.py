@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from dataflow.errors import Origin
+from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.regions import Region
@@ -186,6 +186,8 @@ class Plan:
     """The GPU of each worker that computes with a Model, of those of its host; empty where there is none."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
+    warnings: tuple[GraphWarning, ...] = ()
+    """What looks wrong in the graph, and in the plan."""
     cluster: Cluster | None = None
     """The machine that it was made for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
