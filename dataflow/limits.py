@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dataflow.errors import nearest
-from dataflow.model import Schedule
+from dataflow.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from dataflow.errors import Fault, GraphError
+from dataflow.calls import declares, refused, require
+from dataflow.errors import GraphError
 
 Axis = Literal["P", "T", "K"]
 """P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
@@ -57,6 +58,7 @@ class Column:
         return pa.field(self.name, pa.large_list(pa.field("item", kind, nullable=nullable)), nullable=False)
 
 
+@declares
 def column(
     type: pa.DataType, axis: Axis | None = None, *, nullable: bool = False, doc: str = "", device: bool = False
 ) -> Any:
@@ -66,6 +68,12 @@ def column(
     hidden states, that the host never needs to see. Raises GraphError where such a column is nullable, or of a type
     that no tensor has.
     """
+    require("column", "type", type, fits=isinstance(type, pa.DataType), expected="a type of Arrow", fix="pa.float32()")
+    require(
+        "column", "axis", axis, fits=axis in (None, "P", "T", "K"), expected="'P', 'T', 'K' or None", fix="axis='T'"
+    )
+    for name, flag in (("nullable", nullable), ("device", device)):
+        require("column", name, flag, fits=isinstance(flag, bool), expected="True or False", fix=f"{name}=True")
     if device:
         _require_tensor(type, nullable)
     return Column(type=type, axis=axis, nullable=nullable, doc=doc, device=device)
@@ -120,8 +128,7 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
         fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
     else:
         return
-    where = f"column({kind}, device=True)"
-    raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix))
+    raise refused(f"column({kind}, device=True)", problem, fix)
 
 
 def _elsewhere(schema: str, name: str, found: Column) -> GraphError:
@@ -129,7 +136,7 @@ def _elsewhere(schema: str, name: str, found: Column) -> GraphError:
     here, there = ("a device", "the host") if found.device else ("the host", "a device")
     problem = f"declares {name!r} on {here}, and the schema that it extends on {there}, where its readers look for it"
     fix = f"another name, or device={not found.device}"
-    return GraphError(Fault(rule="call", where=f"schema {schema}", problem=problem, fix=fix))
+    return refused(f"schema {schema}", problem, fix)
 
 
 MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
+from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.errors import Fault, GraphError, nearest
-from dataflow.limits import Limit
+from dataflow.limits import Limit, choice
 from dataflow.node import Node, Port, importable
-from dataflow.operator import Input, Keeps, Operator, Same, Scope, call_site, refuse_unknown
+from dataflow.operator import Input, Keeps, Operator, Same, Scope
 from dataflow.schema import Keep, Preference, Schema
 
 S = TypeVar("S", bound=Schema)
@@ -135,11 +136,16 @@ class _OperatorDecorator:
         self, fn: Callable[Concatenate[Columns[A], P], Columns[S]]
     ) -> OperatorDeclaration[Concatenate[Port[A], P], Port[S]]: ...
     def __call__(self, fn: Callable[..., Any]) -> Any:
-        typed = inspect.signature(fn, eval_str=True)
+        typed = signature_of(fn, "operator", _LIKE)
         positional = [p for p in typed.parameters.values() if p.kind is not p.KEYWORD_ONLY]
-        inputs = tuple(self._input(fn, p, first=not i) for i, p in enumerate(positional))
+        inputs = tuple(self._input(fn, p) for p in positional)
         if not inputs:
             raise _annotation(fn, "its first parameter", "no port at all")
+        for port in self._reads:
+            if port not in (names := [i.name for i in inputs]):
+                near = nearest(port, names)
+                problem = f"reads names {port!r}, which is no port of it; ports: {', '.join(names)}"
+                raise refused(f"operator {fn.__name__}", problem, f'reads={{"{near or names[0]}": [...]}}')
         made = _schema(fn, "the return value", typed.return_annotation)
         where = f"{fn.__module__}:{fn.__qualname__}"
         operator = Operator(
@@ -180,7 +186,7 @@ class _OperatorDecorator:
         where = f"operator {fn.__name__}"
         raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
 
-    def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter, *, first: bool) -> Input:
+    def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
         schema = _schema(fn, parameter.name, parameter.annotation)
         ancestors = tuple(self._reads.get(parameter.name, ()))
         return Input(name=parameter.name, schema=schema, ancestors=ancestors)
@@ -230,6 +236,11 @@ def column_operator(
     )
 
 
+_LIKE = "def f(rollout: Columns[Rollout], *, weight: float = 0.1) -> Columns[Reward]"
+_SCOPE = choice("row", "group", "batch")
+
+
+@declares
 def operator(
     *, scope: Scope = "row", reads: Mapping[str, Sequence[str]] | None = None, keeps: Keeps | None = None
 ) -> _OperatorDecorator:
@@ -241,13 +252,25 @@ def operator(
     goes by it: `groups` (each whole or not at all, so that group operators may follow), `pairs` (two rows: what a
     Preference means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group.
     """
-    return _OperatorDecorator(scope, reads or {}, keeps)
+    fix = f"scope={_SCOPE.suggestion(scope)!r}"
+    require("operator", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix)
+    given = {} if reads is None else reads
+    fits = isinstance(given, Mapping) and all(isinstance(port, str) and _are_names(n) for port, n in given.items())
+    expected, fix = "lists of column names by port", 'reads={"rollout": ["answer"]}'
+    require("operator", "reads", reads, fits=fits, expected=expected, fix=fix)
+    return _OperatorDecorator(scope, given, keeps)
+
+
+def _are_names(value: object) -> bool:
+    """A text is no list of names, though it is a sequence of texts."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
 def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:
-    if get_origin(annotation) is not Columns:
-        raise _annotation(fn, what, repr(annotation))
-    return get_args(annotation)[0]
+    of = get_args(annotation)[:1] if get_origin(annotation) is Columns else ()
+    if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
+        raise _annotation(fn, what, "none" if annotation is inspect.Parameter.empty else str(annotation))
+    return of[0]
 
 
 def _annotation(fn: Callable[..., Any], what: str, found: str) -> GraphError:
@@ -256,7 +279,7 @@ def _annotation(fn: Callable[..., Any], what: str, found: str) -> GraphError:
             rule="call",
             where=f"operator {fn.__name__}",
             problem=f"expected {what} annotated Columns[Schema], found {found}",
-            fix="def f(rollout: Columns[Rollout], *, weight: float = 0.1) -> Columns[Reward]",
+            fix=_LIKE,
             origin=call_site(),
         )
     )

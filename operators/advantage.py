@@ -20,6 +20,7 @@ from dataflow.node import Node, Port
 from dataflow.operator import Input, declares
 from dataflow.schema import Advantage, Completion, Logprobs, Returns, Reward, Rollout, TokenReward, Values
 from dataflow.user import Columns, column_operator
+from operators.weights import require_weights
 
 Dialect = Literal["trl", "verl", "openrlhf"]
 AnyAdvantage = TypeVar("AnyAdvantage", bound=Advantage)
@@ -354,5 +355,6 @@ def overlong_penalty(
 @declares
 def add(*scores: Port[Reward], weights: Sequence[float] | None = None, name: str = "add") -> Port[Reward]:
     """The weighted sum of rewards on the same rows."""
+    require_weights("add", weights, len(scores), "score")
     params = {"weights": None if weights is None else tuple(weights)}
     return Node(ADD, name, inputs={f"score{i}": s for i, s in enumerate(scores)}, params=params).port()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from dataflow.calls import require
 from dataflow.limits import choice, number, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
@@ -64,8 +65,16 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
-        "stop": tuple(stop),
+        "stop": _stops(stop),
         "max_lag": max_lag,
         "on_update": on_update,
     }
     return Node(GENERATE, name, states={"policy": policy}, inputs={"prompt": prompt}, params=params).port()
+
+
+def _stops(stop: Sequence[str] | str) -> tuple[str, ...]:
+    """Stop strings; a text is one of them, not its characters."""
+    found = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else (stop,)
+    fits = all(isinstance(text, str) and text for text in found)
+    require("generate", "stop", stop, fits=fits, expected="a text or a list of texts", fix='stop=["</answer>"]')
+    return found
