@@ -91,8 +91,8 @@ def refuse_unknown(name: str, signature: inspect.Signature, args: tuple[Any, ...
 def signature_of(fn: Any, what: str, like: str) -> inspect.Signature:
     """The signature of a user's function, annotations evaluated. like: how one is written.
 
-    Raises GraphError where it is no function, where an annotation is not found, and for `*args` and `**kwargs`, of which
-    nobody knows what they are.
+    Raises GraphError where it is no function, where an annotation is not found, and for `*args` and `**kwargs`, of
+    which nobody knows what they are.
     """
     name = getattr(fn, "__name__", repr(fn))
     if not callable(fn) or not hasattr(fn, "__qualname__") or isinstance(fn, type):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, overload
 
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
-from dataflow.errors import Fault, GraphError, Origin
+from dataflow.errors import Fault, GraphError, KernelError, Origin, nearest
 from dataflow.limits import Limit, choice, flag
 from dataflow.model import Number
 from dataflow.node import Port, importable
@@ -79,6 +79,12 @@ class Tensors(Generic[S]):
         self.columns = columns
 
     def __getitem__(self, name: str) -> Tensor:
+        """Raises KernelError naming the columns that there are, and the line that asks."""
+        if name not in self.columns:
+            near = nearest(name, self.columns)
+            fix, there = near or "one of these, or a schema with that column", ", ".join(self.columns) or "none"
+            problem = f"expected a column of the port, found {name!r}; there are: {there}"
+            raise KernelError(f"{call_site()}: {problem}. Fix: {fix}.")
         return self.columns[name]
 
 

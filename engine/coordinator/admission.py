@@ -11,6 +11,7 @@ Back-pressure acts here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -83,15 +84,15 @@ class Admission:
             self.lane.retire(gone)
         return bool(len(gone))
 
-    def starved(self, step: int) -> str:
+    def starved(self, step: int, place: Callable[[str], str] = str) -> str:
         """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on its way."""
         if not self._spent() or self.lane.running:
             return ""
         kept = self.lane.count[FINISHED]
         name, most = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)[::-1]
         return (
-            f"step {step}: {name} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are wanted; "
-            f"max_attempts is {most}: the data is too easy or too hard, or the reward constant"
+            f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are "
+            f"wanted; max_attempts is {most}: the data is too easy or too hard, or the reward constant"
         )
 
     def _room(self, version: int, ahead: int) -> int:

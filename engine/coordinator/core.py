@@ -238,7 +238,8 @@ class Coordinator:
             chunk.closed = True
             missing = self._missing(chunk)
             if missing is not None:
-                self._fail(f"{event.node}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
+                where = self.plan.place(event.node)
+                self._fail(f"{where}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
 
     def _missing(self, chunk: Chunk) -> Key | None:
         """Close a chunk where its rows belong; returns a row that it should have made and did not."""
@@ -253,7 +254,8 @@ class Coordinator:
     def _tombstoned(self, event: Tombstoned) -> None:
         node = self._nodes[event.node]
         if node.region != "stream":
-            self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
+            where = f"{self.plan.place(event.node)}: row {event.key}"
+            self._fail(f"{where} failed where no group can be dropped: {event.error}")
             return
         too_many = self.sources.drop(node.source, event)
         if too_many:
@@ -342,7 +344,7 @@ class Coordinator:
             return False
         found = admission.admit(self.version, sparing=self._recovery.spilling)
         self._assign(found, 0)
-        starved = admission.starved(self.version + 1) if self.phase == "gather" and not found else ""
+        starved = admission.starved(self.version + 1, self.plan.place) if self.phase == "gather" and not found else ""
         if starved:
             self._fail(starved)
         return bool(found)

@@ -25,6 +25,7 @@ class Sources:
     """See the module. `lanes` and `admissions` are by the source's name."""
 
     def __init__(self, plan: Plan, settings: Settings, blocks: Blocks) -> None:
+        self._plan = plan
         self._settings = settings
         self._blocks = blocks
         self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
@@ -82,7 +83,7 @@ class Sources:
         if not self.lanes[source].drop(event.node, event.key[0], event.key[2]):
             return ""
         self.admissions[source].dropped += 1
-        self._first_dropped = self._first_dropped or f"{event.node} row {event.key}: {event.error}"
+        self._first_dropped = self._first_dropped or f"{self._plan.place(event.node)} row {event.key}: {event.error}"
         dropped = sum(admission.dropped for admission in self.admissions.values())
         admitted = sum(admission.admitted for admission in self.admissions.values())
         if dropped <= max(10, self._settings.error_budget * admitted):

@@ -111,7 +111,7 @@ class Worker:
         self._modules = Modules()
         self._sessions: dict[str, NodeSession] = {}
         self._kernels: dict[str, Any] = {}
-        self._timing = Timing(name)
+        self._timing = Timing(name, plan.origin)
         self._delivery = Delivery(plan, self._kernels, channel, self._timing, pairs)
         self._device = DeviceColumns(name, plan, pairs)
         self._prepared: dict[str, tuple[TrainStep, Assignment]] = {}

@@ -36,7 +36,7 @@ from operators.select import best_of, select
 from operators.train import train
 from tests import right_graphs
 from tests.right_graphs import RIGHT
-from tests.wrong_graphs import held_out, kept, numbers, states, wires
+from tests.wrong_graphs import calls, held_out, kept, numbers, states, wires
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "check"
 DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
@@ -55,7 +55,7 @@ def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
     return [f for f, s in signatures.items() if s.return_annotation == "Graph" and not s.parameters]
 
 
-WRONG = [f for module in (wires, states, numbers, kept, held_out) for f in graphs_of(module)]
+WRONG = [f for module in (wires, states, numbers, kept, held_out, calls) for f in graphs_of(module)]
 
 
 def refusal(make: Callable[[], Graph]) -> str:
