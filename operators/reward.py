@@ -7,7 +7,7 @@ functions' signatures (rewards.py), nor the processes that they run in (kernels/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from dataflow.calls import declares, refused, require
 from dataflow.limits import choice, number
@@ -68,7 +68,7 @@ def reward(
     compares completions of a prompt must say scope="group". timeout: seconds a call. on_error: what an exception, a
     wrong length, a NaN or a time-out does.
     """
-    fns = tuple(fn) if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
+    fns = _functions(fn)
     _require(fns, weights, scope)
     wanted = dict.fromkeys(column for f in fns for column in reward_columns(f))
     required = {name for f in fns for name in wants(f).required}
@@ -85,6 +85,11 @@ def reward(
 
 
 _SCOPE = choice("row", "group")
+
+
+def _functions(fn: Any) -> tuple[RewardFn, ...]:
+    """One function, or those of a list; a text is no list of functions."""
+    return tuple(fn) if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
 
 
 def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: str) -> None:

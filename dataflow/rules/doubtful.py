@@ -9,7 +9,7 @@ A new one is a function from a Context to warnings, and its line in WARNINGS (ru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from dataflow.errors import GraphWarning
 from dataflow.loss import Loss
@@ -106,5 +106,5 @@ def _unread(node: Node, wire: Wire) -> bool:
     return False
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

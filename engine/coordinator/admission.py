@@ -89,7 +89,7 @@ class Admission:
         if not self._spent() or self.lane.running:
             return ""
         kept = self.lane.count[FINISHED]
-        name, most = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)[::-1]
+        most, name = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)
         return (
             f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are "
             f"wanted; max_attempts is {most}: the data is too easy or too hard, or the reward constant"

@@ -261,7 +261,7 @@ class TorchTrain:
             why = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
         else:
             why = unfit(made)
-        if why:
+        if why or made is None:
             raise KernelError(f"{self._name}: step {update.step}: loss {term.label!r} failed: {why}")
         return made
 
