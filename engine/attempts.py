@@ -11,13 +11,13 @@ own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataflow.errors import RunError
+from dataflow.errors import DataflowError, RunError
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Settings
@@ -86,7 +86,8 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
         telling = Telling(on_step=told, until=telling.until)
         furthest, fruitless = 0, 0
         while True:
-            end = run.attempt(telling, resumed=resumed)
+            with _failure_logged(plan.graph):
+                end = run.attempt(telling, resumed=resumed)
             if isinstance(end, Finish):
                 return run.result(end)
             furthest = max(furthest, run.begun)
@@ -96,6 +97,16 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
                 raise RunError(f"{FRUITLESS} attempts in a row came no further than step {furthest}: {end.error}")
             cause = end.error.partition("\n")[0]
             _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause)
+
+
+@contextmanager
+def _failure_logged(name: str) -> Iterator[None]:
+    """The log has a failure with its traceback; whoever started the run is told by the error alone."""
+    try:
+        yield
+    except DataflowError:
+        _log.info("%s failed", name, exc_info=True)
+        raise
 
 
 class _Run:

@@ -95,7 +95,7 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
 
 def left(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
     """What an error of a kernel is once it has left the node."""
-    timing = Timing("main", lambda name: Origin(file="/home/me/grpo.py", line=14) if origin and name == node else None)
+    timing = Timing("main", lambda name: Origin(file="graphs/grpo.py", line=14) if origin and name == node else None)
     with pytest.raises(Exception) as caught, timing.during(node, "chunk 3, 2 rows"):
         raise error
     return caught.value
