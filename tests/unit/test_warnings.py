@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +65,21 @@ def test_a_port_that_is_not_read_counts_for_no_warning() -> None:
     known = check(doubtful.graph(doubtful.updated(rollout, loss)), headers)
     assert known.warnings == ()
     assert len(known.notes) == 1
+
+
+def test_no_example_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(__file__).parent.parent.parent / "examples"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    before, seen = set(sys.modules), 0
+    for file in sorted(folder.glob("*.py")):
+        if "\ndef graph(" in file.read_text(encoding="utf-8"):
+            graph = importlib.import_module(file.stem).graph()
+            assert api.plan(graph, RunOptions()).warnings == (), file.name
+            seen += 1
+    for name in {n for n in set(sys.modules) - before if (folder / f"{n}.py").is_file()}:
+        del sys.modules[name]
+    assert seen >= 8
 
 
 @pytest.fixture
