@@ -322,7 +322,7 @@ class Worker:
                     return assignment
                 found = self._cast.take(list(message.inputs))
         except PeerLost as lost:
-            raise RunError(f"{message.node}: rows of step {message.step}: {lost}") from lost
+            raise RunError(f"{self._plan.place(message.node)}: rows of step {message.step}: {lost}") from lost
         inputs = {
             name: Batch(assignment.keys, records, self._device.placed(values))
             for name, (records, values) in found.items()
