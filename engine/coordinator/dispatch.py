@@ -229,8 +229,8 @@ class Dispatch:
                 key = keys.take(~(there if not there.all() else same)).rows()[0]
                 return (
                     f"{self._place(chunk.node.name)}: its chunk was run again as its rows were lost, and row {key} "
-                    f"{what}: its kernel is not deterministic. Fix: let it depend on nothing but its rows and the draws "
-                    f"of its session."
+                    f"{what}: its kernel is not deterministic. Fix: let it depend on nothing but its rows and the "
+                    f"draws of its session."
                 )
             self._blocks.move(number, numbers[order[at]], rows[order[at]])
         return ""
