@@ -89,6 +89,10 @@ class Schema:
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
+        for name, kind in vars(cls).items():
+            if isinstance(kind, pa.DataType):
+                problem = f"expected {name} to be a column, found the type {kind}"
+                raise refused(f"schema {cls.__name__}", problem, f"{name} = column(...)")
         for name, found in own.items():
             if name in cls.columns and cls.columns[name].device != found.device:
                 raise _elsewhere(cls.__name__, name, found)

@@ -72,7 +72,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     progress: bool = True
     """Show progress."""
     watchdog: float = 300.0
-    """Seconds without any progress after which the run stops and names who waits for whom."""
+    """Seconds without any progress after which the run stops and names who waits for whom, or gives everything up."""
     heartbeat: float = 30.0
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Buffer, Model, Table, cosine, linear, warmup
@@ -259,3 +261,10 @@ def buffer_without_a_writer() -> Graph:
 
 def misspelt_keyword_of_a_table() -> Graph:
     return graph(updated(cast(Any, Table("success", keys="prompt"))))  # type: ignore
+
+
+def type_for_a_column() -> Graph:
+    class Scaled(Schema):
+        scale = pa.float64()
+
+    return graph(updated(cast(Any, Scaled)))
