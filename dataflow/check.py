@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from dataflow.errors import Fault, GraphError
+from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
 from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
-from dataflow.rules import RULES
+from dataflow.rules import RULES, WARNINGS, unused
 from dataflow.rules.context import ColumnReader, Context, context_of, counted
-from dataflow.rules.unused import warnings
 from dataflow.rules.versions import lags, staleness
 
 Columns = Mapping[str, pa.DataType]
@@ -66,7 +65,8 @@ class CheckedGraph:
 
     lag: node that reads a trained Model -> versions that it may lag. bound: train node -> the greatest lag of any row
     that it trains. sizes: by source. columns: (node, output) -> name -> type of one row's value, dataset columns that
-    the rows descend from included. dialects: node -> the peer whose convention it follows.
+    the rows descend from included. dialects: node -> the peer whose convention it follows. warnings: what looks wrong.
+    notes: what is not read.
     """
 
     graph: Graph
@@ -77,10 +77,11 @@ class CheckedGraph:
     sizes: Mapping[str, SourceSize]
     columns: Mapping[tuple[str, int], Columns]
     dialects: Mapping[str, str]
-    warnings: tuple[str, ...]
+    warnings: tuple[GraphWarning, ...]
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """A few lines for a person: sizes, staleness, where streaming ends, dialects, warnings."""
+        """A few lines for a person: sizes, staleness, where streaming ends, dialects, notes, warnings."""
         return "\n".join(_described(self))
 
 
@@ -104,7 +105,8 @@ def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
         sizes={s.name: _size(context, s) for s in context.sources},
         columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
         dialects={n.name: n.params["dialect"] for n in graph.nodes if "dialect" in n.params},
-        warnings=tuple(warnings(context)),
+        warnings=tuple(sorted((w for rule in WARNINGS for w in rule(context)), key=_line)),
+        notes=tuple(unused.notes(context)),
     )
 
 
@@ -161,5 +163,7 @@ def _described(checked: CheckedGraph) -> Iterator[str]:
             yield f"  {name}: after the cut, {why}"
     for name, dialect in checked.dialects.items():
         yield f"  {name}: as {dialect} does it"
+    for note in checked.notes:
+        yield f"  {note}"
     for warning in checked.warnings:
         yield f"  warning: {warning}"

@@ -77,6 +77,17 @@ class Fault:
         return f"{place}: {self.problem}. Fix: {self.fix}."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphWarning(Fault):
+    """What looks wrong in a graph that can be run; a value, not an exception. `rule` is its stable name.
+
+    Shown as a fault is, its name behind it: `grpo.py:14 generate 'rollout': <problem>. Fix: <fix>. [greedy_group]`.
+    """
+
+    def __str__(self) -> str:
+        return f"{Fault.__str__(self)} [{self.rule}]"
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None where none is near."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

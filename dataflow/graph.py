@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from dataflow.calls import call_site, require
 from dataflow.errors import Fault, GraphError, Origin, nearest
 from dataflow.model import Buffer, State
 from dataflow.node import Node, Port
-from dataflow.operator import call_site
 from dataflow.schema import Schema
 
 S = TypeVar("S", bound=Schema)
@@ -29,6 +29,7 @@ class Graph:
         self.name = name
         self.origin = origin or call_site()
         self.sinks = sinks
+        require("Graph", "name", name, fits=isinstance(name, str), expected="text", fix='Graph("grpo", train(...))')
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
@@ -56,6 +57,8 @@ class Graph:
         if not node.schemas:
             problem, fix = f"{node.operator.name} has no output", "name a node that is no sink"
             raise GraphError(Fault(rule="port", where=f"port {name!r}", problem=problem, fix=fix, origin=call_site()))
+        fits = isinstance(schema, type) and issubclass(schema, Schema)
+        require(f"port {name!r}", "schema", schema, fits=fits, expected="a Schema", fix=f"g.port({name!r}, Rollout)")
         if not issubclass(node.schemas[index], schema):
             problem = f"expected {schema.__name__}, found {node.schemas[index].__name__}"
             fix = f"g.port({name!r}, {node.schemas[index].__name__})"
@@ -142,7 +145,7 @@ class Graph:
 
     def _unknown(self, what: str, name: str) -> Fault:
         known = sorted(n.name for n in self.nodes)
-        near = nearest(name, known)
+        near = nearest(str(name), known)
         fix = f"{near!r}" if near else "one of these names"
         where = f"{what} {name!r}" if what == "node" else what
         problem = f"no node {name!r}; nodes: {', '.join(known)}"

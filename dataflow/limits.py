@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dataflow.errors import nearest
-from dataflow.model import Schedule
+from dataflow.schedule import Schedule
 
 _WORDS = {
     "whole": "a whole number",

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, overload
 
-from dataflow.errors import Fault, GraphError, Origin
-from dataflow.limits import Limit
+from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
+from dataflow.errors import Fault, GraphError, KernelError, Origin, nearest
+from dataflow.limits import Limit, choice, flag
 from dataflow.model import Number
 from dataflow.node import Port, importable
-from dataflow.operator import Input, call_site, refuse_unknown
+from dataflow.operator import Input
 from dataflow.schema import Schema
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ class Tensors(Generic[S]):
         self.columns = columns
 
     def __getitem__(self, name: str) -> Tensor:
+        """Raises KernelError naming the columns that there are, and the line that asks."""
+        if name not in self.columns:
+            near = nearest(name, self.columns)
+            fix, there = near or "one of these, or a schema with that column", ", ".join(self.columns) or "none"
+            problem = f"expected a column of the port, found {name!r}; there are: {there}"
+            raise KernelError(f"{call_site()}: {problem}. Fix: {fix}.")
         return self.columns[name]
 
 
@@ -120,6 +127,8 @@ class LossFunction:
     """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a Rollout."""
     supervised: bool = False
     """Whether it imitates its rows, however they came about: then it is trained at temperature 1."""
+    on_policy: bool = False
+    """Whether its gradient is right only for rows of the very weights that an update starts from."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -147,11 +156,17 @@ class Loss:
     terms: tuple[LossTerm, ...]
 
     def __add__(self, other: Loss) -> Loss:
+        if not isinstance(other, Loss):
+            problem = f"expected a Loss on both sides, found {type(other).__name__} {other!r:.60}"
+            raise refused("loss + ...", problem, "clipped_policy_loss(advantage) + 0.01 * entropy_loss()")
         return Loss(self.terms + other.terms)
 
     def __mul__(self, factor: float) -> Loss:
+        fits = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+        require("... * loss", "the factor", factor, fits=fits, expected="a number", fix="0.01 * entropy_loss()")
         return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
 
+    __radd__ = __add__
     __rmul__ = __mul__
 
     @property
@@ -202,6 +217,7 @@ def loss_function(
     entropy: bool = False,
     recorded: bool = False,
     supervised: bool = False,
+    on_policy: bool = False,
     zero: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
 ) -> LossFunction:
@@ -209,8 +225,14 @@ def loss_function(
 
     A port with a default of None is optional. Raises GraphError where a parameter has no usable annotation.
     """
-    signature = inspect.signature(fn, eval_str=True)
-    values = list(signature.parameters.values())[1:]
+    signature = signature_of(fn, "loss", _LIKE)
+    first, *values = signature.parameters.values() or (None,)
+    if first is None or first.kind is first.KEYWORD_ONLY or first.annotation not in (Now, first.empty):
+        raise refused(f"loss {fn.__name__}", f"expected Now as its first parameter, found {first or 'none'}", _LIKE)
+    if signature.return_annotation not in (Terms, signature.empty):
+        shown = getattr(signature.return_annotation, "__name__", signature.return_annotation)
+        fix = "Terms(loss), unreduced: train takes the mean"
+        raise refused(f"loss {fn.__name__}", f"expected it to return Terms, found {shown}", fix)
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     return LossFunction(
         path=f"{fn.__module__}:{fn.__qualname__}"
@@ -226,19 +248,28 @@ def loss_function(
         limits=tuple((limits or {}).items()),
         recorded=recorded,
         supervised=supervised,
+        on_policy=on_policy,
         fn=fn,
     )
 
 
 def _port(fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
     kinds = [a for a in (parameter.annotation, *get_args(parameter.annotation)) if get_origin(a) is Tensors]
-    if not kinds:
+    of = get_args(kinds[0])[:1] if kinds else ()
+    if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
         where = f"loss {fn.__name__}.{parameter.name}"
-        problem = f"expected an annotation Tensors[Schema], found {parameter.annotation!r}"
+        problem = f"expected an annotation Tensors[Schema], found {_shown(parameter)}"
         fix = "annotate ports as Tensors[Advantage] and put parameters after *"
         raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
     optional = parameter.default is None
-    return Input(name=parameter.name, schema=get_args(kinds[0])[0], optional=optional)
+    return Input(name=parameter.name, schema=of[0], optional=optional)
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    return "none" if parameter.annotation is parameter.empty else str(parameter.annotation)
+
+
+_LIKE = "def f(now: Now, advantage: Tensors[Advantage], *, clip: float = 0.2) -> Terms"
 
 
 class LossDeclaration(Generic[Q]):
@@ -276,22 +307,37 @@ class _LossDecorator:
     @overload
     def __call__(self, fn: Callable[Concatenate[Now, P], Terms]) -> LossDeclaration[P]: ...
     def __call__(self, fn: Callable[..., Terms]) -> Any:
-        signature = inspect.signature(fn)
-        parameters = list(signature.parameters.values())[1:]
-        return LossDeclaration(loss_function(fn, **self._options), signature.replace(parameters=parameters))
+        function, signature = loss_function(fn, **self._options), inspect.signature(fn)
+        return LossDeclaration(function, signature.replace(parameters=list(signature.parameters.values())[1:]))
 
 
+_OPTIONS = {
+    "scope": choice("token", "sequence", "group"),
+    "head": choice("lm", "scalar"),
+    "entropy": flag(),
+    "supervised": flag(),
+    "on_policy": flag(),
+}
+
+
+@declares
 def loss(
     *,
     scope: LossScope = "token",
     head: Literal["lm", "scalar"] = "lm",
     entropy: bool = False,
     supervised: bool = False,
+    on_policy: bool = False,
 ) -> _LossDecorator:
     """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
 
     scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether
     `now.entropy` is to be computed. supervised: it imitates its rows, so train takes temperature 1 where none is
-    stated, and not the rollout's. Ports come first and all of them are required; parameters follow `*`.
+    stated, and not the rollout's. on_policy: its gradient is right only for rows of the very weights that an update
+    starts from (no ratio): the check warns of others. Ports come first and all are required; parameters follow `*`.
     """
-    return _LossDecorator({"scope": scope, "head": head, "entropy": entropy, "supervised": supervised})
+    options = {"scope": scope, "head": head, "entropy": entropy, "supervised": supervised, "on_policy": on_policy}
+    for name, limit in _OPTIONS.items():
+        given, fix = options[name], f"{name}={limit.suggestion(options[name])!r}"
+        require("loss", name, given, fits=limit.accepts(given), expected=limit.expected(), fix=fix)
+    return _LossDecorator(options)

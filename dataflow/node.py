@@ -48,6 +48,12 @@ class Node:
         self.params: dict[str, Any] = dict(params or {})
         self.schemas = operator.outputs if schemas is None else schemas
         self.origin = origin or call_site()
+        if not isinstance(name, str):
+            problem = f"expected name to be text, found {type(name).__name__} {name!r:.60}"
+            fault = Fault(
+                rule="call", where=operator.name, problem=problem, fix=f'name="{operator.name}"', origin=self.origin
+            )
+            raise GraphError(fault)
         for key, port in self.inputs.items():
             _require_port(self, key, port)
         for param, state in self.states.items():

@@ -1,29 +1,22 @@
 """Operators: declarations of what a node may be.
 
-Owns: what an operator says of itself (inputs, outputs, rows, scope, States, kernels) and
-the wrapper that turns a bad call into one clear error. Does not own: a use of an operator
-(node.py), a user's own operators (user.py), nor anything that runs.
+Owns: what an operator says of itself (inputs, outputs, rows, scope, States, kernels). Does not
+own: how it is called (calls.py), a use of an operator (node.py), a user's own operators
+(user.py), nor anything that runs.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
-from dataflow.errors import Fault, GraphError, Origin, nearest
+from dataflow.calls import call_site as call_site
+from dataflow.calls import declares as declares
+from dataflow.calls import refuse_unknown as refuse_unknown
 from dataflow.limits import Limit
-from dataflow.names import PEER_NAMES
 from dataflow.schema import Schema
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 Work = Literal["source", "host", "decode", "forward", "train", "evaluate", "select", "store", "replay", "record"]
 """What a node's kernel does; the planner sizes it and the coordinator schedules it by this."""
@@ -131,6 +124,11 @@ class Operator:
     """Parameter -> the values it takes; the check refuses others."""
     data_columns: str = ""
     """Of a source that reads its parameter `data`: module:function of (data, split) that answers the file's columns."""
+    data_overlap: str = ""
+    """Of such a source: module:function of (data, split, other data, other split): whether the two can share rows."""
+    data_rows: str = ""
+    """Of such a source: module:function of (data, split): how many rows it has; None where that is not to be had
+    without reading them."""
     normalises: Literal["", "group", "batch"] = ""
     """Of an operator on advantages: over which rows it makes them comparable."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
@@ -144,60 +142,3 @@ class Operator:
         if self.variadic is None:
             raise KeyError(name)
         return self.variadic
-
-
-_OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parent.parent / 'operators'}{os.sep}")
-
-
-def call_site() -> Origin:
-    """The nearest frame outside of the language itself and its declarations: the user's line."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
-
-
-def declares(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function of the language: a call that does not bind becomes a GraphError that knows the peers' names."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(function.__name__, signature, args, kwargs)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def refuse_unknown(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise GraphError where the arguments do not fit the signature."""
-    known = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for key, given in kwargs.items():
-        if key not in known:
-            raise GraphError(_unknown(name, key, given, known))
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        fix = f"{name}({_usage(signature)})"
-        fault = Fault(rule="call", where=name, problem=str(error), fix=fix, origin=call_site())
-        raise GraphError(fault) from None
-
-
-def _usage(signature: inspect.Signature) -> str:
-    """`model, rows, loss=..., lr=...`: what has no default."""
-    needed = [p for p in signature.parameters.values() if p.default is p.empty]
-    marks = {inspect.Parameter.KEYWORD_ONLY: "{}=...", inspect.Parameter.VAR_POSITIONAL: "{}, ..."}
-    return ", ".join(marks.get(p.kind, "{}").format(p.name) for p in needed if p.kind is not p.VAR_KEYWORD)
-
-
-def _unknown(name: str, key: str, given: Any, known: list[str]) -> Fault:
-    ours, system = PEER_NAMES.get(key, (None, ""))
-    if ours in known:
-        problem, fix = f"unknown parameter {key!r} ({system}'s name)", f"{ours}={given!r}"
-    elif ours is not None and " " in ours:
-        problem, fix = f"unknown parameter {key!r} ({system}'s name)", ours
-    else:
-        near = nearest(key, known)
-        problem = f"unknown parameter {key!r}"
-        fix = f"{near}={given!r}" if near else f"one of: {', '.join(known)}"
-    return Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site())

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from dataflow.errors import Fault, GraphError
+from dataflow.calls import declares, refused, require
 
 Axis = Literal["P", "T", "K"]
 """P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
@@ -64,6 +64,7 @@ class Column:
         return pa.field(self.name, items, nullable=False, metadata=self.metadata)
 
 
+@declares
 def column(
     type: pa.DataType,
     axis: Axis | None = None,
@@ -79,6 +80,12 @@ def column(
     hidden states, that the host never needs to see. distribution: of recorded log-probs, which one they are of. Raises
     GraphError where a column on a device is nullable, or of a type that no tensor has.
     """
+    require("column", "type", type, fits=isinstance(type, pa.DataType), expected="a type of Arrow", fix="pa.float32()")
+    require(
+        "column", "axis", axis, fits=axis in (None, "P", "T", "K"), expected="'P', 'T', 'K' or None", fix="axis='T'"
+    )
+    for name, flag in (("nullable", nullable), ("device", device)):
+        require("column", name, flag, fits=isinstance(flag, bool), expected="True or False", fix=f"{name}=True")
     if device:
         _require_tensor(type, nullable)
     return Column(type=type, axis=axis, nullable=nullable, doc=doc, device=device, distribution=distribution)
@@ -94,6 +101,10 @@ class Schema:
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
+        for name, kind in vars(cls).items():
+            if isinstance(kind, pa.DataType):
+                problem = f"expected {name} to be a column, found the type {kind}"
+                raise refused(f"schema {cls.__name__}", problem, f"{name} = column(...)")
         columns: dict[str, Column] = {}
         for base in reversed([b for b in cls.__bases__ if issubclass(b, Schema)]):
             columns = {**base.columns, **{k: v for k, v in columns.items() if k not in base.columns}}
@@ -136,8 +147,7 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
         fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
     else:
         return
-    where = f"column({kind}, device=True)"
-    raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix))
+    raise refused(f"column({kind}, device=True)", problem, fix)
 
 
 def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
@@ -156,9 +166,7 @@ def _require_one_form(schema: str, base: str, there: Column, here: Column) -> No
         fix = f"nullable=False, or another name than {here.name!r}"
     else:
         return
-    from dataflow.operator import call_site  # an operator is made of schemas
-
-    raise GraphError(Fault(rule="call", where=f"schema {schema}", problem=problem, fix=fix, origin=call_site()))
+    raise refused(f"schema {schema}", problem, fix)
 
 
 MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
+from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.errors import Fault, GraphError, nearest
-from dataflow.limits import Limit
+from dataflow.limits import Limit, choice
 from dataflow.node import Node, Port, importable
-from dataflow.operator import Input, Keeps, Operator, Same, Scope, call_site, refuse_unknown
+from dataflow.operator import Input, Keeps, Operator, Same, Scope
 from dataflow.schema import Keep, Preference, Schema
 
 S = TypeVar("S", bound=Schema)
@@ -142,12 +143,18 @@ class _OperatorDecorator:
         self, fn: Callable[Concatenate[Columns[A], P], Columns[S]]
     ) -> OperatorDeclaration[Concatenate[Port[A], P], Port[S]]: ...
     def __call__(self, fn: Callable[..., Any]) -> Any:
-        typed = inspect.signature(fn, eval_str=True)
+        typed = signature_of(fn, "operator", _LIKE)
         positional = [p for p in typed.parameters.values() if p.kind is not p.KEYWORD_ONLY]
         inputs = tuple(self._input(fn, p) for p in positional)
         if not inputs:
             raise _annotation(fn, "its first parameter", "no port at all")
-        _require_parents(fn, [i.name for i in inputs], self._parent)
+        names = [i.name for i in inputs]
+        for port in self._reads:
+            if port not in names:
+                near = nearest(port, names)
+                problem = f"reads names {port!r}, which is no port of it; ports: {', '.join(names)}"
+                raise refused(f"operator {fn.__name__}", problem, f'reads={{"{near or names[0]}": [...]}}')
+        _require_parents(fn, names, self._parent)
         made = _schema(fn, "the return value", typed.return_annotation)
         where = f"{fn.__module__}:{fn.__qualname__}"
         operator = Operator(
@@ -190,8 +197,7 @@ class _OperatorDecorator:
 
     def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
         name, schema = parameter.name, _schema(fn, parameter.name, parameter.annotation)
-        reads = self._reads.get(name, ())
-        ancestors = (reads,) if isinstance(reads, str) else tuple(reads)
+        ancestors = tuple(self._reads.get(name, ()))
         return Input(name=name, schema=schema, rows="parent" if name in self._parent else "rows", ancestors=ancestors)
 
 
@@ -239,6 +245,11 @@ def column_operator(
     )
 
 
+_LIKE = "def f(rollout: Columns[Rollout], *, weight: float = 0.1) -> Columns[Reward]"
+_SCOPE = choice("row", "group", "batch")
+
+
+@declares
 def operator(
     *,
     scope: Scope = "row",
@@ -255,30 +266,37 @@ def operator(
     Preference means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group. parent:
     ports whose rows those of the first port come from, such as the turn before: each row sees its ancestor's columns.
     """
-    return _OperatorDecorator(scope, reads or {}, keeps, (parent,) if isinstance(parent, str) else tuple(parent))
+    fix = f"scope={_SCOPE.suggestion(scope)!r}"
+    require("operator", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix)
+    given = {} if reads is None else reads
+    fits = isinstance(given, Mapping) and all(isinstance(port, str) and _are_names(n) for port, n in given.items())
+    expected, fix = "lists of column names by port", 'reads={"rollout": ["answer"]}'
+    require("operator", "reads", reads, fits=fits, expected=expected, fix=fix)
+    parents = (parent,) if isinstance(parent, str) else parent
+    require("operator", "parent", parent, fits=_are_names(parents), expected="names of ports", fix='parent="before"')
+    return _OperatorDecorator(scope, given, keeps, tuple(parents))
+
+
+def _are_names(value: object) -> bool:
+    """A text is no list of names, though it is a sequence of texts."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
 def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequence[str]) -> None:
     """Raises GraphError for a parent that is no port of the operator, or is its first."""
     for name in parents:
-        if name in ports[1:]:
-            continue
-        found = "is its first port, whose rows it has" if name in ports else "is no port of it"
-        others = ", ".join(ports[1:])
-        fault = Fault(
-            rule="call",
-            where=f"operator {fn.__name__}",
-            problem=f"expected parent= to name ports after the first, found {name!r}, which {found}",
-            fix=f"one of: {others}" if others else "leave parent= out",
-            origin=call_site(),
-        )
-        raise GraphError(fault)
+        if name not in ports[1:]:
+            found = "is its first port, whose rows it has" if name in ports else "is no port of it"
+            others = ", ".join(ports[1:])
+            problem = f"expected parent= to name ports after the first, found {name!r}, which {found}"
+            raise refused(f"operator {fn.__name__}", problem, f"one of: {others}" if others else "leave parent= out")
 
 
 def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:
-    if get_origin(annotation) is not Columns:
-        raise _annotation(fn, what, repr(annotation))
-    return get_args(annotation)[0]
+    of = get_args(annotation)[:1] if get_origin(annotation) is Columns else ()
+    if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
+        raise _annotation(fn, what, "none" if annotation is inspect.Parameter.empty else str(annotation))
+    return of[0]
 
 
 def _annotation(fn: Callable[..., Any], what: str, found: str) -> GraphError:
@@ -287,7 +305,7 @@ def _annotation(fn: Callable[..., Any], what: str, found: str) -> GraphError:
             rule="call",
             where=f"operator {fn.__name__}",
             problem=f"expected {what} annotated Columns[Schema], found {found}",
-            fix="def f(rollout: Columns[Rollout], *, weight: float = 0.1) -> Columns[Reward]",
+            fix=_LIKE,
             origin=call_site(),
         )
     )

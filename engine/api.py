@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from dataflow.check import CheckedGraph, check
-from dataflow.errors import RunError
+from dataflow.errors import GraphError, RunError
 from dataflow.graph import Graph
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
@@ -40,12 +40,17 @@ OPTIONS = "options.json"
 
 
 def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan:
-    """Check a graph and plan it for this machine. Raises GraphError or PlanError."""
+    """Check a graph and plan it for this machine. Raises GraphError or PlanError; the former with options.strict also
+    where the plan has warnings.
+    """
     options = options or RunOptions()
     checked = graph if isinstance(graph, CheckedGraph) else check(graph)
     placing = run_options.placing(options)
     cluster = _cluster(options.cluster, frozenset(placing.hosts.values())) if options.cluster is not None else None
-    return make_plan(checked, seed=options.seed, threads=options.threads, placing=placing, cluster=cluster)
+    planned = make_plan(checked, seed=options.seed, threads=options.threads, placing=placing, cluster=cluster)
+    if options.strict and planned.warnings:
+        raise GraphError(planned.warnings)
+    return planned
 
 
 def _cluster(path: Path, wanted: frozenset[str]) -> Cluster:

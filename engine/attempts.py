@@ -11,13 +11,13 @@ own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataflow.errors import RunError
+from dataflow.errors import DataflowError, RunError
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Settings
@@ -28,6 +28,7 @@ from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
 from engine.observe.trace import Trace
+from engine.observe.warned import Warned
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.runtime.files import read_checkpoint
@@ -77,13 +78,16 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
     run = _Run(plan, options, folder)
     with ExitStack() as stack:
         stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
+        for warning in plan.warnings:
+            run.warned.show(warning)
         run.trace = stack.enter_context(closing(_trace(folder)))
         progress = stack.enter_context(Progress(options.steps, title=plan.graph)) if options.progress else None
         told = [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
         telling = Telling(on_step=told, until=telling.until)
         furthest, fruitless = 0, 0
         while True:
-            end = run.attempt(telling, resumed=resumed)
+            with _failure_logged(plan.graph):
+                end = run.attempt(telling, resumed=resumed)
             if isinstance(end, Finish):
                 return run.result(end)
             furthest = max(furthest, run.begun)
@@ -93,6 +97,16 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
                 raise RunError(f"{FRUITLESS} attempts in a row came no further than step {furthest}: {end.error}")
             cause = end.error.partition("\n")[0]
             _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause)
+
+
+@contextmanager
+def _failure_logged(name: str) -> Iterator[None]:
+    """The log has a failure with its traceback; whoever started the run is told by the error alone."""
+    try:
+        yield
+    except DataflowError:
+        _log.info("%s failed", name, exc_info=True)
+        raise
 
 
 class _Run:
@@ -105,13 +119,15 @@ class _Run:
         self._store = CheckpointStore(folder.checkpoints, keep=options.keep)
         self._best = BestVersions(folder.checkpoints, _kept_best(plan))
         self.trace: Trace | None = None
+        self.warned = Warned(strict=options.strict)
         self.begun, self.step = 0, 0
         self._metrics: Mapping[str, float] = {}
         self._interrupted = False
 
     def attempt(self, telling: Telling, *, resumed: bool) -> Finish | GoBack:
         """One attempt, from the last checkpoint where `resumed` and there is one, else from the beginning."""
-        settings = Settings(steps=self._options.steps, checkpoint_every=self._options.checkpoint_every)
+        options = self._options
+        settings = Settings(steps=options.steps, checkpoint_every=options.checkpoint_every, patience=options.watchdog)
         coordinator = Coordinator(self._plan, settings)
         with ExitStack() as stack:
             workers = self._workers(stack)
@@ -119,7 +135,12 @@ class _Run:
             self.begun = latest.step if latest else 0
             lines = self._lines(self.begun, stack)
             observers = Observers(
-                lines=lines, views=self._views(stack), trace=self.trace, on_step=telling.on_step, until=telling.until
+                lines=lines,
+                views=self._views(stack),
+                trace=self.trace,
+                on_step=telling.on_step,
+                until=telling.until,
+                warned=self.warned,
             )
             stop = stack.enter_context(
                 Stop(self._options.watchdog, lambda: _describe(workers, coordinator), workers.doing)
@@ -220,7 +241,8 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 
 def _describe(workers: Workers, coordinator: Coordinator) -> str:
     """What every Worker does, and who waits for whom."""
-    lines = [f"{each.worker} is in {each.node} ({each.what})" for each in workers.doing() if each.node]
+    place = coordinator.plan.place
+    lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in workers.doing() if each.node]
     return "\n  ".join([*lines, *coordinator.waiting()])
 
 

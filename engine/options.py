@@ -67,10 +67,12 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Threads of each kernel; by default all cores, shared among Workers that compute at the same time."""
     inproc: bool = False
     """Run everything in this process, user functions too, so that breakpoints and prints work (no time limit then)."""
+    strict: bool = False
+    """Make warnings errors: nothing runs that looks wrong."""
     progress: bool = True
     """Show progress."""
     watchdog: float = 300.0
-    """Seconds without any progress after which the run stops and names who waits for whom."""
+    """Seconds without any progress after which the run stops and names who waits for whom, or gives everything up."""
     heartbeat: float = 30.0
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 

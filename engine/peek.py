@@ -27,6 +27,7 @@ from engine.coordinator.messages import (
     Produced,
     Respawn,
     StepClosed,
+    Warn,
 )
 from engine.coordinator.tables import codes
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
@@ -123,7 +124,7 @@ def _tell(workers: Workers, instructions: Sequence[Instruction]) -> None:
     for instruction in instructions:
         if isinstance(instruction, Finish) and instruction.error:
             raise RunError(instruction.error)
-        if not isinstance(instruction, (Finish, StepClosed, Checkpoint, Respawn, GoBack)):
+        if not isinstance(instruction, (Finish, StepClosed, Warn, Checkpoint, Respawn, GoBack)):
             workers.tell(instruction)
 
 

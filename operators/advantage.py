@@ -20,6 +20,7 @@ from dataflow.node import Node, Port
 from dataflow.operator import Input, declares
 from dataflow.schema import Advantage, Completion, Logprobs, Returns, Reward, Rollout, TokenReward, Values
 from dataflow.user import Columns, column_operator
+from operators.weights import require_weights
 
 Dialect = Literal["trl", "verl", "openrlhf"]
 AnyAdvantage = TypeVar("AnyAdvantage", bound=Advantage)
@@ -454,6 +455,7 @@ def add(*scores: Port[Reward], weights: Sequence[float] | None = None, name: str
 
     Then tokens are added to tokens, and the number of a plain Reward stands on the last token of its row.
     """
+    require_weights("add", weights, len(scores), "score")
     params = {"weights": None if weights is None else tuple(weights)}
     spread = any(isinstance(s, Port) and issubclass(s.schema, TokenReward) for s in scores)
     inputs = {f"score{i}": s for i, s in enumerate(scores)}

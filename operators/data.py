@@ -27,6 +27,8 @@ PROMPTS = Operator(
         "split": text(like="train", optional=True),
     },
     data_columns="operators.data_files:prompt_columns",
+    data_overlap="operators.data_sources:overlap",
+    data_rows="operators.data_sources:row_count",
 )
 
 DEMONSTRATIONS = Operator(
@@ -44,6 +46,8 @@ DEMONSTRATIONS = Operator(
         "shuffle": flag(),
     },
     data_columns="operators.data_files:demonstration_columns",
+    data_overlap="operators.data_sources:overlap",
+    data_rows="operators.data_sources:row_count",
 )
 
 

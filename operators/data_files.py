@@ -40,7 +40,7 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     """
     if tasks.is_task(data):
         return tasks.task_columns(data)
-    files = _files(data, split)
+    files = files_of(data, split)
     schema = _parquet_schema(files) if _is_parquet(files) else _table(_lines(files[:1], _PEEKED_LINES)).schema
     return {field.name: _plain(field.type) for field in schema}
 
@@ -67,7 +67,7 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
     """
     if tasks.is_task(data):
         return tasks.task_table(data, split)
-    files = _files(data, split)
+    files = files_of(data, split)
     table = _read_parquet(files) if _is_parquet(files) else _table(_lines(files))
     if split is not None and not Path(data).expanduser().is_dir():
         table = _rows_of_split(table, data, split)
@@ -131,7 +131,8 @@ def _listed(columns: Iterable[str]) -> str:
 # Finding files
 
 
-def _files(data: str, split: str | None) -> list[Path]:
+def files_of(data: str, split: str | None) -> list[Path]:
+    """The files that a source reads. Raises DataError where there is none, or where it is not clear which."""
     path = Path(data).expanduser()
     if path.is_dir():
         return _files_in(path, split)

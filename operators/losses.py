@@ -166,7 +166,7 @@ CLIPPED_POLICY = loss_function(
         "dual_clip": number(1.0, above=True, optional=True, like=3.0),
     },
 )
-POLICY_GRADIENT = loss_function(policy_gradient, name="policy_gradient_loss")
+POLICY_GRADIENT = loss_function(policy_gradient, name="policy_gradient_loss", on_policy=True)
 DECOUPLED_POLICY = loss_function(
     decoupled_policy,
     name="decoupled_policy_loss",

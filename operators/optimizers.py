@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataflow.errors import Fault, GraphError
-from dataflow.operator import call_site
+from dataflow.calls import constructs, require
+from dataflow.limits import number
 
 
+@constructs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101); `optimizer="adamw"` is AdamW().
@@ -24,7 +25,13 @@ class AdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.eps > 0.0 and self.weight_decay >= 0.0):
-            problem = f"expected betas in [0, 1), eps > 0 and weight_decay >= 0, found {self.betas}, {self.eps}, "
-            problem += f"{self.weight_decay}"
-            raise GraphError(Fault(rule="call", where="AdamW", problem=problem, fix="AdamW()", origin=call_site()))
+        betas = isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(_BETA.accepts, self.betas))
+        fits = betas and 1.0 not in self.betas
+        require("AdamW", "betas", self.betas, fits=fits, expected="two numbers in [0, 1)", fix="betas=(0.9, 0.99)")
+        for name, limit in _LIMITS.items():
+            value, fix = getattr(self, name), f"{name}={limit.like!r}"
+            require("AdamW", name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix)
+
+
+_BETA = number(0.0, 1.0, like=0.9)
+_LIMITS = {"eps": number(0.0, above=True, like=1e-8), "weight_decay": number(0.0, like=0.0)}

@@ -7,14 +7,15 @@ functions' signatures (rewards.py), nor the processes that they run in (kernels/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from dataflow.errors import Fault, GraphError
+from dataflow.calls import declares, refused, require
 from dataflow.limits import choice, number
 from dataflow.node import Node, Port
-from dataflow.operator import Input, Operator, Same, call_site, declares
+from dataflow.operator import Input, Operator, Same
 from dataflow.schema import Completion, Reward
 from operators.rewards import RewardFn, reward_columns, wants
+from operators.weights import require_weights
 
 REWARD = Operator(
     path="operators.reward:REWARD",
@@ -67,8 +68,8 @@ def reward(
     compares completions of a prompt must say scope="group". timeout: seconds a call. on_error: what an exception, a
     wrong length, a NaN or a time-out does.
     """
-    fns = tuple(fn) if isinstance(fn, Sequence) else (fn,)
-    _require(fns, weights)
+    fns = _functions(fn)
+    _require(fns, weights, scope)
     wanted = dict.fromkeys(column for f in fns for column in reward_columns(f))
     required = {name for f in fns for name in wants(f).required}
     params = {
@@ -83,16 +84,20 @@ def reward(
     return Node(operator, name, inputs={"rows": rows}, params=params).port()
 
 
-def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None) -> None:
+_SCOPE = choice("row", "group")
+
+
+def _functions(fn: Any) -> tuple[RewardFn, ...]:
+    """One function, or those of a list; a text is no list of functions."""
+    return tuple(fn) if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
+
+
+def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: str) -> None:
     bad = [f for f in fns if not callable(f)]
     if bad or not fns:
-        problem = (
-            f"expected a function or a list of them, found {bad[0]!r:.60}" if bad else "expected a function, found none"
-        )
-        fault = Fault(rule="call", where="reward", problem=problem, fix="reward(fn, rollout)", origin=call_site())
-        raise GraphError(fault)
-    if weights is not None and len(weights) != len(fns):
-        problem = f"{len(fns)} functions with {len(weights)} weights"
-        raise GraphError(
-            Fault(rule="call", where="reward", problem=problem, fix="one weight a function", origin=call_site())
-        )
+        found = f"{type(bad[0]).__name__} {bad[0]!r:.60}" if bad else "none"
+        fix = "reward(fn, rollout), the function itself"
+        raise refused("reward", f"expected a function or a list of them, found {found}", fix)
+    fix = f"scope={_SCOPE.suggestion(scope)!r}"
+    require("reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix)
+    require_weights("reward", weights, len(fns), "function")

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataflow.calls import call_site, declares, require
 from dataflow.errors import Fault, GraphError
 from operators.tasks import text_of
 
@@ -111,12 +112,15 @@ class VerlReward:
         return [_score(made, log_metric) for made in calls]
 
 
+@declares
 def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
     """A function of verl, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as a RewardFn.
 
     It returns a number, or a dict with `score` whose other numbers become metrics; it may be async. Reads the columns
     of verl's Parquet: data_source, reward_model (its ground_truth) and extra_info where there is one.
     """
+    expected, fix = "a function", "verl_reward(compute_score)"
+    require("verl_reward", "compute_score", compute_score, fits=callable(compute_score), expected=expected, fix=fix)
     return VerlReward(compute_score)
 
 
@@ -135,4 +139,4 @@ def _score(made: Any, log_metric: Callable[[str, float], None]) -> float | None:
 
 def _unfit(name: str, problem: str) -> GraphError:
     fix = "def reward(completions, **kwargs) -> list[float]"
-    return GraphError(Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix))
+    return GraphError(Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix, origin=call_site()))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from dataflow.errors import Fault, GraphError
+from dataflow.calls import refused
 from dataflow.limits import flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Subset, call_site, declares, refuse_unknown
@@ -135,10 +135,7 @@ def select(*ports: Any, **options: Any) -> Any:
     """
     refuse_unknown("select", _SIGNATURE, (), options)
     if not ports:
-        fault = Fault(
-            rule="call", where="select", problem="expected ports, found none", fix="select(rollout, where=keep)"
-        )
-        raise GraphError(fault)
+        raise refused("select", "expected ports, found none", "select(rollout, where=keep)")
     where, name = options["where"], options.get("name", "select")
     params = {"refill": options.get("refill", False), "max_attempts": options.get("max_attempts", 10)}
     inputs = {"where": where} | {f"port{i}": port for i, port in enumerate(ports)}

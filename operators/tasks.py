@@ -67,6 +67,40 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
     return pa.table({name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(_COLUMNS.items())})
 
 
+def same_items(data: str, other: str) -> bool:
+    """Whether two task sources make some of the same items: item i uses seed + i, other settings being equal.
+
+    False where one of them cannot be made. Questions that are alike by chance are not found.
+    """
+    if (one := _made(data)) is None or (two := _made(other)) is None or one[0] != two[0]:
+        return False
+    return one[1].start < two[1].stop and two[1].start < one[1].stop
+
+
+def size_of(data: str) -> int | None:
+    """Rows that a task makes; None where it cannot be made."""
+    made = _made(data)
+    return None if made is None else len(made[1])
+
+
+def _made(data: str) -> tuple[tuple[Any, ...], range] | None:
+    """What a task makes items of, defaults filled in, and the seeds of these."""
+    try:
+        task = _checked(data.removeprefix(PREFIX))
+    except DataError:
+        return None
+    from reasoning_gym.factory import DATASETS
+
+    settings = {f.name: repr(f.default) for f in fields(DATASETS[task.name][1]) if f.name not in ("seed", "size")}
+    given = dict(task.settings)
+    settings |= {name: repr(value) for name, value in given.items() if name not in ("seed", "size")}
+    sizes = {f.name: f.default for f in fields(DATASETS[task.name][1])}
+    seed, size = given.get("seed", 0), given.get("size", sizes.get("size"))
+    if not isinstance(seed, int) or not isinstance(size, int):
+        return None
+    return (task.name, *sorted(settings.items())), range(seed, seed + size)
+
+
 def exact_match(completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]) -> list[float]:
     """1.0 where the task's scorer gives full marks, else 0.0.
 

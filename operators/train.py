@@ -125,9 +125,9 @@ def evaluate(
 ) -> Node:
     """Run the graph above `score` to the end of its (finite) source, at one version of the Model.
 
-    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best versions stay on
-    disk.
-    Metrics are `eval/<function>` for each reward function, `eval/<name>/<function>` where the node has another name.
+    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best versions by the mean
+    of `score` stay on disk. Metrics are `eval/reward`, that mean, and `eval/<function>` for each reward function;
+    `eval/<name>/...` where the node has another name.
     """
     params = {"every": every, "keep_best": keep_best, "allow_train_data": allow_train_data}
     return Node(EVALUATE, name, states={"model": model}, inputs={"score": score}, params=params)

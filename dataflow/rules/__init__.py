@@ -1,18 +1,19 @@
 """The rules of the check, one a file, in the order in which they look at a graph.
 
-Owns: the list. Each rule is a function from a Context to faults, and none relies on another's
-having found nothing: all are asked, and the user sees every fault at once, by line.
+Owns: the lists, of rules and of warnings. Each rule is a function from a Context to faults, and none relies on
+another's having found nothing: all are asked, and the user sees every fault at once, by line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dataflow.errors import Fault
+from dataflow.errors import Fault, GraphWarning
 from dataflow.rules import (
     bases,
     clocks,
     columns,
+    doubtful,
     groups,
     held_out,
     lineage,
@@ -23,6 +24,7 @@ from dataflow.rules import (
     sampled,
     state,
     trained_at,
+    unused,
     versions,
     vocabulary,
 )
@@ -47,3 +49,13 @@ RULES: tuple[Rule, ...] = (
     bases.check,  # late: it reads the Models' files
     vocabulary.check,  # last: it compares them
 )
+
+WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
+    doubtful.large_batches,
+    doubtful.greedy_groups,
+    doubtful.updates_without_ratio,
+    doubtful.references_of_the_policy,
+    unused.lags,
+    unused.intakes,
+)
+"""What looks wrong in a graph that can be run. Asked of a graph for which every rule holds; shown by source line."""

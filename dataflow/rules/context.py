@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any
 
 import pyarrow as pa
 
@@ -163,6 +164,11 @@ def _read_columns(
 
 
 def _reader(path: str) -> ColumnReader:
+    return function_at(path)
+
+
+def function_at(path: str) -> Any:
+    """The function that an operator names as module:function."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -1,41 +1,47 @@
 """Held-out data: what is evaluated on has not been trained on, unless the user says so (L8).
 
-Owns: comparing the data of sources that train with that of sources that evaluate. Does not
-own: overlaps inside different files, which only their rows could show.
+Owns: asking of each source that evaluates whether it shares rows with one that trains. Does not own: how that is told
+of files and tasks (the function that the operator names), nor overlaps that only the rows of different files could
+show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from dataflow.errors import Fault
 from dataflow.node import Node
-from dataflow.rules.context import Context, data_name
+from dataflow.rules.context import Context, data_name, function_at, line_of
 
 
 def check(context: Context) -> Iterator[Fault]:
     """Sources whose data both a train node and an evaluation see."""
-    trained: dict[str, list[tuple[Node, Node]]] = {}
-    sources = {s: str(PurePath(data)) for s in context.sources if isinstance(data := s.params.get("data"), str)}
-    for source, data in sources.items():
-        for sink in context.fed[id(source)]:
-            if sink.operator.work == "train":
-                trained.setdefault(data, []).append((source, sink))
-    for source, data in sources.items():
+    sources = [s for s in context.sources if isinstance(s.params.get("data"), str)]
+    trained = [(s, sink) for s in sources for sink in context.fed[id(s)] if sink.operator.work == "train"]
+    for source in sources:
         for sink in context.fed[id(source)]:
             if sink.operator.work == "evaluate" and not sink.params.get("allow_train_data"):
-                yield from _seen(source, sink, trained.get(data, []))
+                yield from _seen(source, sink, trained)
 
 
 def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Iterator[Fault]:
-    held = source.params.get("split")
     for other, train in trained:
-        split = other.params.get("split")
-        if other is not source and split is not None and held is not None and split != held:
+        if other is not source and not _overlap(other, source):
             continue
-        where = f"{data_name(source)} feeds {train.name} and {evaluate.name}"
+        mine, theirs = data_name(source), data_name(other)
+        where, problem = f"{mine} feeds {train.name} and {evaluate.name}", "evaluation on training data"
+        if mine != theirs:
+            where = f"{theirs} ({line_of(other, evaluate.origin)}) feeds {train.name}, {mine} feeds {evaluate.name}"
+            problem += ": the two have rows of one file, or items of one task, in common"
         fix = "a second prompts(test), or evaluate(..., allow_train_data=True)"
-        problem = "evaluation on training data"
         yield Fault(rule="held_out", where=where, problem=problem, fix=fix, origin=evaluate.origin)
         return
+
+
+def _overlap(one: Node, other: Node) -> bool:
+    """By the function that the operators name; sources of a kind that names none share rows where their data is one."""
+    a, b = ((s.params["data"], s.params.get("split")) for s in (one, other))
+    path = one.operator.data_overlap
+    if not path or path != other.operator.data_overlap:
+        return a[0] == b[0]
+    return function_at(path)(*a, *b)

@@ -1,13 +1,15 @@
-"""Unused: what is written down and changes nothing. Warnings, not faults: the graph means one thing all the same.
+"""Unused: what is written down and changes nothing. The graph means one thing all the same.
 
-Owns: lags without a trained Model, ports whose weight is 0, intakes and seeds of nothing. Does
-not own: unknown parameters (refused at the call), pruning (a pass of the planner).
+Owns: lags without a trained Model and intakes of nothing, of which is warned; ports whose weight is 0, which are noted,
+as an algorithm may well have them for other weights. Does not own: unknown parameters (refused at the call), pruning (a
+pass of the planner).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataflow.errors import GraphWarning
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
@@ -15,24 +17,37 @@ from dataflow.rules.context import Context, place
 from dataflow.rules.versions import staleness
 
 
-def warnings(context: Context) -> Iterator[str]:
-    """One sentence each, the place first."""
+def lags(context: Context) -> Iterator[GraphWarning]:
+    """max_lag where no version can lag."""
+    for node in context.graph.nodes:
+        models = [s for p in node.operator.reads if isinstance(s := node.states.get(p), Model)]
+        if not node.params.get("max_lag") or not models:
+            continue
+        if all(m.name not in context.trained for m in models):
+            yield _changes_nothing(node, "max_lag", f"Model {models[0].name!r} is never trained")
+        elif context.regions.of[node.name] == "evaluation":
+            yield _changes_nothing(node, "max_lag", "an evaluation reads exactly one version")
+
+
+def intakes(context: Context) -> Iterator[GraphWarning]:
+    """A policy for rows that lag, where none does."""
     stale = staleness(context)
     for node in context.graph.nodes:
-        yield from _lag(context, node)
+        intake = node.params.get("intake", "exact")
+        if intake != "exact" and not stale.get(node.name):
+            yield _changes_nothing(node, f"intake={intake!r}", "no row may lag")
+
+
+def _changes_nothing(node: Node, what: str, why: str) -> GraphWarning:
+    problem = f"{what} changes nothing: {why}"
+    fix = f"leave {what.partition('=')[0]}= out"
+    return GraphWarning(rule="unused", where=place(node), problem=problem, fix=fix, origin=node.origin)
+
+
+def notes(context: Context) -> Iterator[str]:
+    """Ports that are not read, one sentence each, the place first."""
+    for node in context.graph.nodes:
         yield from _ports(node)
-        if node.params.get("intake", "exact") != "exact" and not stale.get(node.name):
-            yield f"{_at(node)}: intake={node.params['intake']!r} changes nothing: no row may lag"
-
-
-def _lag(context: Context, node: Node) -> Iterator[str]:
-    models = [s for p in node.operator.reads if isinstance(s := node.states.get(p), Model)]
-    if not node.params.get("max_lag") or not models:
-        return
-    if all(m.name not in context.trained for m in models):
-        yield f"{_at(node)}: max_lag changes nothing: Model {models[0].name!r} is never trained"
-    elif context.regions.of[node.name] == "evaluation":
-        yield f"{_at(node)}: max_lag changes nothing: an evaluation reads exactly one version"
 
 
 def _ports(node: Node) -> Iterator[str]:

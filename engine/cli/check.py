@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dataflow.check import check
 from dataflow.draw import draw
+from dataflow.errors import GraphError
 from engine.cli.flags import graph_and
 
 
@@ -17,11 +18,18 @@ from engine.cli.flags import graph_and
 class CheckOptions:
     """Prove that a graph can be run, and draw it; reads no weights."""
 
+    strict: bool = False
+    """Make warnings errors."""
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the drawing, then what the check found out; raises GraphError with every fault."""
-    graph, _ = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
+    """Print the drawing, then what the check found out; raises GraphError with every fault, with --strict also with
+    every warning.
+    """
+    graph, options = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
     checked = check(graph)
+    if options.strict and checked.warnings:
+        raise GraphError(checked.warnings)
     print(draw(graph))
     print(checked.describe())
     return 0

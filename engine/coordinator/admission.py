@@ -11,7 +11,8 @@ Back-pressure acts here and nowhere else.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,18 @@ from engine.coordinator.messages import Ref, SourceCut
 from engine.plan.plan import PlannedSource
 
 _ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Vain:
+    """Prompts that were admitted, made and given up as too old, all since the last Step was formed: how many, at which
+    version, and which node made the oldest of their rows, with which version.
+    """
+
+    prompts: int = 0
+    version: int = 0
+    node: str = ""
+    oldest: int = 0
 
 
 class Admission:
@@ -44,6 +57,9 @@ class Admission:
         """(position, attempt) that are to begin once more."""
         self._rejected = 0
         """Prompts that refilling selects kept nothing of since the last Step was formed."""
+        self.vain = Vain()
+        self._formed_at = 0
+        """Admissions before the last Step was formed."""
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
@@ -70,15 +86,15 @@ class Admission:
             self.lane.retire(gone)
         return bool(len(gone))
 
-    def starved(self, step: int) -> str:
+    def starved(self, step: int, place: Callable[[str], str] = str) -> str:
         """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on its way."""
         if not self._spent() or self.lane.running:
             return ""
         kept = self.lane.count[FINISHED]
-        name, most = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)[::-1]
+        most, name = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)
         return (
-            f"step {step}: {name} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are wanted; "
-            f"max_attempts is {most}: the data is too easy or too hard, or the reward constant"
+            f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are "
+            f"wanted; max_attempts is {most}: the data is too easy or too hard, or the reward constant"
         )
 
     def _room(self, version: int, ahead: int) -> int:
@@ -136,8 +152,11 @@ class Admission:
 
     def _give_up_old(self, version: int) -> None:
         finished = self.lane.slots(FINISHED)
-        old = intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)
-        self.begin_again(finished[old])
+        old = finished[intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)]
+        vain = old[self.lane.order[old] >= self._formed_at]
+        if len(vain):
+            self.vain = Vain(self.vain.prompts + len(vain), version, *self.lane.oldest(vain))
+        self.begin_again(old)
 
     def begin_again(self, slots: np.ndarray) -> None:
         """Give these prompts up in their present attempt; they are admitted once more, before any other."""
@@ -145,7 +164,8 @@ class Admission:
 
     def formed(self) -> None:
         """A Step is formed: the attempts to fill the next one are counted anew."""
-        self._rejected = 0
+        self._rejected, self.vain = 0, Vain()
+        self._formed_at = self.lane.admissions
 
     @property
     def exhausted(self) -> bool:
@@ -172,3 +192,4 @@ class Admission:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
         self.admitted, self.dropped, self.overlong = cut.admitted - len(cut.running), cut.dropped, cut.overlong
         self._again = self.lane.restore(cut, rows, version)
+        self._formed_at = self.lane.admissions

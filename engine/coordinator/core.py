@@ -33,12 +33,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from engine.coordinator import doubtful
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.evaluation import EvaluationRound
 from engine.coordinator.lane import Ready
 from engine.coordinator.leases import Leases
+from engine.coordinator.livelock import Livelock
 from engine.coordinator.messages import (
     Checkpointed,
     ChunkDone,
@@ -86,6 +88,7 @@ class Coordinator:
         self._blocks = Blocks(weigh=any(n.chunks > 1 for n in plan.nodes))
         self._nodes = {n.name: n for n in plan.nodes}
         self.sources = Sources(plan, settings, self._blocks)
+        self._livelock = Livelock(plan, self.sources.admissions, settings.patience)
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._stateful = plan.stateful
@@ -120,14 +123,15 @@ class Coordinator:
         return self._flush()
 
     def handle(self, event: Event | From, now: float) -> list[Instruction]:
-        """Take note of one event. `now` (seconds, any clock) is carried for policies that will need it."""
-        del now
+        """Take note of one event. `now`: seconds, of any clock."""
         for each in self._recovery.in_order(event):
             self._told += self._leases.heard(each)
             heard, told = self._ranks.heard(each)
             self._told += told
             for one in heard:
                 self._hear(one)
+        if (vain := self._livelock.seen(now)) and self.phase == "gather":
+            self._fail(vain)
         return self._flush()
 
     def _hear(self, event: Event) -> None:
@@ -207,6 +211,7 @@ class Coordinator:
         self._unopened.discard(event.node)
         if event.node in self.sources.admissions:
             self.sources.admissions[event.node].rows = event.rows
+            self._out += doubtful.opened(self.plan, event.node, event.rows)
 
     def _produced(self, event: Produced) -> None:
         chunk = self._dispatch.find(event.chunk)
@@ -233,7 +238,8 @@ class Coordinator:
             chunk.closed = True
             missing = self._missing(chunk)
             if missing is not None:
-                self._fail(f"{event.node}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
+                where = self.plan.place(event.node)
+                self._fail(f"{where}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
 
     def _missing(self, chunk: Chunk) -> Key | None:
         """Close a chunk where its rows belong; returns a row that it should have made and did not."""
@@ -249,7 +255,8 @@ class Coordinator:
         node = self._nodes[event.node]
         if node.region != "stream":
             if event.failed or self._round is None:
-                self._fail(f"{event.node}: row {event.key} failed where no group can be dropped: {event.error}")
+                where = f"{self.plan.place(event.node)}: row {event.key}"
+                self._fail(f"{where} failed where no group can be dropped: {event.error}")
             else:
                 self._round.drop(node, event)
             return
@@ -340,7 +347,7 @@ class Coordinator:
             return False
         found = admission.admit(self.version, sparing=self._recovery.spilling)
         self._assign(found, 0)
-        starved = admission.starved(self.version + 1) if self.phase == "gather" and not found else ""
+        starved = admission.starved(self.version + 1, self.plan.place) if self.phase == "gather" and not found else ""
         if starved:
             self._fail(starved)
         return bool(found)

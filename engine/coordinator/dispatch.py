@@ -60,6 +60,7 @@ class Dispatch:
     """Every chunk that was assigned and is not forgotten."""
 
     def __init__(self, plan: Plan, blocks: Blocks) -> None:
+        self._place = plan.place
         self._blocks = blocks
         blocks.on_gone = self._gone
         lags = {s.name: s.max_lag for s in plan.sources}
@@ -227,9 +228,9 @@ class Dispatch:
                 what = "did not come" if not there.all() else "is another"
                 key = keys.take(~(there if not there.all() else same)).rows()[0]
                 return (
-                    f"{chunk.node.name}: its chunk was run again as its rows were lost, and row {key} {what}: its "
-                    f"kernel is not deterministic. Fix: let it depend on nothing but its rows and the draws of its "
-                    f"session."
+                    f"{self._place(chunk.node.name)}: its chunk was run again as its rows were lost, and row {key} "
+                    f"{what}: its kernel is not deterministic. Fix: let it depend on nothing but its rows and the "
+                    f"draws of its session."
                 )
             self._blocks.move(number, numbers[order[at]], rows[order[at]])
         return ""

@@ -94,7 +94,7 @@ class Lane:
         self._unmade = False
         """Whether rows have been lost that are made again: a gate may then be there, and who has the bytes not."""
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
-        self._admissions = 0
+        self.admissions = 0
 
     # --- admission ----------------------------------------------------------------------------------------------
 
@@ -105,10 +105,10 @@ class Lane:
         self.attempt[slots] = attempts
         self.begun[slots] = version
         self._move(slots, RUNNING)
-        self.order[slots] = self._admissions + np.arange(len(slots))
-        self.cohort[slots] = self._admissions
+        self.order[slots] = self.admissions + np.arange(len(slots))
+        self.cohort[slots] = self.admissions
         self._failed[slots] = False
-        self._admissions += len(slots)
+        self.admissions += len(slots)
         self.next = max(self.next, max(positions, default=-1) + 1)
         self._by_position = None
         return Ready(self.nodes[0], self._keys(slots, np.zeros(len(slots), dtype=np.int64)), {})
@@ -313,6 +313,12 @@ class Lane:
             oldest = np.minimum(oldest, np.where(version == NO_VERSION, _NEWEST, version).min(axis=1))
         known = oldest != _NEWEST
         self.begun[slots[known]] = oldest[known]
+
+    def oldest(self, slots: np.ndarray) -> tuple[str, int]:
+        """The node that made the oldest row of these prompts, and its version; ("", NO_VERSION) where none has one."""
+        made = [(table.oldest(slots), name) for name, table in self._tables.items()]
+        version, name = min((m for m in made if m[0] != NO_VERSION), default=(NO_VERSION, ""))
+        return name, version
 
     def take(self, slots: np.ndarray) -> None:
         """These finished prompts form the Step under way."""

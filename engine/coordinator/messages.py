@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
+from dataflow.errors import GraphWarning
 
 NO_VERSION = -1
 """The version of rows that no trained Model made."""
@@ -21,9 +22,9 @@ NO_VERSION = -1
 class Ref:
     """A block of rows by reference; a few bytes a row.
 
-    lengths int64 [rows]: tokens of each row. version int32 [rows]: the oldest version among a row's tokens, NO_VERSION
-    where no trained Model made it. digest uint64 [rows]: a hash of each row's content, by which rows that were made
-    twice are compared; empty where nothing can make a row twice (one process).
+    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts as (ages.py),
+    NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of each row's content, by which rows
+    that were made twice are compared; empty where nothing can make a row twice (one process).
     """
 
     worker: str
@@ -129,7 +130,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """An evaluate node has its numbers. score: the first of them, by which versions are compared."""
+    """An evaluate node has its numbers. score: the mean of the reward that it reads, by which versions are compared."""
 
     node: str
     version: int
@@ -470,6 +471,13 @@ class StepClosed:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warn:
+    """Something looks wrong in the run; it may be said several times, and is shown once."""
+
+    warning: GraphWarning
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
     """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys."""
@@ -490,4 +498,4 @@ class Finish:
 ToWorker = RunChunk | TrainStep | Go | Evaluate | Record | Offer | Publish | Follow | Release | Wake | Sleep
 """What one Worker is told; `worker` says which."""
 
-Instruction = ToWorker | Respawn | GoBack | StepClosed | Checkpoint | Finish
+Instruction = ToWorker | Respawn | GoBack | StepClosed | Warn | Checkpoint | Finish

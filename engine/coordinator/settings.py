@@ -17,13 +17,15 @@ from engine.coordinator.messages import Ref, SourceCut
 class Settings:
     """How long a run is. steps None: one pass over each training source. checkpoint_every 0: at the end only.
 
-    error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
+    error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts). patience: seconds that
+    a run may give prompts up in vain (livelock.py) before it fails; 0 is for ever.
     """
 
     steps: int | None = None
     checkpoint_every: int = 0
     error_budget: float = 0.1
     last_batch: Literal["train", "drop"] = "train"
+    patience: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ class Sources:
     """See the module. `lanes` and `admissions` are by the source's name."""
 
     def __init__(self, plan: Plan, settings: Settings, blocks: Blocks) -> None:
+        self._plan = plan
         self._settings = settings
-        self._program = plan.program
         self._blocks = blocks
         self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
         """Nodes whose rows are others once the weights have moved on."""
@@ -69,7 +69,8 @@ class Sources:
 
     def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
         """Of a Step that starts from this version, with these slots."""
-        lag = version - np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
+        made = np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
+        lag = np.maximum(version - made, 0)  # a follower's rows count as what it is until its next move
         return {
             "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
             "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
@@ -85,7 +86,7 @@ class Sources:
         """A row failed for good: its group is given up. Returns why the run fails where that is too many."""
         if not self.lanes[source].drop(event.node, event.key[0], event.key[2]):
             return ""
-        self._first_dropped = self._first_dropped or f"{self._place(event.node)} row {event.key}: {event.error}"
+        self._first_dropped = self._first_dropped or f"{self._plan.place(event.node)} row {event.key}: {event.error}"
         if not event.failed:
             return self._given_up(source, event)
         self.admissions[source].dropped += 1
@@ -105,12 +106,7 @@ class Sources:
         self._barren[source] += 1
         if lane.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
             return ""
-        return f"{self._place(event.node)} gave up every prompt of {source}; the last: {event.error}"
-
-    def _place(self, node: str) -> str:
-        """`grpo.py:14 rollout`, where the plan has the graph."""
-        origin = self._program.node(node).origin if self._program is not None else None
-        return f"{origin} {node}" if origin else node
+        return f"{self._plan.place(event.node)} gave up every prompt of {source}; the last: {event.error}"
 
     def fruitless(self) -> str:
         """Why no Step could be formed of all the data; empty where nothing was given up."""

@@ -63,6 +63,11 @@ class Table:
         """Boolean [slots, rows]: the rows that have come, in one of these blocks."""
         return np.isin(self.block[slots], list(blocks)) & (self.state[slots] == PRESENT)
 
+    def oldest(self, slots: np.ndarray) -> int:
+        """The oldest version of the rows of these slots, NO_VERSION where none has one."""
+        known = self.version[slots][self.version[slots] != NO_VERSION]
+        return int(known.min()) if len(known) else NO_VERSION
+
     def clear(self, slots: np.ndarray) -> np.ndarray:
         """Forget these slots; returns the blocks of the rows that had come, one entry a row."""
         had = self.block[slots]

@@ -19,10 +19,11 @@ from typing import Literal
 
 import numpy as np
 
+from engine.coordinator import doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.lane import Lane, Ready
-from engine.coordinator.messages import Record, Stepped, TrainStep, Unfetched
+from engine.coordinator.messages import Record, Stepped, TrainStep, Unfetched, Warn
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
@@ -93,10 +94,10 @@ class Training:
         assert self.run is not None
         return self.run.ready()
 
-    def tell(self, there: There) -> list[Record | TrainStep]:
+    def tell(self, there: There) -> list[Record | TrainStep | Warn]:
         """What the recorder and the train node whose turn it is can be told now."""
         assert self.run is not None
-        found: list[Record | TrainStep] = []
+        found: list[Record | TrainStep | Warn] = []
         if not self.run.settled:
             return found
         if self._record == "due":
@@ -104,6 +105,8 @@ class Training:
         while self._record != "due" and not self._turn and (node := self.run.next_train()) is not None:
             keys = self.run.keys(node.inputs)
             if not len(keys):
+                prompts = sum(len(slots) for slots in self.run.taken.values())
+                found.append(doubtful.empty(self._plan, node, self.run.step, prompts))
                 self.run.trained()
                 continue
             message = self._tell(self.run, node)

@@ -15,6 +15,7 @@ from dataflow.rows import Domains
 from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.warnings import step_seconds
 
 WIDTH = 120
 _OF_MODELS = ("decode", "forward", "train")
@@ -26,6 +27,7 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
     """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
     sections = [
         _header(plan),
+        _section("warnings (errors with --strict)", _warnings(plan)),
         _section("workers, each a process that does one thing after another", _workers(plan)),
         _section("nodes, in the order in which they can run", _nodes(plan, measured)),
         _section("where streaming ends", _cut(plan)),
@@ -173,17 +175,15 @@ def _passing(node: PlannedNode) -> int:
 
 
 def _time(plan: Plan) -> Iterator[str]:
-    known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
-    models = [n for n in plan.nodes if n.work in _OF_MODELS and n.region != "evaluation"]
-    if not known or any(n.estimate.seconds is None for n in models):
+    found = step_seconds(plan)
+    if found is None:
         return
-    by = {w: sum(n.estimate.seconds or 0.0 for n in plan.nodes if w in n.workers) for w in plan.workers}
-    slowest = max(by, key=by.__getitem__)
+    seconds, slowest = found
     rates = "by rough rates, good for comparing nodes; users' functions not counted"
-    if len(by) > 1 and all(s.max_lag for s in plan.sources):
-        yield f"at most about {_duration(by[slowest])} a Step, those of {slowest} while others overlap, {rates}"
+    if slowest:
+        yield f"at most about {_duration(seconds)} a Step, those of {slowest} while others overlap, {rates}"
     else:
-        yield f"at most about {_duration(sum(known))} a Step {rates}"
+        yield f"at most about {_duration(seconds)} a Step {rates}"
 
 
 # --- workers ----------------------------------------------------------------------------------------------------
@@ -386,6 +386,11 @@ def _recorded(plan: Plan) -> Iterator[str]:
 def _notes(plan: Plan) -> Iterator[str]:
     for note in plan.notes:
         yield from _wrapped(note, after=2)
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    for warning in plan.warnings:
+        yield from _wrapped(str(warning), after=2)
 
 
 def _program(plan: Plan) -> dict[str, Node]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.regions import Region
@@ -188,6 +189,8 @@ class Plan:
     """The GPU of each worker that computes with a Model, of those of its host; empty where there is none."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
+    warnings: tuple[GraphWarning, ...] = ()
+    """What looks wrong in the graph, and in the plan."""
     cluster: Cluster | None = None
     """The machine that it was made for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
@@ -199,6 +202,16 @@ class Plan:
             if node.name == name:
                 return node
         raise KeyError(name)
+
+    def origin(self, node: str) -> Origin | None:
+        """Where in the user's source a node was written; None where that is not known."""
+        found = self.program.nodes if self.program is not None else ()
+        return next((n.origin for n in found if n.name == node), None)
+
+    def place(self, node: str) -> str:
+        """`grpo.py:14 score`: a node as messages name it, at run time as in the check."""
+        origin = self.origin(node)
+        return f"{origin} {node}" if origin else node
 
     @property
     def workers(self) -> tuple[str, ...]:

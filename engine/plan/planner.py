@@ -6,12 +6,15 @@ Owns: running the passes in their order. Does not own: any decision (passes/), t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
 from engine.plan.placing import Placing
 from engine.plan.plan import Plan
+from engine.plan.warnings import WARNINGS
 
 
 def make_plan(
@@ -39,7 +42,7 @@ def make_plan(
     )
     for run in PASSES:
         draft = run(draft)
-    return Plan(
+    plan = Plan(
         graph=draft.graph.name,
         digest=draft.graph.digest,
         seed=seed,
@@ -56,3 +59,4 @@ def make_plan(
         cluster=draft.cluster,
         program=draft.graph,
     )
+    return replace(plan, warnings=(*checked.warnings, *(found for look in WARNINGS for found in look(plan))))

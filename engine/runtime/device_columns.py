@@ -42,6 +42,7 @@ class DeviceColumns:
     def __init__(self, worker: str, plan: Plan, pairs: Pairs | None) -> None:
         assert plan.program is not None
         self._worker = worker
+        self._place = plan.place
         self._pairs = pairs
         self._store = ColumnStore() if pairs is None else pairs.columns
         of_nodes = {node.name: declared(node.schemas) for node in plan.program.nodes}
@@ -56,11 +57,12 @@ class DeviceColumns:
                 continue
             if name not in batch.device:
                 fix = "Columns.make with the schema that the operator returns"
-                raise KernelError(f"{node}: column {name!r} is declared device, and is no tensor. Fix: {fix}.")
+                where = f"{self._place(node)}: column {name!r}"
+                raise KernelError(f"{where} is declared device, and is no tensor. Fix: {fix}.")
             try:
                 require(f"column {name!r}", column, batch.tensor(name))
             except DataError as error:
-                raise KernelError(f"{node}: {error}") from error
+                raise KernelError(f"{self._place(node)}: {error}") from error
 
     def keep(self, block: int, batch: Batch) -> None:
         """Keep a batch's device columns by the number of its block."""

@@ -7,9 +7,9 @@
 Owns: the Step's metrics, checkpoints and best versions on disk, the stop on Ctrl-C. Does not own:
 any decision (coordinator), any kernel (worker.py), where Workers are (inproc.py, engine/launch).
 
-What is the loop's own (StepClosed, Checkpoint, Respawn, GoBack, Finish) is carried out as soon as it is said. When no
-Worker has anything to do, no event is left and the coordinator has not finished, nothing will ever happen again: that
-is an error that says who waits for whom.
+What is the loop's own (StepClosed, Warn, Checkpoint, Respawn, GoBack, Finish) is carried out as soon as it is said.
+When no Worker has anything to do, no event is left and the coordinator has not finished, nothing will ever happen
+again: that is an error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from engine.coordinator.messages import (
     Respawn,
     StepClosed,
     StopRequested,
+    Warn,
     WorkerLost,
 )
 from engine.observe.accounts import StepAccounts
 from engine.observe.sinks import JsonLines, Sink
 from engine.observe.trace import Trace
+from engine.observe.warned import Warned
 from engine.plan.plan import Plan
 from engine.runtime.files import save_best, write_checkpoint
 from engine.runtime.probes import Probes
@@ -68,6 +70,7 @@ class Observers:
     on_step: Sequence[OnStep] = field(default_factory=tuple)
     until: Callable[[Mapping[str, float]], bool] | None = None
     """Ends the run after the first Step for whose metrics it holds."""
+    warned: Warned = field(default_factory=Warned)
 
 
 @contextmanager
@@ -165,6 +168,8 @@ class Loop:
             match instruction:
                 case StepClosed():
                     self._close_step(instruction)
+                case Warn():
+                    self._observers.warned.show(instruction.warning)
                 case Checkpoint():
                     self._checkpoint(instruction)
                 case Respawn():

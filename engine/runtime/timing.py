@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from dataflow.errors import DataError, DataflowError, KernelError
+from dataflow.errors import DataError, DataflowError, KernelError, Origin
 from engine.runtime.session import Report
 from engine.runtime.workers import Doing
 
@@ -19,9 +19,10 @@ Span = Callable[[str, str, float, float], None]
 
 
 class Timing:
-    """`doing` may be read from any thread. span: told of everything that was done."""
+    """`doing` may be read from any thread. span: told of everything that was done. origin: the line of a node."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, origin: Callable[[str], Origin | None] = lambda node: None) -> None:
+        self.origin = origin
         self.idle = Doing(worker=worker)
         self.doing = self.idle
         self.span: Span | None = None
@@ -61,9 +62,23 @@ class During:
         self._timing.doing = self._timing.idle
         self._timing.note(self._node, self._what, self._start, time.monotonic(), counted=self._counted)
         if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
-            raise KernelError(f"{self._node}: {self._what}: {error}") from error
-        if isinstance(error, Exception) and not isinstance(error, DataflowError):
+            raise KernelError(f"{self._placed()}: {self._what}: {error}") from error
+        if isinstance(error, DataflowError):
+            self._place(error)
+        elif isinstance(error, Exception):
             told = "".join(traceback.format_exception(error)).rstrip()
-            raise KernelError(
-                f"{self._node}: {self._what}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
-            ) from error
+            why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+            raise KernelError(f"{self._placed()}: {self._what}: {why}") from error
+
+    def _placed(self) -> str:
+        """`grpo.py:14 score`, as the check names it."""
+        origin = self._timing.origin(self._node)
+        return f"{origin} {self._node}" if origin else self._node
+
+    def _place(self, error: DataflowError) -> None:
+        """Put the node's line before what the error says; the error stays what it is, as others may know it."""
+        origin, said = self._timing.origin(self._node), str(error)
+        if origin is None or f"{origin} " in said:
+            return
+        named = said.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}"))
+        error.args = (f"{origin} {said}" if named else f"{self._placed()}: {said}",)

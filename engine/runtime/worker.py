@@ -26,6 +26,7 @@ from dataflow.kernel import Assignment, Chunk
 from engine.channels.contract import Channel, PeerLost
 from engine.channels.pairs import Pairs
 from engine.checkpoint.cut import read_rows, write_rows
+from engine.coordinator.ages import ages
 from engine.coordinator.messages import (
     NO_VERSION,
     ChunkDone,
@@ -112,7 +113,7 @@ class Worker:
         self._modules = Modules()
         self._sessions: dict[str, NodeSession] = {}
         self._kernels: dict[str, Any] = {}
-        self._timing = Timing(name)
+        self._timing = Timing(name, plan.origin)
         self._delivery = Delivery(plan, self._kernels, channel, self._timing, pairs)
         self._device = DeviceColumns(name, plan, pairs)
         self._prepared: dict[str, tuple[TrainStep, Assignment]] = {}
@@ -249,7 +250,7 @@ class Worker:
         digest = row_digests(batch) if self._digests else np.zeros(0, dtype=np.uint64)
         block = self.channel.keep(batch)
         self._device.keep(block, batch)
-        version = _oldest(batch)
+        version = ages(self._plan, node, _oldest(batch))
         return Ref(worker=self.name, block=block, keys=batch.keys, lengths=lengths, version=version, digest=digest)
 
     def rows(self, node: str, ref: Ref) -> Batch:
@@ -326,7 +327,7 @@ class Worker:
                     return assignment
                 found = self._cast.take(list(message.inputs))
         except PeerLost as lost:
-            raise RunError(f"{message.node}: rows of step {message.step}: {lost}") from lost
+            raise RunError(f"{self._plan.place(message.node)}: rows of step {message.step}: {lost}") from lost
         inputs = {
             name: Batch(assignment.keys, records, self._device.placed(values))
             for name, (records, values) in found.items()
@@ -346,7 +347,8 @@ class Worker:
         with self._during(message.node, f"version {message.version}, {len(message.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
         self._reports += [(name, value, 1.0) for name, value in metrics.items()]
-        return Evaluated(node=message.node, version=message.version, score=next(iter(metrics.values()), None))
+        score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
+        return Evaluated(node=message.node, version=message.version, score=score)
 
     def _record(self, message: Record) -> None:
         rows = {node: self._assembled(keys, {node: message.inputs[node]})[node] for node, keys in message.keys.items()}

@@ -29,6 +29,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
+from engine.coordinator.ages import ages
 from engine.coordinator.fence import Fence
 from engine.coordinator.messages import (
     NO_VERSION,
@@ -282,7 +283,9 @@ class Incarnation:
         self, chunk: RunChunk, keys: Keys, rows: np.ndarray, wanted: np.ndarray, failed: np.ndarray, starts: np.ndarray
     ) -> None:
         good = rows[wanted[rows]]
-        version = np.array([self._version(chunk.node, float(starts[r])) for r in good], dtype=np.int32)
+        version = self._ages(
+            chunk.node, np.array([self._version(chunk.node, float(starts[r])) for r in good], np.int32)
+        )
         ref = self._world.outbox.keep(self.name, chunk.node, keys.take(good), version)
         self._hear(Produced(chunk=chunk.id, node=chunk.node, ref=ref))
         for key in keys.take(rows[failed[rows]]).rows():
@@ -312,6 +315,11 @@ class Incarnation:
     def _version(self, node: str, start: float) -> int:
         """The version that a row which began then is made with; NO_VERSION without a published Model."""
         return max((version for when, version in self._loads.get(node, ()) if when <= start), default=NO_VERSION)
+
+    def _ages(self, node: str, versions: np.ndarray) -> np.ndarray:
+        """What the rows count as. A decode node records version 0 until its Model's first other one."""
+        recorded = np.maximum(versions, 0) if self._world.nodes[node].work == "decode" else versions
+        return ages(self._plan, node, recorded)
 
     def _seen(self, chunk: RunChunk, node: PlannedNode, begun: float) -> None:
         first, last = self._version(chunk.node, begun), self._version(chunk.node, self._world.clock.now)
@@ -403,7 +411,7 @@ class Incarnation:
         if message.source:
             model = message.model if isinstance(message, Publish) else message.leader
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
-        if isinstance(message, Publish):
+        if isinstance(message, Publish) or self._world.nodes[message.reader].work == "decode":
             self._loads.setdefault(message.reader, []).append((self._world.clock.now, message.version))
         self._hear(Loaded(node=message.reader, model=message.model, version=message.version, worker=self.name))
         done()

@@ -40,6 +40,7 @@ from engine.coordinator.messages import (
     StopRequested,
     ToWorker,
     TrainStep,
+    Warn,
     WorkerLost,
     WorkerOpened,
 )
@@ -224,6 +225,8 @@ class Simulation:
                         self._respawn(name)
                 case StepClosed():
                     self._closed = instruction.step
+                case Warn():
+                    pass  # history has it
                 case _:
                     self._tell(instruction)
 

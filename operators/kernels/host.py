@@ -117,16 +117,17 @@ class Evaluate:
         self._prefix = "eval" if node.name == "evaluate" else f"eval/{node.name}"
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """`eval/<function>` and `eval/reward`; rows to which a function does not apply are left out of its mean.
+        """`eval/reward`, the mean of the reward that the node reads, and `eval/<function>` of each function that it is
+        made of; rows to which a function does not apply are left out of its mean.
 
-        The first of them is what `keep_best` goes by.
+        The first number is what `keep_best` goes by: the reward as the graph defines it, or none where no row has one.
         """
         rows = assignment.inputs["score"]
         functions = [name for name in rows.names if name.startswith("reward/")]
-        means: dict[str, float | None] = {n.removeprefix("reward/"): _mean(rows.array(n)) for n in functions}
-        means.setdefault("reward", _mean(rows.array("reward")))
-        found = {f"{self._prefix}/{name}": float(mean) for name, mean in means.items() if mean is not None}
-        return found | {f"{self._prefix}/rows": float(len(rows))}
+        means = {"reward": _mean(rows.array("reward")), "rows": float(len(rows))}
+        for name in functions:
+            means[_free(name.removeprefix("reward/"), means)] = _mean(rows.array(name))
+        return {f"{self._prefix}/{name}": mean for name, mean in means.items() if mean is not None}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -136,3 +137,9 @@ def _mean(column: pa.Array) -> float | None:
     """Over the rows that have a number, exactly rounded; None where none has."""
     values = column.drop_null().to_pylist()
     return math.fsum(values) / len(values) if values else None
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    """The name, or with a number where it is taken: a user's function may be named `reward`."""
+    numbered = (f"{name}_{i}" for i in range(2, len(taken) + 3))
+    return name if name not in taken else next(n for n in numbered if n not in taken)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataflow import Reward, Rollout, operator
+import pyarrow as pa
+
+from dataflow import Advantage, Graph, Model, Now, Reward, Rollout, Tensors, column, linear, loss, operator
+from engine.options import RunOptions
 from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, overlong_penalty, whiten
 from operators.data import prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
 from operators.mean_over import mean_over
+from operators.optimizers import AdamW
 from operators.reward import reward
+from operators.rewards import verl_reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
 from tests.miswirings.right import (
@@ -36,6 +41,11 @@ from tests.miswirings.right import (
     value,
     white,
 )
+
+
+def averaged(now: Now, advantage: Tensors[Advantage]) -> float:
+    return 1.0
+
 
 generate(policy, rollout, max_tokens=64)  # wrong
 generate(prompt, prompt, max_tokens=64)  # wrong
@@ -88,3 +98,23 @@ graph.replace(advantage=clipped)  # wrong
 group_advantage(graph.port("score", Reward), again)  # wrong
 values(critic, graph.port("rollout", Rollout), critic)  # wrong
 operator(scope="group", keeps="pars")  # wrong
+Model("policy", "base", trainabel=True)  # wrong
+Model("policy", "base", head="value")  # wrong
+Model("policy", "base", follows="policy")  # wrong
+linear(0.1, 0.0, "100")  # wrong
+column("float32")  # wrong
+column(pa.float32(), "tokens")  # wrong
+operator(scope="groups")  # wrong
+operator(reads={"rollout": 1})  # wrong
+loss(scope="row")  # wrong
+loss()(averaged)  # wrong
+reward("digits", rollout)  # wrong
+reward(exact, rollout, scope="grup")  # wrong
+reward(exact, rollout, weights=0.5)  # wrong
+reward(verl_reward("compute_score"), rollout)  # wrong
+generate(policy, prompt, max_tokens=64, stop=2)  # wrong
+train(policy, rollout, loss=clipped, lr=1e-6, optimizer=AdamW(weight_deacy=0.1))  # wrong
+clipped + 1.0  # wrong
+"0.5" * clipped  # wrong
+Graph(7)  # wrong
+RunOptions(strikt=True)  # wrong

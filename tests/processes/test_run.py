@@ -14,6 +14,7 @@ from left_by_runs import metrics, timeless, weights
 from run_graphs import (
     consonants,
     dapo,
+    digits,
     evaluated,
     followed,
     own_parts,
@@ -26,6 +27,7 @@ from run_graphs import (
 )
 
 from dataflow.graph import Graph
+from dataflow.schema import Rollout
 from dataflow.snapshot import from_json
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
@@ -33,6 +35,7 @@ from engine.observe.trace import read_trace
 from graphs.grpo import grpo
 from graphs.ppo import ppo, ppo_from_grpo
 from graphs.sft import sft
+from operators.reward import reward
 from operators.rewards import verl_reward
 
 Options = Callable[..., Any]
@@ -162,12 +165,16 @@ def test_two_evaluations(tiny: Path, options: Options) -> None:
     assert "eval/sampled/vowels" in rows[1]
 
 
-def test_the_best_versions_stay(tiny: Path, options: Options) -> None:
+def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: Path, options: Options) -> None:
+    """Few vowels are good here: what its first function alone says would keep the worst."""
     from transformers import AutoModelForCausalLM
 
-    result = run(evaluated(tiny, every=1, keep_best=2), options(6, checkpoint_every=3))
+    graph = evaluated(tiny, every=1, keep_best=2)
+    greedy = graph.port("greedy_rollout", Rollout)
+    score = reward([vowels, digits], greedy, weights=[-1.0, 0.1], name="greedy_reward")
+    result = run(graph.replace(greedy_reward=score), options(6, checkpoint_every=3))
     rows = metrics(result.folder)
-    scores = {0: rows[0]["eval/initial/vowels"]} | {row["step"]: row["eval/vowels"] for row in rows}
+    scores = {0: rows[0]["eval/initial/reward"]} | {row["step"]: row["eval/reward"] for row in rows}
     wanted = sorted(scores, key=lambda step: (-scores[step], step))[:2]
     assert [path.name for path in result.best["evaluate"]] == [f"step_{step}" for step in wanted]
     found = sorted(path.name for path in (result.folder / "checkpoints" / "best_evaluate").iterdir())

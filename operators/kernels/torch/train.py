@@ -28,6 +28,7 @@ from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
 from dataflow.loss import Loss, LossTerm, Now, Terms
 from dataflow.model import Model, Schedule, value_at
 from operators.kernels.overlong import require_positions
+from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values
@@ -37,7 +38,16 @@ from operators.kernels.torch.optimizer import Optimizer, chosen
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
-from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS, Sums, Weights, bad_row, count_weights, reduced
+from operators.kernels.torch.reduce import (
+    AGGREGATES,
+    MASKED_ROWS,
+    Sums,
+    Weights,
+    bad_row,
+    count_weights,
+    reduced,
+    unfit,
+)
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
 
@@ -270,17 +280,31 @@ class TorchTrain:
 
     def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
         """This micro-batch's share of one term of the loss, times the term's weight."""
-        terms = _terms(term, update, packed, now)
+        terms = self._terms(term, update, packed, now)
         share = reduced(terms, term.function.scope, term.label, now, update.weights, packed.rows)
         update.sums.add_all(terms.metrics)
         update.sums.add(f"loss/{term.label}", share, 0.0)
         return value_at(term.weight, update.step) * share
 
+    def _terms(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Terms:
+        """What the term's formula says of a micro-batch. Raises KernelError where it raises, or says something else."""
+        params = {name: resolved(value, update.step) for name, value in term.params}
+        tensors, made = tensors_of(update.rows, term, packed, now), None
+        with Caught() as caught:  # it may be the user's code: anything may come out of it
+            made = term.function.fn(now, **tensors, **params)
+        if caught.fault is not None:
+            why = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
+        else:
+            why = unfit(made)
+        if why or made is None:
+            raise KernelError(f"{self._name}: step {update.step}: loss {term.label!r} failed: {why}")
+        return made
+
     @torch.no_grad()
     def _first_bad(self, update: _Update, packed: Packed, now: Now) -> np.ndarray:
         """The first row with a term that is not finite; the micro-batch's first where only their sum is not."""
         terms = self._settings.loss.terms
-        found = [bad_row(_terms(term, update, packed, now).loss, term.function.scope, now) for term in terms]
+        found = [bad_row(self._terms(term, update, packed, now).loss, term.function.scope, now) for term in terms]
         return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
     def _not_finite(self, what: str, found: float, step: int, keys: Keys) -> KernelError:
@@ -369,12 +393,6 @@ def resolved(value: Any, step: int) -> Any:
     if isinstance(value, Schedule):
         return value.at(step)
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value
-
-
-def _terms(term: LossTerm, update: _Update, packed: Packed, now: Now) -> Terms:
-    """What the term's formula says of a micro-batch."""
-    params = {name: resolved(value, update.step) for name, value in term.params}
-    return term.function.fn(now, **tensors_of(update.rows, term, packed, now), **params)
 
 
 def _mismatch(now: Now, sums: Sums) -> None:

@@ -1,0 +1,110 @@
+"""Doubtful: right graphs that look wrong. Warnings, each shown once by its name, and errors with `--strict`.
+
+Owns: what can be seen in the graph and in the footers of its data. Does not own: what only a plan shows
+(engine/plan/warnings.py) or only a run (engine/coordinator), nor who shows them.
+
+A new one is a function from a Context to warnings, and its line in WARNINGS (rules/__init__.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+from dataflow.errors import GraphWarning
+from dataflow.loss import Loss
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.rules.context import Context, Wire, counted, data_name, function_at, line_of, place
+from dataflow.rules.versions import staleness
+from dataflow.schema import Logprobs
+
+
+def large_batches(context: Context) -> Iterator[GraphWarning]:
+    """A Step that takes more prompts than the data has."""
+    for source in context.sources:
+        batch, path = source.params.get("batch"), source.operator.data_rows
+        if not path or not _whole(batch) or id(source) not in context.data:
+            continue
+        rows = function_at(path)(source.params["data"], source.params.get("split"))
+        if rows is not None and rows < batch:
+            yield large_batch(source, rows)
+
+
+def large_batch(source: Node, rows: int) -> GraphWarning:
+    """Of a source whose batch is larger than its data of so many rows."""
+    batch = source.params["batch"]
+    problem = f"batch={batch} is larger than its {counted(rows, 'row')}: a Step has the same prompt several times, or "
+    problem += "fewer prompts where the run is one pass over the data"
+    fix = f"batch={max(rows, 1)}, or more data"
+    return GraphWarning(rule="large_batch", where=data_name(source), problem=problem, fix=fix, origin=source.origin)
+
+
+def greedy_groups(context: Context) -> Iterator[GraphWarning]:
+    """Several answers that are all the same."""
+    for node in context.graph.nodes:
+        n, temperature = node.params.get("n"), node.params.get("temperature")
+        if node.operator.work == "decode" and _whole(n) and n > 1 and temperature == 0:
+            problem = f"greedy decoding (temperature={temperature}) gives each prompt {n} times the same answer"
+            fix = "temperature=1.0, or n=1"
+            yield GraphWarning(rule="greedy_group", where=place(node), problem=problem, fix=fix, origin=node.origin)
+
+
+def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
+    """A loss for rows of the very weights that are trained, on rows of others."""
+    stale = staleness(context)
+    for node in context.graph.nodes:
+        loss = node.params.get("loss")
+        for term in loss.terms if isinstance(loss, Loss) else ():
+            older = _older(node, stale.get(node.name, 0))
+            if not term.function.on_policy or not older or term.weight == 0:
+                continue
+            problem = f"it has no ratio, and is right only for rows of the weights that are being trained; {older}"
+            fix = "clipped_policy_loss(advantage), or one update a Step on rows of lag 0"
+            origin = term.origin or node.origin
+            yield GraphWarning(rule="no_ratio", where=term.function.name, problem=problem, fix=fix, origin=origin)
+
+
+def _older(node: Node, lag: int) -> str:
+    """Why rows are not of the weights that an update starts from; empty where they are."""
+    epochs, parts = (node.params.get(name) for name in ("epochs", "minibatches"))
+    why = []
+    if _whole(epochs) and _whole(parts) and epochs * parts > 1:
+        why.append(f"{node.name} makes {epochs * parts} updates a Step (epochs={epochs}, minibatches={parts})")
+    if lag > 0:
+        why.append(f"rows may be {counted(lag, 'version')} old")
+    return ", and ".join(why)
+
+
+def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:
+    """A divergence from the Model that is trained itself: about 0, whatever it does."""
+    for node in context.graph.nodes:
+        for wire in context.wires[id(node)]:
+            made = wire.port.node
+            models = [s for s in made.states.values() if isinstance(s, Model)]
+            if wire.name != "reference" or not issubclass(wire.port.schema, Logprobs) or _unread(node, wire):
+                continue
+            for model in (m for m in models if m.name in context.writers):
+                writer = context.writers[model.name][0]
+                problem = (
+                    f"expected log-probs of a Model that stays as it is, found {model.name!r}, which {writer.name} "
+                )
+                problem += f"trains ({line_of(writer, wire.origin)}): the divergence from it is about 0"
+                fix = f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows {model.name!r}'
+                where = wire.where
+                yield GraphWarning(rule="self_reference", where=where, problem=problem, fix=fix, origin=wire.origin)
+
+
+def _unread(node: Node, wire: Wire) -> bool:
+    """Whether the weight of a loss's port is the constant 0."""
+    label, loss = wire.key.partition(".")[0], node.params.get("loss")
+    for term in loss.terms if isinstance(loss, Loss) else ():
+        if term.label == label and any(
+            dict(term.params).get(p) == 0 for port, p in term.function.zero if port == wire.name
+        ):
+            return True
+    return False
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,78 @@
+"""Schedules: numbers as functions of the Step.
+
+Owns: their forms, and their value at a Step. Does not own: which parameters take one (the declarations), nor the
+values that a parameter takes (limits.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from dataflow.calls import declares, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A number as a function of the Step (first Step: 1): from `start` to `stop` over `steps`, then `stop`.
+
+    A warm-up runs from 0 to `start` over the first `warmup` Steps; the decay follows it.
+    """
+
+    kind: Literal["linear", "cosine", "constant"]
+    start: float
+    stop: float
+    steps: int
+    warmup: int = 0
+
+    def at(self, step: int) -> float:
+        """The value at a Step >= 1."""
+        if step <= self.warmup:
+            return self.start * step / self.warmup
+        done = min(1.0, (step - self.warmup - 1) / max(1, self.steps - 1)) if self.steps else 1.0
+        if self.kind == "cosine":
+            done = (1.0 - math.cos(math.pi * done)) / 2.0
+        return self.start if self.kind == "constant" else self.start + (self.stop - self.start) * done
+
+
+Number = float | Schedule
+"""A parameter marked schedulable."""
+
+
+@declares
+def linear(start: float, stop: float, steps: int) -> Schedule:
+    """From start at Step 1 to stop at Step `steps`, then constant."""
+    _require("linear", steps, start=start, stop=stop)
+    return Schedule(kind="linear", start=start, stop=stop, steps=steps)
+
+
+@declares
+def cosine(start: float, stop: float, steps: int) -> Schedule:
+    """Half a cosine from start at Step 1 to stop at Step `steps`, then constant."""
+    _require("cosine", steps, start=start, stop=stop)
+    return Schedule(kind="cosine", start=start, stop=stop, steps=steps)
+
+
+@declares
+def warmup(steps: int, then: Number) -> Schedule:
+    """Linear from 0 to the first value of `then` over `steps` Steps, then as `then` says."""
+    if isinstance(then, Schedule):
+        _require("warmup", steps)
+        return Schedule(kind=then.kind, start=then.start, stop=then.stop, steps=then.steps, warmup=steps)
+    _require("warmup", steps, then=then)
+    return Schedule(kind="constant", start=then, stop=then, steps=0, warmup=steps)
+
+
+def value_at(number: Number, step: int) -> float:
+    """The number at a Step; a plain number is the same at all of them."""
+    return number.at(step) if isinstance(number, Schedule) else float(number)
+
+
+def _require(where: str, steps: object, **numbers: object) -> None:
+    """Raise GraphError for what is no number of Steps, or no finite number."""
+    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+    require(where, "steps", steps, fits=whole, expected="a whole number >= 0", fix="steps=1000")
+    for name, value in numbers.items():
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        require(where, name, value, fits=fits, expected="a finite number", fix=f"{name}=0.1")

@@ -1,0 +1,38 @@
+"""What looks wrong in a run, and can be seen in no graph and no plan.
+
+Owns: these warnings. Does not own: those of graphs (dataflow/rules/doubtful.py) and plans (engine/plan/warnings.py),
+nor who shows them, each once (engine/observe/warned.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataflow.errors import GraphWarning
+from dataflow.rules.doubtful import large_batch
+from engine.coordinator.messages import Warn
+from engine.plan.plan import Plan, PlannedNode
+
+
+def opened(plan: Plan, source: str, rows: int) -> Iterator[Warn]:
+    """A source has opened: its batch may be larger than its data."""
+    batch = next((s.batch for s in plan.sources if s.name == source), 0)
+    if plan.program is not None and rows < batch:
+        yield Warn(warning=large_batch(plan.program.node(source), rows))
+
+
+def empty(plan: Plan, train: PlannedNode, step: int, prompts: int) -> Warn:
+    """A Step of so many prompts has no row for a train node: nothing is trained."""
+    above, selects = set(train.gates), list[str]()
+    for node in reversed(plan.nodes):
+        if node.name in above:
+            above.update(node.gates)
+            selects += [node.name] if node.relation == "subset" else []
+    by = " and ".join(map(repr, reversed(selects))) or "nothing"
+    problem = (
+        f"step {step} has no row to train, and its weights stay as they are: {by} kept none of its {prompts} prompts"
+    )
+    fix = "refill=True in select(...), an easier or harder task, or another condition"
+    where = (selects or [train.name])[0]
+    found = GraphWarning(rule="empty_step", where=where, problem=problem, fix=fix, origin=plan.origin(where))
+    return Warn(warning=found)

@@ -1,0 +1,85 @@
+"""What is known of data sources before any row is read: whether two share rows, how many rows one has.
+
+Owns: comparing files by what they are on disk, and procedural tasks by what they make. Does not own: reading rows
+(data_files.py), tasks (tasks.py), nor what follows from an overlap (dataflow/rules/held_out.py).
+
+Copies of a file under another inode are not found: only their rows could show that they are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataflow.errors import DataError
+from operators import tasks
+from operators.data_files import files_of
+
+_COUNTED = 64 * 2**20
+"""Bytes of JSONL that are read to count its lines."""
+
+Identity = tuple[str, int, int]
+"""Real path, device and inode of a file; 0 and 0 where there is none."""
+
+
+def overlap(data: str, split: str | None, other: str, other_split: str | None) -> bool:
+    """Whether two sources read rows of one file, or make the same items of one task.
+
+    A split of a folder is some of its files; one of a single file, or of a task, is some of its rows.
+    """
+    if tasks.is_task(data) or tasks.is_task(other):
+        both = tasks.is_task(data) and tasks.is_task(other)
+        return both and not _apart(split, other_split) and tasks.same_items(data, other)
+    if not _shared(_files(data, split), _files(other, other_split)):
+        return False
+    by_rows = not (Path(data).expanduser().is_dir() or Path(other).expanduser().is_dir())
+    return not (by_rows and _apart(split, other_split))
+
+
+def row_count(data: str, split: str | None) -> int | None:
+    """Rows of a source, by file footers, by the lines of small JSONL files, by a task's size. None where it is not
+    known without reading more, or where the source cannot be read.
+    """
+    if tasks.is_task(data):
+        return tasks.size_of(data) if split is None else None
+    if split is not None and not Path(data).expanduser().is_dir():
+        return None
+    try:
+        files = files_of(data, split)
+        if files[0].suffix == ".parquet":
+            return sum(pq.read_metadata(path).num_rows for path in files)
+        if sum(path.stat().st_size for path in files) > _COUNTED:
+            return None
+        return sum(bool(line.strip()) for path in files for line in path.read_bytes().splitlines())
+    except (DataError, OSError, pa.ArrowInvalid):  # what is wrong with it is said where its columns are read
+        return None
+
+
+def _apart(split: str | None, other: str | None) -> bool:
+    return split is not None and other is not None and split != other
+
+
+def _shared(some: set[Identity], others: set[Identity]) -> bool:
+    paths, inodes = ({i[0] for i in some}, {i[1:] for i in some if i[2]})
+    return any(path in paths or (inode and (device, inode) in inodes) for path, device, inode in others)
+
+
+def _files(data: str, split: str | None) -> set[Identity]:
+    """The files that a source reads; its path alone where it cannot be read."""
+    try:
+        files = files_of(data, split)
+    except (DataError, OSError):
+        files = [Path(data).expanduser()]
+    return {_identity(path) for path in files}
+
+
+def _identity(path: Path) -> Identity:
+    real = os.path.realpath(path)
+    try:
+        found = os.stat(real)
+    except OSError:
+        return (real, 0, 0)
+    return (real, found.st_dev, found.st_ino)

@@ -1,0 +1,233 @@
+"""Every public constructor, decorator and operator, with whatever one may give it: a GraphError at this very line.
+
+Nothing but a GraphError may come out of the language, neither of the call nor of the check of what it made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dataflow import calls
+from dataflow.check import check
+from dataflow.errors import GraphError
+from dataflow.graph import Graph
+from dataflow.loss import Loss, Now, Tensors, Terms, loss
+from dataflow.model import Buffer, Model, Table, cosine, linear, warmup
+from dataflow.node import Node, Port
+from dataflow.schema import Advantage, Completion, Keep, Logprobs, Prompt, Reward, Rollout, column
+from dataflow.user import Columns, operator
+from operators import losses
+from operators.advantage import (
+    add,
+    baseline_advantage,
+    gae,
+    group_advantage,
+    kl_in_reward,
+    overlong_penalty,
+    returns,
+    whiten,
+)
+from operators.data import demonstrations, prompts
+from operators.forward import logprobs, scores, values
+from operators.generate import generate
+from operators.optimizers import AdamW
+from operators.reward import reward
+from operators.rewards import verl_reward
+from operators.select import best_of, mixed_groups, select
+from operators.train import evaluate, train
+from tests.right_graphs import exact
+from tests.unit.test_check import headers
+
+policy = Model("policy", "models/tiny", trainable=True)
+prompt = prompts("data/train.parquet", batch=64)
+rollout = generate(policy, prompt, n=8, max_tokens=64)
+score = reward(exact, rollout)
+advantage = group_advantage(rollout, score)
+reference = logprobs(Model("reference", "models/tiny"), rollout)
+value = values(Model("critic", "models/tiny", head="scalar"), rollout)
+keep = best_of(score)
+clipped = losses.clipped_policy_loss(advantage)
+sink = train(policy, rollout, loss=clipped, lr=1e-6)
+
+JUNK: list[Any] = [
+    None, -1, 0, 1.5, float("nan"), "x", True, (1, 2), [], {}, object(), b"x", ("a", 1), type, 10**30,
+    rollout, policy, clipped, exact, [exact, "x"],
+]  # fmt: skip
+
+RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
+    Model: {"name": "reference", "base": "models/tiny"},
+    Buffer: {"name": "old", "writer": sink},
+    Table: {"name": "success"},
+    AdamW: {},
+    linear: {"start": 0.1, "stop": 0.0, "steps": 10},
+    cosine: {"start": 0.1, "stop": 0.0, "steps": 10},
+    warmup: {"steps": 10, "then": 0.1},
+    column: {"type": pa.float32()},
+    operator: {},
+    loss: {},
+    prompts: {"data": "data/train.parquet", "batch": 8},
+    demonstrations: {"data": "data/demos.jsonl", "batch": 8},
+    generate: {"policy": policy, "prompt": prompt, "max_tokens": 8},
+    logprobs: {"model": policy, "rows": rollout},
+    values: {"model": policy, "rows": rollout},
+    scores: {"model": policy, "rows": rollout},
+    reward: {"fn": exact, "rows": rollout},
+    verl_reward: {"compute_score": exact},
+    group_advantage: {"rollout": rollout, "score": score},
+    baseline_advantage: {"rollout": rollout, "score": score, "baseline": score},
+    gae: {"rollout": rollout, "score": score, "values": value},
+    returns: {"rollout": rollout, "score": score},
+    whiten: {"advantage": advantage, "rollout": rollout},
+    kl_in_reward: {"rollout": rollout, "score": score, "reference": reference, "beta": 0.1},
+    overlong_penalty: {"rollout": rollout, "score": score, "max_tokens": 8, "buffer": 2},
+    add: {},
+    mixed_groups: {"score": score},
+    best_of: {"score": score},
+    train: {"model": policy, "rows": rollout, "loss": clipped, "lr": 1e-6},
+    evaluate: {"model": policy, "score": score, "every": 1},
+    losses.clipped_policy_loss: {"advantage": advantage},
+    losses.policy_gradient_loss: {"advantage": advantage},
+    losses.decoupled_policy_loss: {"advantage": advantage, "proximal": reference},
+    losses.entropy_loss: {},
+    losses.supervised_loss: {},
+    losses.value_loss: {"returns": gae(rollout, score, value)},
+    losses.dpo_loss: {"pairs": keep, "reference": reference},
+    losses.trajectory_balance_loss: {"score": score, "reference": reference, "beta": 0.1},
+}
+"""Everything that is called in a graph function, with the least that it can be called with."""
+
+
+def refused(call: Callable[[], Any]) -> Any:
+    """What a call made, None where it was refused: with the place, in this file."""
+    try:
+        return call()
+    except GraphError as error:
+        for fault in error.faults:
+            assert fault.origin is not None, fault
+            assert fault.origin.file == __file__, fault
+            assert fault.problem, fault
+            assert fault.fix, fault
+        return None
+
+
+def checked(made: Any) -> None:
+    """Check a graph that has what a call made."""
+    graph = refused(lambda: next(iter(graphs(made)), None))
+    if graph is not None:
+        refused(lambda: check(graph, headers))
+
+
+def graphs(made: Any) -> Iterator[Graph]:
+    def trained(rows: Any, loss: Loss) -> Graph:
+        return Graph("g", train(policy, rows, loss=loss, lr=1e-6))
+
+    if isinstance(made, Node):
+        yield Graph("g", made)
+    elif isinstance(made, Loss):
+        yield trained(rollout, made)
+    elif isinstance(made, Model):
+        other = logprobs(made, rollout, name="other")
+        yield trained(rollout, losses.clipped_policy_loss(advantage, reference=other, beta=0.1))
+    elif isinstance(made, Port):
+        yield from (trained(*found) for found in around(made))
+
+
+def around(port: Port[Any]) -> Iterator[tuple[Any, Loss]]:
+    """(rows, loss) that a port can be trained with."""
+    pg = losses.policy_gradient_loss
+    if issubclass(port.schema, Advantage):
+        yield rollout, pg(port)
+    elif issubclass(port.schema, Logprobs):
+        yield rollout, losses.clipped_policy_loss(advantage, old=port)
+    elif issubclass(port.schema, Reward):
+        yield rollout, pg(group_advantage(rollout, port, name="second"))
+    elif issubclass(port.schema, Keep):
+        yield select(rollout, where=port), losses.supervised_loss()
+    elif issubclass(port.schema, Prompt):
+        yield generate(policy, port, max_tokens=8, name="second"), losses.supervised_loss()
+    elif issubclass(port.schema, Completion):
+        yield port, losses.supervised_loss()
+
+
+@pytest.mark.parametrize("call", RIGHT, ids=lambda f: f.__name__)
+def test_whatever_an_argument_is_only_a_graph_error_comes_of_it(call: Callable[..., Any]) -> None:
+    right = RIGHT[call]
+    for parameter in inspect.signature(call).parameters.values():
+        for junk in JUNK if parameter.name != "origin" else ():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                checked(refused(lambda junk=junk: call(junk)))
+            else:
+                given = {**right, parameter.name: junk}
+                checked(refused(lambda given=given: call(**given)))
+
+
+@pytest.mark.parametrize("call", RIGHT, ids=lambda f: f.__name__)
+def test_what_does_not_bind_is_refused(call: Callable[..., Any]) -> None:
+    assert refused(lambda: call(**RIGHT[call], misspelt=1)) is None
+    if call is not add:
+        assert refused(lambda: call(*range(20))) is None
+    if RIGHT[call]:
+        assert refused(lambda: call()) is None
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: f"{junk!r:.20}")
+def test_graphs_losses_and_decorators_refuse_junk(junk: Any) -> None:
+    graph = Graph("g", sink)
+
+    def brief(rollout: Columns[Rollout], *, weight: float = 1.0) -> Columns[Reward]:
+        return Columns.make(Reward, like=rollout, reward=[weight])
+
+    def careful(now: Now, advantage: Tensors[Advantage], *, strength: float = 1.0) -> Terms:
+        return Terms(strength * advantage["advantage"])
+
+    declared, own = operator()(brief), loss()(careful)
+    for call in (
+        lambda: Graph(junk, sink),
+        lambda: Graph("g", junk),
+        lambda: graph.extend(junk),
+        lambda: graph.replace(group_advantage=junk),
+        lambda: graph.node(junk),
+        lambda: graph.port("generate", junk),
+        lambda: clipped + junk,
+        lambda: junk + clipped,
+        lambda: clipped * junk,
+        lambda: select(junk, where=keep),
+        lambda: select(rollout, where=junk),
+        lambda: select(rollout, where=keep, refill=junk),
+        lambda: select(rollout, where=keep, max_attempts=junk),
+        lambda: select(rollout, where=keep, name=junk),
+        lambda: operator()(junk),
+        lambda: operator(reads={"rollout": junk})(brief)(rollout),
+        lambda: operator(reads={junk: ["answer"]} if isinstance(junk, str) else junk)(brief)(rollout),
+        lambda: loss()(junk),
+        lambda: declared(rollout, weight=junk),
+        lambda: declared(junk),
+        lambda: declared.named(junk)(rollout),
+        lambda: own(advantage, strength=junk),
+        lambda: own(junk),
+    ):
+        made = refused(call)
+        if isinstance(made, (Graph, Node, Port, Loss)):
+            checked(made)
+
+
+def test_the_line_of_a_call_is_the_users_whatever_is_between() -> None:
+    here = calls.call_site()
+    assert Path(here.file).name == "test_calls.py"
+    for made in (Model("m", "base"), Graph("g", sink)):
+        assert made.origin is not None
+        assert made.origin.file == here.file
+        assert here.line < made.origin.line < here.line + 4
+
+
+def test_a_models_line_is_no_part_of_it() -> None:
+    first = Model("m", "base")
+    second = Model("m", "base")
+    assert first == second
+    assert first.origin != second.origin

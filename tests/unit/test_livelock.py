@@ -1,0 +1,176 @@
+"""Whose versions count as lag, and a run that is busy and comes to no Step."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataflow.batch import Batch, Keys
+from dataflow.check import check
+from dataflow.schema import Completion
+from engine.channels.inproc import InprocChannel
+from engine.coordinator.admission import Admission
+from engine.coordinator.ages import ages
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.core import Settings
+from engine.coordinator.lane import RUNNING, Lane
+from engine.coordinator.messages import NO_VERSION, Finish, Ref, SourceCut
+from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.planner import make_plan
+from engine.runtime.worker import Worker
+from engine.simulate import incarnation
+from engine.simulate.behaviour import Outcomes, Timing
+from engine.simulate.workers import Simulation
+from tests import right_graphs
+from tests.unit.planning import DATA
+
+BATCH = 3
+
+
+def reads(name: str, above: str, model: str, *, trained: bool) -> PlannedNode:
+    return PlannedNode(
+        name=name,
+        operator="generate",
+        work="decode",
+        scope="row",
+        region="stream",
+        relation="same",
+        source="prompts",
+        inputs=(PlannedInput(name="prompt", gate=above, fetches=(Fetch(producer=above, columns=("x",)),)),),
+        models=(ModelUse(param="policy", model=model, access="read", trained=trained),),
+        workers=(name,),
+        chunking="ready",
+    )
+
+
+def judged(policy: str, *, max_lag: int) -> Plan:
+    """A policy whose answers a frozen judge and a follower, which moves every third Step, read."""
+    source = PlannedNode(
+        name="prompts", operator="prompts", work="source", scope="row", region="stream", relation="source",
+        source="prompts", chunking="ready",
+    )  # fmt: skip
+    learn = PlannedNode(
+        name="learn", operator="train", work="train", scope="batch", region="step", relation="sink", source="prompts",
+        inputs=tuple(PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=("x",)),)) for g in
+                     ("rollout", "judge", "slow")),
+        models=(ModelUse(param="model", model="policy", access="write", trained=True),),
+    )  # fmt: skip
+    nodes = (
+        source,
+        reads("rollout", "prompts", "policy", trained=True),
+        reads("judge", "rollout", "judge", trained=False),
+        reads("slow", "rollout", "average", trained=True),
+        learn,
+    )
+    models = (
+        PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),
+        PlannedModel(name="judge", base="b", readers=("judge",)),
+        PlannedModel(name="average", base="b", readers=("slow",), follows="policy", every=3),
+    )
+    lane = PlannedSource(name="prompts", batch=BATCH, max_lag=max_lag, intake=policy, cohort=1)  # type: ignore[arg-type]
+    return Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(lane,), models=models)
+
+
+def simulated(plan: Plan, *, patience: float, until: float = 1e9) -> Simulation:
+    timing = Timing(load=0.1, train=0.5, slots=BATCH, slow=0.1, slower=30.0)
+    settings = Settings(steps=12, patience=patience)
+    run = Simulation(plan, settings, rows={"prompts": 99}, timing=timing, outcomes=Outcomes())
+    run.begin()
+    run.run(until=lambda: run.clock.now > until)
+    return run
+
+
+@pytest.mark.parametrize("policy", ["exact", "drop"])
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_judge_and_a_slow_follower_make_nothing_older(policy: str, max_lag: int) -> None:
+    run = simulated(judged(policy, max_lag=max_lag), patience=1e-9)
+    assert run.finish == Finish(reason="all steps are done")
+    lags = [i.metrics["policy/lag/max"] for _, i in run.history.instructions if hasattr(i, "metrics") and i.metrics]
+    assert len(lags) == 12
+    assert max(lags) <= max_lag
+
+
+def test_a_row_is_as_old_as_what_is_trained_whoever_reads_it_after() -> None:
+    plan, recorded = judged("exact", max_lag=1), np.array([4, NO_VERSION, 0], dtype=np.int32)
+    assert ages(plan, "rollout", recorded).tolist() == [4, NO_VERSION, 0]
+    assert ages(plan, "judge", recorded).tolist() == [NO_VERSION] * 3
+    assert ages(plan, "slow", recorded).tolist() == [6, NO_VERSION, 2]
+    assert ages(plan, "prompts", recorded).tolist() == [NO_VERSION] * 3
+
+
+def test_a_worker_counts_no_version_of_a_model_that_nobody_trains() -> None:
+    plan = make_plan(check(right_graphs.language_model_judge(), lambda data, split: DATA), seed=0)
+    worker = Worker("main", plan, channel=InprocChannel())
+    token = np.ones((2, 1), dtype=np.int32)
+    rows = Batch.make(Keys.of([0, 1]), {"completion_ids": list(token), "version": list(3 * token)}, Completion)
+    assert worker.keep("rollout", rows).version.tolist() == [3, 3]
+    assert worker.keep("verdict", rows).version.tolist() == [NO_VERSION] * 2
+
+
+def stale(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
+    """Rows that are of version 0 for ever, as a defect might say of them."""
+    return np.zeros(len(oldest), dtype=np.int32) if node == "judge" else ages(plan, node, oldest)
+
+
+def test_a_run_that_gives_everything_up_ends_and_says_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incarnation, "ages", stale)
+    run = simulated(judged("drop", max_lag=1), patience=300.0, until=20_000.0)
+    assert run.finish is not None, "it goes on for ever"
+    assert run.coordinator.version == 2  # of which version 0 is more than one behind
+    said = run.finish.error
+    assert re.fullmatch(
+        r"no Step was completed for 3\d\d s, though prompts are admitted: learn: intake='drop' gave up \d\d prompts of "
+        r"'prompts' since step 2 as older than max_lag=1: judge made rows of version 0\. "
+        r"Fix: intake='exact', or a greater max_lag\.",
+        said,
+    )
+    assert not run.outbox.blocks
+
+
+def test_patience_0_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incarnation, "ages", stale)
+    run = simulated(judged("drop", max_lag=1), patience=0.0, until=5_000.0)
+    assert run.finish is None
+
+
+def test_a_first_step_that_takes_longer_than_the_watchdog_is_no_livelock() -> None:
+    plan: Any = judged("drop", max_lag=1)
+    timing = Timing(row={"rollout": 5_000.0}, tail=0.0)
+    settings = Settings(steps=3, patience=300.0)
+    run = Simulation(plan, settings, rows={"prompts": 99}, timing=timing, outcomes=Outcomes())
+    run.begin()
+    assert run.run() == Finish(reason="all steps are done")
+    assert run.clock.now > 5_000.0
+
+
+def ref(keys: Keys, version: int) -> Ref:
+    return Ref(
+        worker="w",
+        block=1,
+        keys=keys,
+        lengths=np.ones(len(keys), np.int64),
+        version=np.full(len(keys), version, np.int32),
+    )
+
+
+def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None:
+    """Under `drop` a run that goes on may give its finished rows up at once; the new ones may take their time."""
+    plan, blocks = judged("drop", max_lag=1), Blocks()
+    stream = [n for n in plan.nodes if n.region == "stream"]
+    lane = Lane("prompts", stream, ["rollout", "judge", "slow"], blocks)
+    admission = Admission(plan.sources[0], lane, steps=None, last_batch="train")
+    admission.rows = 9
+    stored = {name: ref(Keys.of([0, 1]), version=2) for name in ("prompts", "rollout", "judge", "slow")}
+    admission.restore(SourceCut(next=2, finished=((0, 0, 0), (1, 0, 0)), admitted=2), stored, 5)
+    admission.take(5)
+    assert (lane.outstanding, admission.vain.prompts) == (0, 0)
+    admission.admit(5)
+    for name in stored:
+        keys = Keys(lane.position[lane.slots(RUNNING)], np.zeros(6, np.int32), lane.attempt[lane.slots(RUNNING)])
+        lane.produced(name, ref(keys, version=2))
+    lane.pump()
+    admission.take(5)
+    assert (admission.vain.prompts, admission.vain.version, admission.vain.oldest) == (6, 5, 2)
