@@ -22,6 +22,7 @@ import pyarrow as pa
 from dataflow.check import CheckedGraph, check
 from dataflow.errors import RunError
 from dataflow.graph import Graph
+from dataflow.importing import import_from
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
 from engine.attempts import Result, Telling, Until, attempts
@@ -95,7 +96,7 @@ def resume(
     path = Path(folder)
     with RunFolder.open_existing(path) as opened:
         options, imports = run_options.from_json(_recorded(path / OPTIONS), changes)
-        sys.path += [entry for entry in imports if entry not in sys.path]
+        import_from(imports)
         again = graph or from_json(_recorded(path / "graph.json"))
         planned = replace(plan(again, options), digest=fingerprint(again))
         opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))

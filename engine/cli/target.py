@@ -7,7 +7,6 @@ usage error where it is not. Does not own: flags (flags.py), nor what a graph ma
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from dataflow.errors import DataflowError, nearest
 from dataflow.graph import Graph
+from dataflow.importing import import_from, located
 from dataflow.snapshot import from_json
 
 FORMS = "module:function, file.py:function or a run's graph.json"
@@ -90,9 +90,7 @@ def _existing(path: Path, what: str) -> Path:
 
 
 def _named_module(name: str, what: str) -> ModuleType:
-    folder = str(Path.cwd())
-    if folder not in sys.path:  # as `python -m` does: a console script alone does not see the folder it is called in
-        sys.path.insert(0, folder)
+    import_from([str(Path.cwd())])
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -112,11 +110,11 @@ def _file_module(path: Path) -> ModuleType:
     folder, name = path.parent, path.stem
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    import_from([str(folder)])
     importlib.invalidate_caches()
-    module = importlib.import_module(name)
-    if Path(getattr(module, "__file__", None) or "").resolve() != path:
-        other = getattr(module, "__file__", "built in")
-        raise UsageError(f"{path.name}: Python has another module {name!r} ({other}). Fix: give the file another name.")
-    return module
+    found = located(name)
+    other = found.origin if found else None
+    if other is None or Path(other).resolve() != path:  # before anything is imported: the other one is not meant
+        there = other or "a folder, or built in"
+        raise UsageError(f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another name.")
+    return importlib.import_module(name)

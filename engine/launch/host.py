@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
+from dataflow.importing import import_from, interpreter
 from engine import options as run_options
 from engine.launch.desk import CHANGED, Desk
 from engine.launch.keyfile import read_keys
@@ -44,8 +45,9 @@ _SETTLE = 5.0
 def serve(cluster: Path, name: str, keys: Path | None = None) -> int:
     """Serve runs until this process is ended; the exit code of a server that could not begin."""
     _own_host(cluster, name, keys)
-    code = "import sys; from engine.launch.host import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
+    code = "from engine.launch.host import main; main(sys.argv[3:])"
+    given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
+    command = interpreter(code, "engine.launch.host", *given)
     while True:
         ended = subprocess.run(command, check=False).returncode
         if ended > 0:
@@ -124,7 +126,7 @@ class Served:
                 f"expected a run's part for host {self._name}, found one for {begin.host}. Fix: its address."
             )
         folder = self._folder()
-        sys.path += [entry for entry in begin.path if entry not in sys.path]
+        import_from(begin.path)
         plan = cloudpickle.loads(begin.plan)
         options, _ = run_options.from_json(begin.options, {})
         part = Part(
