@@ -214,7 +214,7 @@ def _losses(old: Loss, new: Loss) -> Iterator[Change]:
 
 def _term(label: str, old: LossTerm, new: LossTerm) -> Iterator[Change]:
     yield from _change(f"{label}.weight", old.weight, new.weight)
-    if old.function != new.function:
+    if content(old.function) != content(new.function):
         yield Change(what=f"{label} is", before=old.function.path, after=new.function.path)
     params = dict(old.params), dict(new.params)
     for key, was, now in _paired(*params):

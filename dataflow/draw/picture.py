@@ -23,6 +23,7 @@ from dataflow.node import Node
 from dataflow.operator import Scope, Work
 from dataflow.regions import Region, regions
 from dataflow.rows import Domain, Domains
+from dataflow.written import own
 
 REGIONS: tuple[Region, ...] = ("stream", "step", "evaluation")
 TITLES: Mapping[Region, str] = {
@@ -203,7 +204,7 @@ def _facts(state: State) -> str:
 
 def call_of(node: Node) -> str:
     """How the node reads in code: its States, then every parameter that differs from its default."""
-    defaults = declared_defaults(node.operator.path, node.operator.name)
+    defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
     for key, value in node.params.items():
         shown += _setting(key, value, defaults)
@@ -221,7 +222,7 @@ def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None) -> list[s
 
 
 def _term(term: LossTerm) -> str:
-    defaults = declared_defaults(term.function.path, term.function.name)
+    defaults = declared_defaults(term.function.path, term.function.name, term.function.fn)
     settings = ", ".join(part for key, value in term.params for part in _setting(key, value, defaults))
     weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
     return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")
@@ -232,18 +233,15 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @functools.cache
-def declared_defaults(path: str, name: str) -> Mapping[str, Any] | None:
+def declared_defaults(path: str, name: str, function: Callable[..., Any] | None) -> Mapping[str, Any] | None:
     """The parameters of the function that users call, with their defaults (Parameter.empty where there is none).
 
-    It stands beside the declaration under the operator's own name. None where it is not found: then every parameter
-    is worth showing.
+    Of ours it stands beside the declaration under the operator's own name; of a user's it is the declared function
+    itself, so that nothing is imported to draw a graph. None where it is not found: then every parameter is worth
+    showing.
     """
-    try:
-        module = importlib.import_module(path.partition(":")[0])
-    except ImportError:
-        return None
-    function = getattr(module, name, None)
-    function = getattr(function, "fn", function)
+    if own(path.partition(":")[0]):
+        function = getattr(importlib.import_module(path.partition(":")[0]), name, None)
     if not callable(function):
         return None
     parameters = inspect.signature(function).parameters.values()
