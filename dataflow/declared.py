@@ -4,7 +4,7 @@ Owns: which functions, operators, schemas and records of a graph are declared, i
 (`Declared`). Does not own: the written form of a value (written.py), the stand-ins (standins.py).
 
     "declared": {"functions": {path: {"name", "parameters"}}, "operators": {path: record},
-                 "schemas": {path: {"bases", "body"}}, "called": {path: name}}
+                 "schemas": {path: {"bases", "body"}, or null for another class}, "called": {path: name}}
 
 What belongs to this project is named by its path alone and found by look-up in its own modules. A path that no other
 process can import has its place behind it, as two such functions can share a name.
@@ -71,7 +71,10 @@ class _Collector:
 
     def _schema(self, kind: type) -> None:
         path = _path(kind)
-        if not issubclass(kind, Schema) or own(kind.__module__) or path in self.parts["schemas"]:
+        if own(kind.__module__) or path in self.parts["schemas"]:
+            return
+        if not issubclass(kind, Schema):
+            self.parts["schemas"][path] = None
             return
         bases = [base for base in kind.__bases__ if issubclass(base, Schema)]
         self.value(bases)
@@ -171,7 +174,7 @@ class Declared:
         """See Parts."""
         if own(path.partition(":")[0]):
             return _own(path, where)
-        return self._schema(path, where) if path in self._schemas else standins.plain_class(path)
+        return self._schema(path, where)
 
     def record(self, path: str, fields: dict[str, Any], where: str) -> Any:
         """See Parts. Fields of this project's own classes have to be of the types that these declare."""
@@ -196,8 +199,10 @@ class Declared:
         name = entry.get("name", path.rpartition(":")[2].rpartition(".")[2])
         return standins.function(path, str(name), at, signature)
 
-    def _schema(self, path: str, where: str) -> type[Schema]:
+    def _schema(self, path: str, where: str) -> type[Any]:
         entry = self._entry(self._schemas, path, where)
+        if entry is None:
+            return standins.plain_class(path)
         if path in self._reading:
             raise unread(f"{path} is declared as a base of its own", _ANEW, where)
         self._reading.add(path)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 
 _SEPARATOR = "\x1f"
 _START = f"import sys; sys.path[:] = sys.argv[2].split({_SEPARATOR!r}); "
@@ -45,16 +45,16 @@ def interpreter(code: str, title: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _START + code, title, _SEPARATOR.join(import_path()), *arguments]
 
 
-def located(name: str) -> ModuleSpec | None:
+def located(name: str, behind: Sequence[str] = ()) -> ModuleSpec | None:
     """Where `import name` would find that module, None where nowhere. No module is imported for it, no package either
-    (`importlib.util.find_spec` runs the packages that a module lies in).
+    (`importlib.util.find_spec` runs the packages that a module lies in). behind: folders that come behind all others.
     """
     spec: ModuleSpec | None = None
     folders: list[str] | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         whole = ".".join(parts[:depth])
-        spec = _spec(whole, folders)
+        spec = _spec(whole, folders) or (PathFinder.find_spec(whole, list(behind)) if depth == 1 else None)
         if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
             return None
         folders = list(spec.submodule_search_locations or ())

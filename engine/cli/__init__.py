@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
 from engine.cli.target import FORMS, UsageError
+from engine.received import reading
 
 COMMANDS = {
     "check": "prove that a graph can be run, and draw it",
@@ -30,6 +31,9 @@ COMMANDS = {
     "host": "let runs that are started on another host use this one",
 }
 """Command -> what it does; each is the module of that name here, imported when it is asked for."""
+
+LOOKING = ("check", "draw", "explain", "diff")
+"""Commands that look at a graph and run nothing of it."""
 
 _FAILED_RUN = (RunError, KernelError, CheckpointError)
 
@@ -73,7 +77,12 @@ def _command(given: Sequence[str]) -> int:
         near = nearest(given[0], COMMANDS)
         fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
         raise UsageError(f"dataflow: no command {given[0]!r}. Fix: {fix}.")
-    return importlib.import_module(f"engine.cli.{given[0]}").main(given[1:])
+    command = importlib.import_module(f"engine.cli.{given[0]}").main
+    received = [word for word in given[1:3] if word.endswith(".json")]
+    if not received or given[0] not in LOOKING:
+        return command(given[1:])
+    with reading(received[0]):
+        return command(given[1:])
 
 
 def usage() -> str:

@@ -7,7 +7,8 @@ usage error where it is not. Does not own: flags (flags.py), nor what a graph ma
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from dataflow.errors import DataflowError, nearest
 from dataflow.graph import Graph
 from dataflow.importing import import_from, located
 from dataflow.snapshot import from_json
+from engine.received import imports, reading, text_of
 
 FORMS = "module:function, file.py:function or a run's graph.json"
 
@@ -41,19 +43,32 @@ class Target:
         return made
 
 
-def load_target(text: str) -> Target:
-    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError, GraphError."""
+def load_target(text: str, *, runs: bool = False) -> Target:
+    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError, GraphError.
+
+    runs: it is going to be run. Only then is anything imported that a snapshot names, and it is said before.
+    """
     if text.endswith(".json"):
-        return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot")))
+        return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot"), runs=runs))
     return Target(text=text, function=load_function(text, "TARGET"))
 
 
-def _snapshot(path: Path) -> Callable[[], Graph]:
+def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph]:
     def snapshot() -> Graph:
-        return from_json(path.read_text(encoding="utf-8"))
+        if runs:
+            import_from([str(Path.cwd())])
+            tell_imports(imports(path))
+        with reading(path):
+            return from_json(text_of(path), imports=runs)
 
     snapshot.__doc__ = f"The graph kept in {path}."
     return snapshot
+
+
+def tell_imports(lines: Sequence[str]) -> None:
+    """Say what is going to be imported, before it is."""
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
