@@ -23,6 +23,7 @@ from dataflow.node import Node
 from dataflow.operator import Scope, Work
 from dataflow.regions import Region, regions
 from dataflow.rows import Domain, Domains
+from dataflow.shown import one_line
 from dataflow.written import own
 
 REGIONS: tuple[Region, ...] = ("stream", "step", "evaluation")
@@ -106,7 +107,7 @@ def picture(graph: Graph) -> Picture:
     boxes = tuple(_box(node, at, region[id(node)], domains) for node in nodes)
     where: list[Region] = [region[id(node)] for node in nodes]
     states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
-    return Picture(name=graph.name, boxes=boxes, states=states, step=_step(graph, domains))
+    return Picture(name=one_line(graph.name), boxes=boxes, states=states, step=_step(graph, domains))
 
 
 def _regions(graph: Graph) -> dict[int, Region]:
@@ -127,13 +128,13 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) ->
     domain = domains.of_node(node)
     return Box(
         index=at[id(node)],
-        name=node.name,
-        call=call_of(node),
+        name=one_line(node.name),
+        call=one_line(call_of(node)),
         work=node.operator.work,
         scope=node.operator.scope,
         region=region,
-        schemas=tuple(s.__name__ for s in node.schemas),
-        rows=rows_of(domain) if domain else "",
+        schemas=tuple(one_line(s.__name__) for s in node.schemas),
+        rows=one_line(rows_of(domain)) if domain else "",
         wires=wires,
     )
 
@@ -155,7 +156,7 @@ def _step(graph: Graph, domains: Domains) -> str:
             continue
         size = domain.group_size
         most = "" if all(map(_full, domain.ancestors())) else "at most "
-        return f"{batch} {domain.source.name}" + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
+        return f"{batch} {one_line(domain.source.name)}" + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
     return ""
 
 
@@ -178,11 +179,11 @@ def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Regi
     follows = state.follows if isinstance(state, Model) else None
     return StateBox(
         index=index,
-        name=state.name,
+        name=one_line(state.name),
         kind=type(state).__name__,
-        facts=_facts(state),
+        facts=one_line(_facts(state)),
         trained=bool(writers) or follows is not None,
-        leader=follows.name if follows else "",
+        leader=one_line(follows.name) if follows else "",
         writers=tuple(writers),
         readers=tuple(readers),
     )

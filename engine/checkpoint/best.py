@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 SCORE = "score.json"
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 class BestVersions:

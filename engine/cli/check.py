@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dataflow.check import check
 from dataflow.draw import draw
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,6 @@ def main(arguments: Sequence[str]) -> int:
     """Print the drawing, then what the check found out; raises GraphError with every fault."""
     graph, _ = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
     checked = check(graph)
-    print(draw(graph))
-    print(checked.describe())
+    say(draw(graph))
+    say(checked.describe())
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dataflow.errors import DataError
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 from engine.options import RunOptions
 
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from engine.plan.explain import explain
 
     measured = None if options.measured is None else node_seconds(options.measured)
-    print(explain(plan(graph, options), measured=measured), end="")
+    say(explain(plan(graph, options), measured=measured), end="")
     return 0
 
 

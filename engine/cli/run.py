@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dataflow.check import CheckedGraph, check
 from dataflow.graph import Graph
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 from engine.options import RunOptions
 from engine.received import reading
 
@@ -35,7 +36,7 @@ def checked(graph: Graph, text: str) -> CheckedGraph:
 
 def ended(result: Result) -> int:
     """Print how the run ended; the exit code: 130 where Ctrl-C ended it."""
-    print(told(result))
+    say(told(result))
     return 130 if result.interrupted else 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from dataflow.errors import DataflowError, nearest
 from dataflow.graph import Graph
 from dataflow.importing import import_from, located
+from dataflow.shown import one_line
 from dataflow.snapshot import from_json
 from engine.received import imports, reading, text_of
 
@@ -68,7 +69,7 @@ def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph]:
 def tell_imports(lines: Sequence[str]) -> None:
     """Say what is going to be imported, before it is."""
     for line in lines:
-        print(line, file=sys.stderr, flush=True)
+        print(one_line(line), file=sys.stderr, flush=True)
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.importing import interpreter
+from engine.observe.ownfiles import own
 from engine.runtime.link import Link
 from engine.runtime.wire import encode
 from engine.runtime.workers import Doing
@@ -49,7 +50,7 @@ class Child:
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, open(log, "ab") as output:
+        with contextlib.ExitStack() as undo, theirs, open(log, "ab", opener=own) as output:
             undo.callback(mine.close)
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(

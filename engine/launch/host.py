@@ -29,6 +29,7 @@ from engine import options as run_options
 from engine.launch.desk import CHANGED, Desk
 from engine.launch.keyfile import read_keys
 from engine.launch.local import CONTROL_BYTES, Part, Supervisor
+from engine.observe.logs import to_log
 from engine.observe.runfolder import RunFolder
 from engine.plan.cluster import Host, detect, read_cluster
 from engine.runtime.control import Forget, Whereabouts
@@ -59,7 +60,7 @@ def serve(cluster: Path, name: str, keys: Path | None = None) -> int:
 def main(arguments: Sequence[str]) -> None:
     """The process of one run. arguments: the server's process, cluster file, host, key file."""
     die_with(int(arguments[0]))
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    to_log("%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     cluster, name, *keys = arguments[1:]
     try:
         serve_one(Path(cluster), name, Path(keys[0]) if keys else None)

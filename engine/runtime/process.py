@@ -51,6 +51,7 @@ from engine.coordinator.messages import (
     ToWorker,
     WorkerOpened,
 )
+from engine.observe.logs import to_log
 from engine.plan.plan import Plan
 from engine.runtime.control import (
     Answer,
@@ -419,7 +420,7 @@ def main(descriptor: int, parent: int) -> None:
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
