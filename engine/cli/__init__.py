@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
+from dataflow.importing import import_path
 from engine.cli.target import FORMS, UsageError
 from engine.received import reading
 
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Read when torch is first imported. OpenMP threads that wait spin shortly, then sleep: spinning on made runs up to
     # ten times slower where another process wanted a core, and sleeping at once half as slow again where none did.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if arguments is None:  # a process of its own: nothing of the current folder takes the place of what is installed
+        sys.path[:] = import_path()
     given = list(sys.argv[1:] if arguments is None else arguments)
     traceback = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
