@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from dataflow.errors import CheckpointError
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import Cut
 from engine.checkpoint.store import Checkpoint as Stored
@@ -46,14 +47,21 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
 
     Raises CheckpointError where it is of another graph or seed, WorkerGone where a Worker is lost meanwhile.
     """
-    cut = Cut.from_json((latest.path / "cut.json").read_bytes())
+    try:
+        cut = Cut.from_json((latest.path / "cut.json").read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{latest.path}: its cut cannot be read: {error}. Fix: an earlier checkpoint.") from error
     cut.must_continue(graph=plan.digest, seed=plan.seed)
     told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
     workers.ask(told)
     store.truncate_after(latest.step)
     rows: dict[str, dict[str, Ref]] = {}
     for file in sorted((latest.path / "rows").glob("*.arrow")):
-        node = plan.node(file.stem)
+        node = next((n for n in plan.nodes if n.name == file.stem), None)
+        if node is None:
+            raise CheckpointError(
+                f"{file}: expected rows of a node, found none of that name. Fix: an earlier checkpoint."
+            )
         worker = node.workers[0]
         rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[worker]
     return Restored(step=cut.step, sources=cut.sources, rows=rows)

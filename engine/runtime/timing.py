@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from dataflow.errors import DataError, DataflowError, KernelError
+from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError
 from engine.runtime.session import Report
 from engine.runtime.workers import Doing
 
@@ -62,6 +62,12 @@ class During:
         self._timing.note(self._node, self._what, self._start, time.monotonic(), counted=self._counted)
         if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
             raise KernelError(f"{self._node}: {self._what}: {error}") from error
+        if isinstance(error, Exception) and not isinstance(error, DataflowError) and self._what == "restore":
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise CheckpointError(
+                f"{self._node}: expected files that it wrote in the checkpoint, found others ({said}). "
+                "Fix: an earlier checkpoint."
+            ) from error
         if isinstance(error, Exception) and not isinstance(error, DataflowError):
             told = "".join(traceback.format_exception(error)).rstrip()
             raise KernelError(
