@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SHADOWS = ("json", "random", "torch", "numpy", "struct", "selectors", "pyarrow", "msgspec", "transformers", "socket")
 LOUD = "forged_module"
 """A module beside the run, and the names of modules that Python and torch import: each writes that it ran."""
-LIMIT = 90.0
+LIMIT = 180.0
 MARK = "DATAFLOW_TORTURE"
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028x"
 HUGE = 10**400

@@ -147,6 +147,14 @@ def victim(tmp_path: Path) -> Iterator[Path]:
     assert all(p.read_text() == "years of work" for p in folder.rglob("*.txt"))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder, made once: its record of versions takes longer than what is tested."""
+    folder = tmp_path_factory.mktemp("runs")
+    RunFolder.create("a", folder).close()
+    return folder / "a"
+
+
 INSIDE = (
     LOCK, "metrics.jsonl", "versions.json", "graph.json", "samples", "checkpoints", "logs", "logs/main.log", "trace",
     "checkpoints/step_3", "samples/step_000001.parquet", "tensorboard", ".plan.json.tmp", "checkpoints/.tmp-step_3",
@@ -155,8 +163,10 @@ INSIDE = (
 
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("kind", ["a link", "a pipe"])
-def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(tmp_path: Path, victim: Path, name: str, kind: str) -> None:
-    RunFolder.create("a", tmp_path).close()
+def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(
+    tmp_path: Path, victim: Path, made: Path, name: str, kind: str
+) -> None:
+    shutil.copytree(made, tmp_path / "a")
     path = tmp_path / "a" / name
     if path.is_dir():
         path.rmdir()
@@ -172,16 +182,22 @@ def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(tmp_path: Path, victim:
         RunFolder.open_existing(tmp_path / "a")
 
 
-@pytest.mark.parametrize("name", [LOCK, "metrics.jsonl", "trace/run_0.json", "logs/main.log"])
-def test_what_is_cut_or_appended_to_has_no_second_name(tmp_path: Path, victim: Path, name: str) -> None:
-    RunFolder.create("a", tmp_path).close()
-    (tmp_path / "a" / LOCK).unlink()
-    os.link(victim / "notes.txt", tmp_path / "a" / name)
-    with pytest.raises(RunError, match="second name elsewhere"), RunFolder.open_existing(tmp_path / "a") as run:
+def _go_on(path: Path) -> None:
+    """Open what a run appends to, or begins anew."""
+    with RunFolder.open_existing(path) as run:
         JsonLines().open(run, {})
         Trace(run.trace / "run_0.json")
         with logged(run.log("main")):
             pass
+
+
+@pytest.mark.parametrize("name", [LOCK, "metrics.jsonl", "trace/run_0.json", "logs/main.log"])
+def test_what_is_cut_or_appended_to_has_no_second_name(tmp_path: Path, victim: Path, made: Path, name: str) -> None:
+    shutil.copytree(made, tmp_path / "a")
+    (tmp_path / "a" / LOCK).unlink()
+    os.link(victim / "notes.txt", tmp_path / "a" / name)
+    with pytest.raises(RunError, match="second name elsewhere"):
+        _go_on(tmp_path / "a")
     os.unlink(tmp_path / "a" / name)
 
 
