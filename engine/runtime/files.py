@@ -51,6 +51,11 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
         cut = Cut.from_json((latest.path / "cut.json").read_bytes())
     except OSError as error:
         raise CheckpointError(f"{latest.path}: its cut cannot be read: {error}. Fix: an earlier checkpoint.") from error
+    if cut.step != latest.step:
+        raise CheckpointError(
+            f"{latest.path}: expected the cut of Step {latest.step}, found that of Step {cut.step!s:.20}. "
+            "Fix: an earlier checkpoint."
+        )
     cut.must_continue(graph=plan.digest, seed=plan.seed)
     told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
     workers.ask(told)
