@@ -45,8 +45,11 @@ def node_seconds(folder: Path) -> dict[str, float]:
     if not lines.is_file():
         raise DataError(f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME.")
     found: dict[str, list[float]] = {}
-    for line in lines.read_text().splitlines():
-        for name, value in json.loads(line).items():
-            if name.startswith("time/"):
-                found.setdefault(name.removeprefix("time/"), []).append(value)
+    try:
+        rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, RecursionError, OSError) as error:
+        raise DataError(f"{lines}: expected a JSON object a line, found {error}. Fix: restore the file.") from None
+    for name, value in (item for row in rows if isinstance(row, dict) for item in row.items()):
+        if name.startswith("time/") and isinstance(value, float):
+            found.setdefault(name.removeprefix("time/"), []).append(value)
     return {name: statistics.fmean(values) for name, values in found.items()}

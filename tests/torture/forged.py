@@ -37,7 +37,7 @@ from tests.torture.forgeries import (
     hard_link,
     link,
     names,
-    node,
+    node_of,
     param,
     pickled,
     random_edit,
@@ -99,7 +99,7 @@ def _prepare(folder: Path) -> None:
         if done.returncode:
             raise RuntimeError(f"no run to forge: {done.stderr}")
     for module in (*SHADOWS, LOUD):
-        (folder / f"{module}.py").write_text(f"open({str(folder.parent)!r} + '/ran', 'a').write('{module}\\n')\n")
+        (folder / f"{module}.py").write_text("open(__file__ + '.ran', 'w').close()\n")
     package = folder / "forged_package"
     package.mkdir()
     shutil.copy(folder / f"{LOUD}.py", package / "__init__.py")
@@ -112,7 +112,13 @@ def _prepare(folder: Path) -> None:
 
 def _python(folder: Path, code: str, *words: str, mark: str = "") -> subprocess.CompletedProcess[str]:
     """As the console script does it: the current folder is not on the path by itself."""
-    own = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder), MARK: mark}
+    own = {
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(folder),
+        MARK: mark,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-P", "-c", f"import sys; {code}", *words]
     process = subprocess.Popen(
         command,
@@ -152,11 +158,13 @@ def _judged(case: Case, good: Path, folder: Path) -> Outcome:
 
 def _faults(case: Case, folder: Path, done: subprocess.CompletedProcess[str], before: Any) -> Iterator[str]:
     shown = done.stdout + done.stderr
-    ran = folder.parent / "ran"
-    if ran.exists():
-        words = ran.read_text().split()
-        ran.unlink()
-        yield "" if case.imports and set(words) == {LOUD} and f"imports {LOUD} from " in done.stderr else f"ran {words}"
+    ran = [path.relative_to(folder) for path in folder.rglob("*.ran")]
+    for path in ran:
+        (folder / path).unlink()
+    if ran and not (case.imports and {path.name for path in ran} == {f"{LOUD}.py.ran"}):
+        yield f"ran: {', '.join(map(str, ran))}"
+    if ran and f"imports {LOUD} from " not in done.stderr:
+        yield "it did not say what it imports"
     if "Traceback (most" in shown:
         yield "a traceback"
     if "it hung" in done.stderr:
@@ -296,7 +304,7 @@ def _graphs_to_run() -> Iterator[Case]:
     words = ("run", "run/graph.json", "--name", "made_by_the_case", "--runs", "made_by_the_case")
     yield Case(name="run: a reward of a module beside it", words=words, forge=loud, imports=True)
     yield Case(
-        name="resume: no parameters", words=_GO_ON, forge=edit(lambda d: node(d, "train_policy").update(params={}))
+        name="resume: no parameters", words=_GO_ON, forge=edit(lambda d: node_of(d, "train_policy").update(params={}))
     )
     yield Case(name="resume: a loss that is none", words=_GO_ON, forge=edit(param("train_policy", "loss", 5)))
     yield Case(name="resume: deep", words=_GO_ON, forge=written("graph.json", b"[" * 100_000))
@@ -341,7 +349,7 @@ def _overwriting(short: bool) -> Iterator[Case]:
         yield Case(name=f"run --overwrite: a link at {name}", words=again, forge=link(name, "inside"), fine=True)
     yield Case(name="run --overwrite: the folder is a link", words=again, forge=folder_is_a_link)
     yield Case(name="run --overwrite: a foreign file", words=again, forge=written("thesis.txt", b"years of work"))
-    wrong = ("../victim", "/tmp/x", "..", "a/b", f"x{ESCAPES}")
+    wrong = ("../victim", "/x", "..", "a/b", f"x{ESCAPES}")
     for name in wrong[::4] if short else wrong:
         words = (*_RUN, "--name", name, "--runs", ".", "--overwrite")
         yield Case(name=f"run --name {name!r}", words=words, forge=lambda folder: None)

@@ -39,16 +39,16 @@ def edit(change: Callable[[dict[str, Any]], Any], name: str = "graph.json") -> F
     return forge
 
 
-def node(document: dict[str, Any], name: str) -> dict[str, Any]:
+def node_of(document: dict[str, Any], name: str) -> dict[str, Any]:
     return next(node for node in document["nodes"] if node["name"] == name)
 
 
 def reward(value: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda d: node(d, "score")["params"].update(fns={"tuple": [value]})
+    return lambda d: node_of(d, "score")["params"].update(fns={"tuple": [value]})
 
 
 def param(node: str, key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda d: node(d, node)["params"].update({key: value})
+    return lambda d: node_of(d, node)["params"].update({key: value})
 
 
 def operator(**changed: Any) -> Callable[[dict[str, Any]], Any]:
@@ -59,7 +59,7 @@ def operator(**changed: Any) -> Callable[[dict[str, Any]], Any]:
         same = {"record": "dataflow.operator:Same", "fields": {"of": "rows"}}
         fields = {"path": path, "name": "f", "work": "host", "rows": same, "outputs": {"tuple": []}} | changed
         document["declared"]["operators"][path] = {"record": "dataflow.operator:Operator", "fields": fields}
-        node(document, "advantage")["operator"] = path
+        node_of(document, "advantage")["operator"] = path
 
     return change
 
@@ -68,19 +68,19 @@ def names(document: dict[str, Any]) -> None:
     document["name"] += ESCAPES
     for entry in (*document["nodes"], *document["states"]):
         entry["name"] += ESCAPES
-    node(document, f"prompts{ESCAPES}")["params"]["data"] += ESCAPES
+    node_of(document, f"prompts{ESCAPES}")["params"]["data"] += ESCAPES
 
 
 def graphs() -> Iterator[tuple[str, Forge, bool]]:
     """Documents that name what they must not. The last: whether a look at it may succeed."""
-    yield "an operator os:system", edit(lambda d: node(d, "rollout").update(operator="os:system")), False
-    yield "an operator of a module beside it", edit(lambda d: node(d, "rollout").update(operator=f"{LOUD}:f")), False
+    yield "an operator os:system", edit(lambda d: node_of(d, "rollout").update(operator="os:system")), False
+    yield "an operator of a module beside it", edit(lambda d: node_of(d, "rollout").update(operator=f"{LOUD}:f")), False
     yield "a reward os:system", edit(reward({"function": "os:system"})), True
     yield "a reward of a module beside it", edit(reward({"function": f"{LOUD}:f"})), True
     yield "a record of a module beside it", edit(reward({"record": f"{LOUD}:C", "fields": {"a": 1}})), True
     yield (
         "a class of a module beside it",
-        edit(lambda d: node(d, "rollout").update(schemas=[{"class": f"{LOUD}:C"}])),
+        edit(lambda d: node_of(d, "rollout").update(schemas=[{"class": f"{LOUD}:C"}])),
         False,
     )
     yield (
@@ -96,10 +96,10 @@ def graphs() -> Iterator[tuple[str, Forge, bool]]:
     )
     yield (
         "a path of ours that is none",
-        edit(lambda d: node(d, "rollout").update(operator="operators.data_files:os")),
+        edit(lambda d: node_of(d, "rollout").update(operator="operators.data_files:os")),
         False,
     )
-    yield "a path upwards", edit(lambda d: node(d, "rollout").update(operator=f"operators../../{LOUD}:f")), False
+    yield "a path upwards", edit(lambda d: node_of(d, "rollout").update(operator=f"operators../../{LOUD}:f")), False
     yield "names with escapes", edit(names), False
     yield "data that is a pipe", pipe_as_data, False
     yield "data upwards", edit(param("prompts", "data", "../../../../etc/passwd")), False
@@ -114,7 +114,7 @@ def graphs() -> Iterator[tuple[str, Forge, bool]]:
         edit(param("train_policy", "loss", {"record": "dataflow.loss:Loss", "fields": {}})),
         False,
     )
-    yield "no parameters", edit(lambda d: node(d, "train_policy").update(params={})), False
+    yield "no parameters", edit(lambda d: node_of(d, "train_policy").update(params={})), False
     yield "nodes in a circle", edit(lambda d: d["states"][0].update(follows=0)), False
     yield "declarations that are none", edit(lambda d: d.update(declared=5)), False
 
