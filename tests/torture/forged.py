@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from engine.checkpoint.store import MANIFEST
 from tests.torture.forgeries import (
     ESCAPES,
@@ -264,6 +266,11 @@ _FOLDERS = (
     "samples", "checkpoints", "checkpoints/step_2", "checkpoints/step_9", "trace", "logs", "checkpoints/.tmp-step_3",
     "checkpoints/.replaced-step_2", "tensorboard", "checkpoints/step_2/train_policy",
 )  # fmt: skip
+KEYED = {
+    "key.position": pa.array([0], pa.int64()),
+    "key.sample": pa.array([0], pa.int32()),
+    "key.attempt": pa.array([0], pa.int32()),
+}
 _LATE = ("sealed", "manifest", "module beside", "another graph")
 """Cases that begin a run, which takes ten times as long."""
 _GO_ON = ("resume", "run", "--steps", "3")
@@ -329,6 +336,7 @@ def _checkpoints() -> Iterator[Case]:
         ("sealed: a cut of another kind", sealed(cut(sources=[1]))),
         ("sealed: rows of an unknown node", sealed(lambda at: rows(at, "nobody", {"a": [1]}))),
         ("sealed: rows of another schema", sealed(lambda at: rows(at, "rollout", {"a": [1]}))),
+        ("sealed: rows without their columns", sealed(lambda at: rows(at, "rollout", KEYED | {"a": [1]}))),
         ("sealed: rows that are none", sealed(lambda at: rows(at, "rollout", None))),
         ("sealed: pickles in the place of the optimizer", sealed(pickled("optimizer"))),
         ("sealed: pickles in the place of weights", sealed(pickled("model"))),

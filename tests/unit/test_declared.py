@@ -23,6 +23,8 @@ from dataflow.graph import Graph
 from dataflow.schema import Reward, Rollout, column
 from dataflow.snapshot import fingerprint, from_json, modules, to_json
 from dataflow.user import Columns, operator
+from engine.api import plan
+from engine.plan.explain import explain
 from engine.received import reading
 from graphs.grpo import grpo
 from operators.advantage import group_advantage
@@ -49,7 +51,9 @@ def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Gr
     assert [draw(found, form) for form in ("text", "mermaid", "dot", "svg")] == [
         draw(graph, form) for form in ("text", "mermaid", "dot", "svg")
     ]
-    assert check(found, _columns).describe() == check(graph, _columns).describe()
+    checked = check(graph, _columns), check(found, _columns)
+    assert checked[0].describe() == checked[1].describe()
+    assert explain(plan(checked[0])) == explain(plan(checked[1]))
     assert str(diff(graph, found)) == str(diff(graph, graph))
 
 
