@@ -176,7 +176,7 @@ def load_tokenizer(base: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        inner = AutoTokenizer.from_pretrained(base)
+        inner = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{base}: expected a directory with a tokenizer: {str(error).splitlines()[0]}") from error
     ends = _generation_eos(base) or {inner.eos_token_id} - {None}

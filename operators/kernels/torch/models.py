@@ -55,6 +55,7 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
                 dtype=getattr(torch, model.dtype),
                 attn_implementation=ATTENTION,
                 output_loading_info=True,
+                trust_remote_code=False,  # code in a model's folder is neither run nor asked about
                 **only,
             )
     except OSError as error:
@@ -97,7 +98,7 @@ def _config(where: str, base: str) -> Any:
                     "Fix: save model and tokenizer there with save_pretrained."
                 )
     try:
-        return AutoConfig.from_pretrained(base)
+        return AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise KernelError(
@@ -160,7 +161,7 @@ def save_model(module: PreTrainedModel, directory: Path | str, weights: Mapping[
         module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
     local = Path(base).expanduser()
     if not local.is_dir():
-        AutoTokenizer.from_pretrained(base).save_pretrained(target)
+        AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
         return
     present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
     if not present:
