@@ -16,6 +16,7 @@ that lost its other end, or was late, is given up by both.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -29,7 +30,7 @@ from dataflow.errors import RunError
 from engine.channels.columns import ColumnStore
 from engine.channels.contract import PeerLost, Request
 from engine.channels.hashes import of_tensors
-from engine.channels.world import TIMEOUT, agreed_device, rendezvous
+from engine.channels.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -249,6 +250,8 @@ class _World:
             os.close(meeting)
 
     def _form(self) -> CollectiveChannel:
+        from torch._C._distributed_c10d import PrefixStore
+
         from engine.channels.collective import CollectiveChannel
 
         with self._lock:
@@ -258,10 +261,16 @@ class _World:
         if meeting is None:
             raise RunError("it was given up before both ends had come")
         store = rendezvous(meeting, timeout=self._timeout)
+        wait_for_all(store, self.rank, 2, self._timeout)
         self.device = agreed_device(store, self.rank, 2)
-        return CollectiveChannel(
+        channel = CollectiveChannel(
             self.rank, 2, store, name="tensors", names=self._names, device=self.device, timeout=self._timeout
         )
+        with contextlib.ExitStack() as undo:  # one that is done with it at once would be gone while the other connects
+            undo.callback(channel.close)
+            wait_for_all(PrefixStore("formed", store), self.rank, 2, self._timeout)
+            undo.pop_all()
+        return channel
 
 
 def _said(requests: Sequence[Request]) -> str:
