@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dataflow.errors import CheckpointError
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.cut import Cut
+from engine.checkpoint.cut import Cut, positions_of
 from engine.checkpoint.store import Checkpoint as Stored
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Restored
@@ -69,7 +69,20 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
             )
         worker = node.workers[0]
         rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[worker]
+        _must_wait(file, cut, node.source)
     return Restored(step=cut.step, sources=cut.sources, rows=rows)
+
+
+def _must_wait(file: Path, cut: Cut, source: str) -> None:
+    """Raises CheckpointError where a file has rows that do not wait to be trained, as the cut knows."""
+    known = cut.sources.get(source)
+    finished = {key[0] for key in known.finished} if known else set()
+    stray = sorted(positions_of(file) - finished)
+    if stray:
+        raise CheckpointError(
+            f"{file}: expected rows that wait to be trained, found one of position {stray[0]}, which does not. "
+            "Fix: an earlier checkpoint."
+        )
 
 
 def save_best(plan: Plan, best: BestVersions, workers: Workers, event: Evaluated) -> bool:
