@@ -84,7 +84,8 @@ class _Collector:
         self.parts["schemas"][path] = {"bases": [_path(base) for base in bases], "body": body}
 
     def _record(self, value: Any) -> None:
-        if callable(value) and not own(type(value).__module__):
+        called: bool = callable(value)
+        if called and not own(type(value).__module__):
             self.parts["called"][_path(type(value))] = getattr(value, "__name__", type(value).__qualname__)
         self.value([getattr(value, f.name) for f in dataclasses.fields(value)])
 

@@ -143,7 +143,7 @@ def _document(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"options: expected JSON, found {error}. Fix: restore options.json of the run.") from None
-    path = _tuples(data.pop("path", [])) if isinstance(data, dict) else None
+    path: Any = _tuples(data.pop("path", [])) if isinstance(data, dict) else None
     if not fits(path, tuple[str, ...]):
         raise RunError(f"options: expected options by name, found {text!r:.60}. Fix: restore options.json of the run.")
     return data, path
