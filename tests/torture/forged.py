@@ -56,7 +56,7 @@ from tests.torture.outcome import Outcome
 ROOT = Path(__file__).parents[2]
 SHADOWS = ("json", "random", "torch", "numpy", "struct", "selectors", "pyarrow", "msgspec", "transformers", "socket")
 """Names of modules that Python and torch import: beside the run lies one of each, which writes that it ran."""
-LIMIT = 180.0
+LIMIT = 600.0
 MARK = "DATAFLOW_TORTURE"
 _CALL = "from engine.cli import main; sys.exit(main())"
 _MODEL = "from pathlib import Path; from torch_models import save_tiny; save_tiny(Path('model'), layers=1)"

@@ -25,7 +25,7 @@ from dataflow.snapshot import fingerprint, from_json, modules, to_json
 from dataflow.user import Columns, operator
 from engine.api import plan
 from engine.plan.explain import explain
-from engine.received import reading
+from engine.received import imports, reading
 from graphs.grpo import grpo
 from operators.advantage import group_advantage
 from operators.losses import clipped_policy_loss
@@ -266,6 +266,20 @@ def test_a_snapshot_of_format_1_is_read_where_it_names_nothing_of_the_users() ->
 def test_the_modules_that_a_run_of_it_imports_are_known_before() -> None:
     assert modules(to_json(_own_parts(exact, Rule(1.0)))) == (__name__, "tests.right_graphs")
     assert modules(to_json(grpo("m", "d", exact))) == ("tests.right_graphs",)
+
+
+def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(loud: Path, tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)), encoding="utf-8")
+    assert imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]
+    (tmp_path / "behind").mkdir()
+    (tmp_path / f"{LOUD}.py").rename(tmp_path / "behind" / f"{LOUD}.py")
+    assert imports(file) == [f"imports {LOUD} from nowhere: it is not found"]
+    assert imports(file, [str(tmp_path / "behind")]) == [
+        f"imports {LOUD} from {tmp_path / 'behind' / LOUD}.py",
+        f"whatever these import is looked for in {tmp_path / 'behind'}, too",
+    ]
+    assert not loud.exists()
 
 
 def test_a_stand_in_schema_has_no_column_of_a_name_that_means_something() -> None:
