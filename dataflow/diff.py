@@ -15,6 +15,7 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, State
 from dataflow.node import Node, content
+from dataflow.shown import one_line
 
 Kind = Literal["appears", "vanishes", "changes"]
 _MARKS: Mapping[Kind, str] = {"appears": "+", "vanishes": "-", "changes": "~"}
@@ -67,7 +68,7 @@ class Difference:
         lines = [self.before if self.before == self.after else f"{self.before} -> {self.after}"]
         for title, entries in (("States", self.states), ("Nodes", self.nodes)):
             lines += ["", title, *_lines(entries)] if entries else []
-        lines += ["", *map(str, self.order)] if self.order else []
+        lines += ["", *(one_line(str(change)) for change in self.order)] if self.order else []
         return "\n".join([*lines, "", self._count()] if self else [*lines, "", "no difference"]) + "\n"
 
     def _count(self) -> str:
@@ -84,8 +85,8 @@ def diff(a: Graph, b: Graph) -> Difference:
     """What turns a into b. Nodes and States are the same where their names are; of two of one name the last counts."""
     before, after = picture(a), picture(b)
     return Difference(
-        before=a.name,
-        after=b.name,
+        before=before.name,
+        after=after.name,
         states=tuple(_states(a, b, before, after)),
         nodes=tuple(_nodes(a, b, before, after)),
         order=tuple(_order(a, b)),
@@ -95,7 +96,7 @@ def diff(a: Graph, b: Graph) -> Difference:
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
     wide = max(len(entry.name) for entry in entries) + 2
     for entry in entries:
-        changes = [str(change) for change in (*entry.changes, *entry.rewired)]
+        changes = [one_line(str(change)) for change in (*entry.changes, *entry.rewired)]
         first, *more = [entry.summary] if entry.kind != "changes" else changes
         yield f"  {_MARKS[entry.kind]} {entry.name.ljust(wide)}{first}"
         for line in more:
@@ -110,7 +111,7 @@ def _paired(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, A
 
 def _states(a: Graph, b: Graph, before: Picture, after: Picture) -> Iterator[Entry]:
     boxes = {s.name: s for s in before.states}, {s.name: s for s in after.states}
-    for name, old, new in _paired({s.name: s for s in a.states}, {s.name: s for s in b.states}):
+    for name, old, new in _paired({one_line(s.name): s for s in a.states}, {one_line(s.name): s for s in b.states}):
         if old is None:
             yield Entry(kind="appears", name=name, summary=_state_summary(after, boxes[1][name]))
         elif new is None:
@@ -162,7 +163,7 @@ def _named(value: Any) -> str:
 
 def _nodes(a: Graph, b: Graph, before: Picture, after: Picture) -> Iterator[Entry]:
     boxes = {box.name: box for box in before.boxes}, {box.name: box for box in after.boxes}
-    for name, old, new in _paired({n.name: n for n in a.nodes}, {n.name: n for n in b.nodes}):
+    for name, old, new in _paired({one_line(n.name): n for n in a.nodes}, {one_line(n.name): n for n in b.nodes}):
         if old is None:
             yield Entry(kind="appears", name=name, summary=_node_summary(after, boxes[1][name]))
         elif new is None:
@@ -214,7 +215,7 @@ def _losses(old: Loss, new: Loss) -> Iterator[Change]:
 
 def _term(label: str, old: LossTerm, new: LossTerm) -> Iterator[Change]:
     yield from _change(f"{label}.weight", old.weight, new.weight)
-    if old.function != new.function:
+    if content(old.function) != content(new.function):
         yield Change(what=f"{label} is", before=old.function.path, after=new.function.path)
     params = dict(old.params), dict(new.params)
     for key, was, now in _paired(*params):

@@ -11,9 +11,14 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dataflow.shown import printable
+
 
 class DataflowError(Exception):
-    """Base of everything that this project raises on purpose."""
+    """Base of everything that this project raises on purpose. Its text has no control characters but line ends."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class GraphError(DataflowError, ValueError):

@@ -205,7 +205,7 @@ def _require_outputs(node: Node, ports: tuple[Port[Any], ...]) -> None:
 
 
 def _digest(graph: Graph) -> str:
-    h = hashlib.blake2b(graph.name.encode(), digest_size=16)
+    h = hashlib.blake2b(graph.name.encode(errors="surrogatepass"), digest_size=16)
     for sink in graph.sinks:
         h.update(sink.digest.encode())
     return h.hexdigest()

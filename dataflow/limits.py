@@ -21,6 +21,9 @@ _WORDS = {
     "texts": "a string or several, none of them empty",
 }
 
+LARGEST = 2**63 - 1
+"""What a column, a file or a kernel can hold of a whole number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
@@ -49,8 +52,10 @@ class Limit:
             return len(value) == 2 and all(map(single.accepts, value))
         return (value is None and self.optional) or self._fits(value)
 
-    def expected(self) -> str:
-        """`a whole number >= 1`, as in "expected a whole number >= 1"."""
+    def expected(self, found: Any = None) -> str:
+        """`a whole number >= 1`, as in "expected a whole number >= 1". found: what was, where there is something."""
+        if isinstance(found, int) and abs(found) > LARGEST:
+            return f"{self.expected()}, of 64 bits"
         if self.kind == "choice":
             return " or ".join(map(repr, self.choices))
         word = _WORDS[self.kind]
@@ -72,7 +77,9 @@ class Limit:
         if self.kind == "texts":
             return isinstance(value, (tuple, list)) and all(isinstance(v, str) and v for v in value)
         kinds = int if self.kind == "whole" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            return False
+        if abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value):
             return False
         high_enough = self.low is None or (value > self.low if self.above else value >= self.low)
         return high_enough and (self.high is None or value <= self.high)

@@ -167,11 +167,11 @@ def _declares(operator: Operator, key: str) -> bool:
 
 def _digest(node: Node) -> str:
     h = hashlib.blake2b(digest_size=16)
-    h.update(f"{node.operator.path}|{node.name}|{[s.__name__ for s in node.schemas]}".encode())
+    h.update(f"{node.operator.path}|{node.name}|{[s.__name__ for s in node.schemas]}".encode(errors="surrogatepass"))
     for part in (node.states, node.params):
-        h.update(content(part).encode())
+        h.update(content(part).encode(errors="surrogatepass"))
     for key, port in node.inputs.items():
-        h.update(f"{key}={port.node.digest}.{port.index};".encode())
+        h.update(f"{key}={port.node.digest}.{port.index};".encode(errors="surrogatepass"))
     return h.hexdigest()
 
 

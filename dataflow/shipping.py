@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import RunError
+from dataflow.importing import import_path
 
 _INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SHIPPING = threading.Lock()
@@ -55,5 +56,6 @@ def _loaded_by_path(module: ModuleType) -> bool:
     if name == "__main__" or not isinstance(file, str) or not file.endswith(".py") or file.startswith(_INSTALLED):
         return False
     tail = name.replace(".", os.sep)
-    found = (os.path.join(root, tail + end) for root in sys.path for end in (".py", f"{os.sep}__init__.py"))
-    return sys.modules.get(name) is module and os.path.abspath(file) not in map(os.path.abspath, found)
+    places = (os.path.join(root, tail + end) for root in import_path() for end in (f"{os.sep}__init__.py", ".py"))
+    found = next((place for place in places if os.path.isfile(place)), "")  # the receiver looks in this order, too
+    return sys.modules.get(name) is module and os.path.abspath(file) != found

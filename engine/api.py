@@ -22,6 +22,7 @@ import pyarrow as pa
 from dataflow.check import CheckedGraph, check
 from dataflow.errors import GraphError, RunError
 from dataflow.graph import Graph
+from dataflow.importing import import_from
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
 from engine.attempts import Result, Telling, Until, attempts
@@ -32,6 +33,7 @@ from engine.plan.cluster import Cluster, read_cluster
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
+from engine.received import reading, text_of
 from engine.runtime.loop import OnStep
 
 __all__ = ["Result", "Until", "peek", "plan", "resume", "run"]
@@ -100,9 +102,12 @@ def resume(
     path = Path(folder)
     with RunFolder.open_existing(path) as opened:
         options, imports = run_options.from_json(_recorded(path / OPTIONS), changes)
-        sys.path += [entry for entry in imports if entry not in sys.path]
-        again = graph or from_json(_recorded(path / "graph.json"))
-        planned = replace(plan(again, options), digest=fingerprint(again))
+        import_from(imports)
+        kept = _recorded(path / "graph.json")
+        with reading(path / "graph.json"):
+            again = graph or from_json(kept)
+            checked = check(again)
+        planned = replace(plan(checked, options), digest=fingerprint(again))
         opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
         opened.write_text("plan.json", planned.to_json())
         opened.write_text("plan.txt", explain(planned))
@@ -124,4 +129,4 @@ def _import_path() -> list[str]:
 def _recorded(path: Path) -> str:
     if not path.is_file():
         raise RunError(f"{path}: the run was killed before it was written. Fix: run again with overwrite.")
-    return path.read_text(encoding="utf-8")
+    return text_of(path)

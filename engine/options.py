@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from dataflow.errors import PlanError, RunError, nearest
+from dataflow.standins import fits
 from engine.plan.placing import Placing
 
 
@@ -120,18 +121,39 @@ def from_json(text: str, changes: Mapping[str, Any]) -> tuple[RunOptions, tuple[
     """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run did not write has
     its default. Raises RunError for a name that is no option.
     """
-    data = json.loads(text)
-    path = tuple(data.pop("path", ()))
+    data, path = _document(text)
     data |= {k: v for k, v in changes.items() if v is not None}
     known = {f.name for f in fields(RunOptions)}
     for name in data:
         if name not in known:
             raise RunError(f"options: {name!r} is no option. Fix: {nearest(name, known) or 'see dataflow run --help'}.")
-    data["runs"] = Path(data.get("runs", "runs"))
-    data["cluster"] = Path(data["cluster"]) if data.get("cluster") else None
-    if "sinks" in data:
-        data["sinks"] = tuple(data["sinks"])
-    for name in ("together", "leases"):
+    data["runs"] = _path(data.get("runs", "runs"))
+    data["cluster"] = _path(data["cluster"]) if data.get("cluster") else None
+    for name in ("sinks", "together", "leases"):
         if name in data:
-            data[name] = tuple(tuple(group) for group in data[name])
+            data[name] = _tuples(data[name])
+    hints = get_type_hints(RunOptions)
+    for name, value in data.items():
+        if not fits(value, hints[name]):
+            raise RunError(f"options: {name} cannot be {value!r:.60}. Fix: see dataflow run --help.")
     return RunOptions(**data), path
+
+
+def _document(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Options by name, and the import path. Raises RunError where the text is none."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"options: expected JSON, found {error}. Fix: restore options.json of the run.") from None
+    path: Any = _tuples(data.pop("path", [])) if isinstance(data, dict) else None
+    if not fits(path, tuple[str, ...]):
+        raise RunError(f"options: expected options by name, found {text!r:.60}. Fix: restore options.json of the run.")
+    return data, path
+
+
+def _path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

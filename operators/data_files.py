@@ -156,7 +156,7 @@ def _missing(path: Path) -> str:
 
 def _files_in(folder: Path, split: str | None) -> list[Path]:
     inside = folder / split if split is not None and (folder / split).is_dir() else folder
-    found = sorted(p for p in inside.iterdir() if p.suffix in SUFFIXES and p.stat().st_size)
+    found = sorted(p for p in inside.iterdir() if p.suffix in SUFFIXES and p.is_file() and p.stat().st_size)
     chosen = found if split is None or inside is not folder else [p for p in found if _split_of(p, (split,))]
     if not chosen:
         what = "files" if split is None else f"files of split {split!r}"

@@ -23,6 +23,8 @@ from dataflow.node import Node
 from dataflow.operator import Scope, Work
 from dataflow.regions import Region, regions
 from dataflow.rows import Domain, Domains
+from dataflow.shown import one_line
+from dataflow.written import own
 
 REGIONS: tuple[Region, ...] = ("stream", "step", "evaluation")
 TITLES: Mapping[Region, str] = {
@@ -105,7 +107,7 @@ def picture(graph: Graph) -> Picture:
     boxes = tuple(_box(node, at, region[id(node)], domains) for node in nodes)
     where: list[Region] = [region[id(node)] for node in nodes]
     states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
-    return Picture(name=graph.name, boxes=boxes, states=states, step=_step(graph, domains))
+    return Picture(name=one_line(graph.name), boxes=boxes, states=states, step=_step(graph, domains))
 
 
 def _regions(graph: Graph) -> dict[int, Region]:
@@ -126,13 +128,13 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) ->
     domain = domains.of_node(node)
     return Box(
         index=at[id(node)],
-        name=node.name,
-        call=call_of(node),
+        name=one_line(node.name),
+        call=one_line(call_of(node)),
         work=node.operator.work,
         scope=node.operator.scope,
         region=region,
-        schemas=tuple(s.__name__ for s in node.schemas),
-        rows=rows_of(domain) if domain else "",
+        schemas=tuple(one_line(s.__name__) for s in node.schemas),
+        rows=one_line(rows_of(domain)) if domain else "",
         wires=wires,
     )
 
@@ -154,7 +156,7 @@ def _step(graph: Graph, domains: Domains) -> str:
             continue
         size = domain.group_size
         most = "" if all(map(_full, domain.ancestors())) else "at most "
-        return f"{batch} {domain.source.name}" + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
+        return f"{batch} {one_line(domain.source.name)}" + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
     return ""
 
 
@@ -177,11 +179,11 @@ def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Regi
     follows = state.follows if isinstance(state, Model) else None
     return StateBox(
         index=index,
-        name=state.name,
+        name=one_line(state.name),
         kind=type(state).__name__,
-        facts=_facts(state),
+        facts=one_line(_facts(state)),
         trained=bool(writers) or follows is not None,
-        leader=follows.name if follows else "",
+        leader=one_line(follows.name) if follows else "",
         writers=tuple(writers),
         readers=tuple(readers),
     )
@@ -203,7 +205,7 @@ def _facts(state: State) -> str:
 
 def call_of(node: Node) -> str:
     """How the node reads in code: its States, then every parameter that differs from its default."""
-    defaults = declared_defaults(node.operator.path, node.operator.name)
+    defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
     for key, value in node.params.items():
         shown += _setting(key, value, defaults)
@@ -221,7 +223,7 @@ def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None) -> list[s
 
 
 def _term(term: LossTerm) -> str:
-    defaults = declared_defaults(term.function.path, term.function.name)
+    defaults = declared_defaults(term.function.path, term.function.name, term.function.fn)
     settings = ", ".join(part for key, value in term.params for part in _setting(key, value, defaults))
     weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
     return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")
@@ -232,18 +234,15 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @functools.cache
-def declared_defaults(path: str, name: str) -> Mapping[str, Any] | None:
+def declared_defaults(path: str, name: str, function: Callable[..., Any] | None) -> Mapping[str, Any] | None:
     """The parameters of the function that users call, with their defaults (Parameter.empty where there is none).
 
-    It stands beside the declaration under the operator's own name. None where it is not found: then every parameter
-    is worth showing.
+    Of ours it stands beside the declaration under the operator's own name; of a user's it is the declared function
+    itself, so that nothing is imported to draw a graph. None where it is not found: then every parameter is worth
+    showing.
     """
-    try:
-        module = importlib.import_module(path.partition(":")[0])
-    except ImportError:
-        return None
-    function = getattr(module, name, None)
-    function = getattr(function, "fn", function)
+    if own(path.partition(":")[0]):
+        function = getattr(importlib.import_module(path.partition(":")[0]), name, None)
     if not callable(function):
         return None
     parameters = inspect.signature(function).parameters.values()

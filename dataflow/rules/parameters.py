@@ -41,7 +41,7 @@ def _value(
         problem = f"{name} takes no schedule of the Step, found {_shown(value)}"
         yield Fault(rule="parameters", where=where, problem=problem, fix=fix, origin=origin)
     elif limit is not None and not limit.accepts(value):
-        problem = f"expected {name} to be {limit.expected()}, found {_shown(value)}"
+        problem = f"expected {name} to be {limit.expected(value)}, found {_shown(value)}"
         yield Fault(rule="parameters", where=where, problem=problem, fix=fix, origin=origin)
 
 

@@ -16,6 +16,7 @@ that lost its other end, or was late, is given up by both.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -29,14 +30,13 @@ from dataflow.errors import RunError
 from engine.channels.columns import ColumnStore
 from engine.channels.contract import PeerLost, Request
 from engine.channels.hashes import of_tensors
-from engine.channels.world import TIMEOUT, agreed_device, rendezvous
+from engine.channels.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.channels.collective import CollectiveChannel
 
-_HOST = "127.0.0.1"
 _WRITER, _READER = 0, 1
 _GRACE = 5.0
 """Seconds beyond a time limit, for whatever keeps it to say so."""
@@ -75,12 +75,12 @@ class Pairs:
         self._lock = threading.Lock()
         self._moved = 0
 
-    def meet(self, peer: str, port: int, listening: int | None) -> None:
-        """Where this pair meets, from any thread; it replaces an earlier world. listening: the socket, for the writer,
-        which is this Worker then.
+    def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
+        """Where this pair meets, from any thread; it replaces an earlier world. meeting: a descriptor of the place
+        (engine/channels/world.py), which is the world's from then on. writes: this Worker is the writer, else the peer.
         """
-        rank = _READER if listening is None else _WRITER
-        world = _World(self.name, peer, rank, port, listening, self._timeout)
+        rank = _WRITER if writes else _READER
+        world = _World(self.name, peer, rank, meeting, self._timeout)
         with self._lock:
             earlier = self._worlds.get((peer, rank))
             self._worlds[peer, rank] = world
@@ -185,7 +185,7 @@ class Pairs:
 class _World:
     """This Worker's end of one world. sequence: of the next transfer, as the reader counts them."""
 
-    def __init__(self, name: str, peer: str, rank: int, port: int, listening: int | None, timeout: float) -> None:
+    def __init__(self, name: str, peer: str, rank: int, meeting: int, timeout: float) -> None:
         self.peer = peer
         self.rank = rank
         self.sequence = 0
@@ -193,8 +193,7 @@ class _World:
         """Where payloads lie, once it is formed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensors {rank} {peer}")
         self._names = (name, peer) if rank == _WRITER else (peer, name)
-        self._port = port
-        self._listening = listening
+        self._meeting: int | None = meeting
         self._timeout = timeout
         self._channel: CollectiveChannel | None = None
         self._closed = False
@@ -222,8 +221,8 @@ class _World:
         return self._channel
 
     def formed_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
-        """The same, on this end's thread: who connects to a socket that nobody serves waits without a limit, and who
-        connects to one that is closed until its time is over. alive: raises PeerLost where nobody will come.
+        """The same, on this end's thread: who waits for one that does not come does so until its time is over. alive:
+        raises PeerLost where nobody will come.
         """
         with self._lock:
             forming = None if self._closed else self._thread.submit(self.formed)
@@ -243,25 +242,35 @@ class _World:
         """Leave; whoever waits at the other end is told."""
         with self._lock:
             self._closed = True
-            channel, listening, self._listening = self._channel, self._listening, None
+            channel, meeting, self._meeting = self._channel, self._meeting, None
             self._thread.shutdown(wait=False, cancel_futures=True)
         if channel is not None:
             channel.close()
-        if listening is not None:
-            os.close(listening)
+        if meeting is not None:  # no store is made of it
+            os.close(meeting)
 
     def _form(self) -> CollectiveChannel:
+        from torch._C._distributed_c10d import PrefixStore
+
         from engine.channels.collective import CollectiveChannel
 
         with self._lock:
             if self._closed:
                 raise RunError("it was replaced or given up")
-            listening, self._listening = self._listening, None
-        store = rendezvous(_HOST, self._port, rank=self.rank, world=2, listen_fd=listening, timeout=self._timeout)
+            meeting, self._meeting = self._meeting, None
+        if meeting is None:
+            raise RunError("it was given up before both ends had come")
+        store = rendezvous(meeting, timeout=self._timeout)
+        wait_for_all(store, self.rank, 2, self._timeout)
         self.device = agreed_device(store, self.rank, 2)
-        return CollectiveChannel(
+        channel = CollectiveChannel(
             self.rank, 2, store, name="tensors", names=self._names, device=self.device, timeout=self._timeout
         )
+        with contextlib.ExitStack() as undo:  # one that is done with it at once would be gone while the other connects
+            undo.callback(channel.close)
+            wait_for_all(PrefixStore("formed", store), self.rank, 2, self._timeout)
+            undo.pop_all()
+        return channel
 
 
 def _said(requests: Sequence[Request]) -> str:

@@ -1,7 +1,7 @@
 """Worlds of ranks: how they find each other, and the group that a kernel gets.
 
-Owns: the rendezvous (a TCP store, on a loopback or named address, or on a listening descriptor
-that was handed over), the replica's process group. Does not own: transfers between ranks
+Owns: the rendezvous (a store in a file without a name, whose descriptor was handed over), the
+replica's process group. Does not own: transfers between ranks
 (collective.py), who is a rank (plan), who starts it (engine/launch).
 
 What works on torch 2.13 (found by experiment, gloo, 2 processes):
@@ -38,26 +38,24 @@ others have come. That one is dead or stands still is noticed elsewhere (engine/
 """
 
 
-def rendezvous(
-    host: str, port: int, *, rank: int, world: int, listen_fd: int | None = None, timeout: float = TIMEOUT
-) -> Store:
-    """The store by which the ranks of worlds find each other; rank 0 keeps it, the others connect to it.
-
-    listen_fd: for rank 0, a socket that listens on host and port already, so that no port is picked twice; the store
-    owns it from then on. Raises RunError where rank 0 cannot be reached within `timeout` seconds.
+def meeting_place() -> int:
+    """A file of memory that has no name, where ranks meet: who has a descriptor of it can, and nobody else on the host.
+    It is gone with the last of them, however they end.
     """
-    from torch._C._distributed_c10d import TCPStore
+    return os.memfd_create("dataflow-rendezvous", os.MFD_CLOEXEC)
 
-    given: dict[str, Any] = {} if listen_fd is None or rank else {"master_listen_fd": listen_fd}
-    try:
-        return TCPStore(
-            host, port, world, is_master=rank == 0, timeout=timedelta(seconds=timeout), wait_for_workers=False, **given
-        )
-    except RuntimeError as error:
-        raise RunError(
-            f"rank {rank} of {world}: expected rank 0's store at {host}:{port} within {timeout:g} s, found none: "
-            f"{_first(error)}. Fix: look at what rank 0 says."
-        ) from error
+
+def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
+    """The store by which the ranks of worlds find each other, kept in the file that each has a descriptor of.
+
+    The descriptor is the store's from then on, and stays open as long as the process: the store opens the file anew by
+    its number whenever it looks, at its own end too, and must never find another file there.
+    """
+    from torch._C._distributed_c10d import FileStore
+
+    store = FileStore(f"/proc/self/fd/{descriptor}", -1)
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP) -> ProcessGroup:
@@ -130,7 +128,7 @@ def _missing(store: Store, size: int) -> str:
     try:
         left = [str(r) for r in range(size) if not store.check([f"here/{r}"])]
     except RuntimeError:
-        return "rank 0, which keeps the store"
+        return "those that the store cannot name"
     return f"rank {', '.join(left)}"
 
 

@@ -18,8 +18,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dataflow.errors import CheckpointError
+
 SCORE = "score.json"
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 class BestVersions:
@@ -84,4 +86,10 @@ class BestVersions:
 
 
 def _score(path: Path) -> float:
-    return float(json.loads((path / SCORE).read_text(encoding="ascii"))["score"])
+    try:
+        return float(json.loads((path / SCORE).read_text(encoding="ascii"))["score"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path / SCORE}: expected the score of a kept version, found {type(error).__name__}: {error}. "
+            "Fix: delete that folder."
+        ) from None

@@ -104,6 +104,13 @@ def write_rows(path: Path, rows: Batch) -> None:
         writer.write_batch(keyed)
 
 
+def positions_of(path: Path) -> frozenset[int]:
+    """The positions of the rows in a file that `read_rows` has read; nothing else of it is."""
+    with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        return frozenset(position for batch in batches for position in batch.column(KEYS[0]).to_pylist())
+
+
 def read_rows(path: Path) -> Batch:
     """The rows that `write_rows` wrote, every offset and text of them validated.
 

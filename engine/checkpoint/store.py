@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_FINAL = re.compile(r"step_(\d+)")
+_FINAL = re.compile(r"step_(0|[1-9][0-9]*)")
 _TEMP = ".tmp-"
 _REPLACED = ".replaced-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -182,9 +182,17 @@ class CheckpointStore:
                 if not final.exists():  # killed between the two renames of a replacement
                     os.rename(path, final)
                     continue
-                shutil.rmtree(path)
+                _remove(path)
             elif path.name.startswith(_TEMP):
-                shutil.rmtree(path)
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """A folder with all that is in it; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @contextmanager
@@ -267,11 +275,14 @@ def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:
         raise CheckpointError(
             f"{path}: expected format {FORMAT} or less, found {manifest.format}. Fix: resume with the newer release."
         )
+    outside = next((n for n in manifest.files if n.startswith("/") or ".." in n.split("/")), None)
+    if outside is not None:
+        return f"{MANIFEST} names {outside!r}, which is outside of it"
     return f"{MANIFEST} is of Step {manifest.step}" if manifest.step != step else None
 
 
 def _file_fault(path: Path, wanted: _File) -> str | None:
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         return f"{path.name} is missing"
     size = path.stat().st_size
     if size != wanted.bytes:

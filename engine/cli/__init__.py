@@ -16,7 +16,9 @@ import sys
 from collections.abc import Sequence
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
+from dataflow.importing import import_path
 from engine.cli.target import FORMS, UsageError
+from engine.received import reading
 
 COMMANDS = {
     "check": "prove that a graph can be run, and draw it",
@@ -31,6 +33,9 @@ COMMANDS = {
 }
 """Command -> what it does; each is the module of that name here, imported when it is asked for."""
 
+LOOKING = ("check", "draw", "explain", "diff")
+"""Commands that look at a graph and run nothing of it."""
+
 _FAILED_RUN = (RunError, KernelError, CheckpointError)
 
 
@@ -39,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Read when torch is first imported. OpenMP threads that wait spin shortly, then sleep: spinning on made runs up to
     # ten times slower where another process wanted a core, and sleeping at once half as slow again where none did.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if arguments is None:  # a process of its own: nothing of the current folder takes the place of what is installed
+        sys.path[:] = import_path()
     given = list(sys.argv[1:] if arguments is None else arguments)
     traceback = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
@@ -73,7 +80,12 @@ def _command(given: Sequence[str]) -> int:
         near = nearest(given[0], COMMANDS)
         fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
         raise UsageError(f"dataflow: no command {given[0]!r}. Fix: {fix}.")
-    return importlib.import_module(f"engine.cli.{given[0]}").main(given[1:])
+    command = importlib.import_module(f"engine.cli.{given[0]}").main
+    received = [word for word in given[1:3] if word.endswith(".json")]
+    if not received or given[0] not in LOOKING:
+        return command(given[1:])
+    with reading(received[0]):
+        return command(given[1:])
 
 
 def usage() -> str:

@@ -12,6 +12,7 @@ from dataflow.check import check
 from dataflow.draw import draw
 from dataflow.errors import GraphError
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,6 @@ def main(arguments: Sequence[str]) -> int:
     checked = check(graph)
     if options.strict and checked.warnings:
         raise GraphError(checked.warnings)
-    print(draw(graph))
-    print(checked.describe())
+    say(draw(graph))
+    say(checked.describe())
     return 0

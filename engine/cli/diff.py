@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dataflow.diff import diff
 from engine.cli.flags import parse_shared, split_target
+from engine.cli.screen import say
 
 _USAGE = "dataflow diff TARGET TARGET [flags]"
 
@@ -25,5 +26,5 @@ def main(arguments: Sequence[str]) -> int:
     second, flags = split_target("diff", _USAGE, DiffOptions, rest)
     values = parse_shared("diff", (first, second), flags)
     a, b = (target.graph(**given) for target, given in zip((first, second), values, strict=True))
-    print(diff(a, b), end="")
+    say(str(diff(a, b)), end="")
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dataflow.draw import Form, draw
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 from engine.cli.target import UsageError
 
 _ENDINGS: dict[str, Form] = {
@@ -42,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"dataflow draw: {options.out} has no ending of {known}. Fix: give --form too.")
     made = draw(graph, form)
     if options.out is None:
-        print(made, end="")
+        say(made, end="")
     else:
         options.out.write_text(made, encoding="utf-8")
-        print(f"{form} of {graph.name} in {options.out}")
+        say(f"{form} of {graph.name} in {options.out}")
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dataflow.errors import DataError
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 from engine.options import RunOptions
 
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from engine.plan.explain import explain
 
     measured = None if options.measured is None else node_seconds(options.measured)
-    print(explain(plan(graph, options), measured=measured), end="")
+    say(explain(plan(graph, options), measured=measured), end="")
     return 0
 
 
@@ -44,8 +45,11 @@ def node_seconds(folder: Path) -> dict[str, float]:
     if not lines.is_file():
         raise DataError(f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME.")
     found: dict[str, list[float]] = {}
-    for line in lines.read_text().splitlines():
-        for name, value in json.loads(line).items():
-            if name.startswith("time/"):
-                found.setdefault(name.removeprefix("time/"), []).append(value)
+    try:
+        rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, RecursionError, OSError) as error:
+        raise DataError(f"{lines}: expected a JSON object a line, found {error}. Fix: restore the file.") from None
+    for name, value in (item for row in rows if isinstance(row, dict) for item in row.items()):
+        if name.startswith("time/") and isinstance(value, float):
+            found.setdefault(name.removeprefix("time/"), []).append(value)
     return {name: statistics.fmean(values) for name, values in found.items()}

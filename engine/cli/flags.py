@@ -27,6 +27,8 @@ from engine.cli.target import Target, UsageError, load_function, load_target
 from engine.cli.values import gathered, registry
 
 O1 = TypeVar("O1")
+_RUNNING = ("run", "peek")
+"""Commands that run what a graph names; all others only look at it."""
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
@@ -48,7 +50,7 @@ def split_target(
     if not arguments or arguments[0].startswith("-"):
         found = f"{arguments[0]!r}" if arguments else "nothing"
         raise UsageError(f"dataflow {command}: expected TARGET first, found {found}. Fix: {usage}.")
-    return load_target(arguments[0]), arguments[1:]
+    return load_target(arguments[0], runs=command in _RUNNING), arguments[1:]
 
 
 def parse(

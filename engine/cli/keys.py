@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.cli.screen import say
 from engine.cli.target import UsageError
 from engine.plan.cluster import read_cluster
 
@@ -26,5 +27,5 @@ def main(arguments: Sequence[str]) -> int:
     path = Path(arguments[1]) if len(arguments) > 1 else cluster.keys
     assert path is not None
     make_keys(path, [host.name for host in cluster.hosts])
-    print(f"{path}: keys of {', '.join(host.name for host in cluster.hosts)}; copy it to each, readable by nobody else")
+    say(f"{path}: keys of {', '.join(host.name for host in cluster.hosts)}; copy it to each, readable by nobody else")
     return 0

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dataflow.shown import one_line
 from engine.cli.flags import parse, split_target
+from engine.cli.screen import say
 from engine.cli.target import UsageError
 from engine.options import RunOptions
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     graph.node(rest[0])  # raises with the names there are, before anything heavy is imported
     from engine.api import peek  # here: it imports what runs kernels
 
-    print("\n".join(shown(peek(graph, rest[0], own.rows, options))))
+    say("\n".join(shown(peek(graph, rest[0], own.rows, options))))
     return 0
 
 
@@ -50,7 +52,7 @@ def shown(table: pa.Table) -> Iterator[str]:
     for number, row in enumerate(table.to_pylist()):
         yield f"row {number}"
         for name, value in row.items():
-            yield f"  {name.ljust(wide)}{_cell(value)}"
+            yield f"  {one_line(name).ljust(wide)}{_cell(value)}"
 
 
 def _cell(value: Any) -> str:
@@ -58,7 +60,7 @@ def _cell(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, list):
         return f"[{len(value)}] {_cut(' '.join(_cell(v) for v in value[:32]))}"
-    return _cut(str(value).replace("\n", "\\n"))
+    return _cut(one_line(str(value).replace("\n", "\\n")))
 
 
 def _cut(words: str) -> str:

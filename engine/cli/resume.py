@@ -14,9 +14,10 @@ from typing import Any
 import tyro
 
 from engine.cli.run import ended
-from engine.cli.target import UsageError
+from engine.cli.target import UsageError, tell_imports
 from engine.cli.values import gathered, registry
-from engine.options import RunOptions
+from engine.options import RunOptions, from_json
+from engine.received import imports, text_of
 
 _FIXED = ("seed", "name", "runs", "overwrite")
 """What makes a run the run it is."""
@@ -28,7 +29,17 @@ def main(arguments: Sequence[str]) -> int:
     changes = changed_options(flags)
     from engine.api import resume  # here: it imports what runs kernels
 
+    tell_imports(imports_of(folder))
     return ended(resume(folder, **changes))
+
+
+def imports_of(folder: Path) -> list[str]:
+    """What going on will import, and from where; nothing where the folder has not what says it, which is refused."""
+    kept = [folder / name for name in ("graph.json", "options.json")]
+    if not all(file.is_file() for file in kept):
+        return []
+    _, folders = from_json(text_of(kept[1]), {})
+    return imports(kept[0], folders)
 
 
 def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dataflow.check import CheckedGraph, check
+from dataflow.graph import Graph
 from engine.cli.flags import graph_and
+from engine.cli.screen import say
 from engine.options import RunOptions
+from engine.received import reading
 
 if TYPE_CHECKING:
     from engine.api import Result
@@ -21,12 +25,18 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
     from engine.api import run  # here: it imports what runs kernels
 
-    return ended(run(graph, options))
+    return ended(run(checked(graph, arguments[0]) if arguments[0].endswith(".json") else graph, options))
+
+
+def checked(graph: Graph, text: str) -> CheckedGraph:
+    """A graph that was received, checked. Raises GraphError with every fault."""
+    with reading(text):
+        return check(graph)
 
 
 def ended(result: Result) -> int:
     """Print how the run ended; the exit code: 130 where Ctrl-C ended it."""
-    print(told(result))
+    say(told(result))
     return 130 if result.interrupted else 0
 
 

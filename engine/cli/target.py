@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,10 @@ from typing import Any
 
 from dataflow.errors import DataflowError, nearest
 from dataflow.graph import Graph
+from dataflow.importing import import_from, located
+from dataflow.shown import one_line
 from dataflow.snapshot import from_json
+from engine.received import imports, reading, text_of
 
 FORMS = "module:function, file.py:function or a run's graph.json"
 
@@ -41,19 +44,32 @@ class Target:
         return made
 
 
-def load_target(text: str) -> Target:
-    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError, GraphError."""
+def load_target(text: str, *, runs: bool = False) -> Target:
+    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError, GraphError.
+
+    runs: it is going to be run. Only then is anything imported that a snapshot names, and it is said before.
+    """
     if text.endswith(".json"):
-        return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot")))
+        return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot"), runs=runs))
     return Target(text=text, function=load_function(text, "TARGET"))
 
 
-def _snapshot(path: Path) -> Callable[[], Graph]:
+def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph]:
     def snapshot() -> Graph:
-        return from_json(path.read_text(encoding="utf-8"))
+        if runs:
+            import_from([str(Path.cwd())])
+            tell_imports(imports(path))
+        with reading(path):
+            return from_json(text_of(path), imports=runs)
 
     snapshot.__doc__ = f"The graph kept in {path}."
     return snapshot
+
+
+def tell_imports(lines: Sequence[str]) -> None:
+    """Say what is going to be imported, before it is."""
+    for line in lines:
+        print(one_line(line), file=sys.stderr, flush=True)
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
@@ -90,9 +106,7 @@ def _existing(path: Path, what: str) -> Path:
 
 
 def _named_module(name: str, what: str) -> ModuleType:
-    folder = str(Path.cwd())
-    if folder not in sys.path:  # as `python -m` does: a console script alone does not see the folder it is called in
-        sys.path.insert(0, folder)
+    import_from([str(Path.cwd())])
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -112,11 +126,11 @@ def _file_module(path: Path) -> ModuleType:
     folder, name = path.parent, path.stem
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    import_from([str(folder)])
     importlib.invalidate_caches()
-    module = importlib.import_module(name)
-    if Path(getattr(module, "__file__", None) or "").resolve() != path:
-        other = getattr(module, "__file__", "built in")
-        raise UsageError(f"{path.name}: Python has another module {name!r} ({other}). Fix: give the file another name.")
-    return module
+    found = located(name)
+    other = found.origin if found else None
+    if other is None or Path(other).resolve() != path:  # before anything is imported: the other one is not meant
+        there = other or "a folder, or built in"
+        raise UsageError(f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another name.")
+    return importlib.import_module(name)

@@ -148,7 +148,7 @@ def _shape(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())  # a pipe would be waited for
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:

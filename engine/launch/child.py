@@ -7,25 +7,22 @@ Owns: the process, its control socket, its log file. Does not own: what is said
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from dataflow.importing import interpreter
+from engine.observe.ownfiles import own
 from engine.runtime.link import Link
 from engine.runtime.wire import encode
 from engine.runtime.workers import Doing
 
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from engine.runtime.process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
-)
+_BOOTSTRAP = "from engine.runtime.process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more go past the cache. Rows that are copied into a slab are read by another process, later:
@@ -53,11 +50,11 @@ class Child:
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, open(log, "ab") as output:
+        with contextlib.ExitStack() as undo, theirs, open(log, "ab", opener=own) as output:
             undo.callback(mine.close)
-            arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), name]
+            arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, "engine.runtime.process", *arguments],
+                interpreter(_BOOTSTRAP, "engine.runtime.process", *arguments),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -24,10 +24,12 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
+from dataflow.importing import import_from, interpreter
 from engine import options as run_options
 from engine.launch.desk import CHANGED, Desk
 from engine.launch.keyfile import read_keys
 from engine.launch.local import CONTROL_BYTES, Part, Supervisor
+from engine.observe.logs import to_log
 from engine.observe.runfolder import RunFolder
 from engine.plan.cluster import Host, detect, read_cluster
 from engine.runtime.control import Forget, Whereabouts
@@ -44,8 +46,9 @@ _SETTLE = 5.0
 def serve(cluster: Path, name: str, keys: Path | None = None) -> int:
     """Serve runs until this process is ended; the exit code of a server that could not begin."""
     _own_host(cluster, name, keys)
-    code = "import sys; from engine.launch.host import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
+    code = "from engine.launch.host import main; main(sys.argv[3:])"
+    given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
+    command = interpreter(code, "engine.launch.host", *given)
     while True:
         ended = subprocess.run(command, check=False).returncode
         if ended > 0:
@@ -57,7 +60,7 @@ def serve(cluster: Path, name: str, keys: Path | None = None) -> int:
 def main(arguments: Sequence[str]) -> None:
     """The process of one run. arguments: the server's process, cluster file, host, key file."""
     die_with(int(arguments[0]))
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    to_log("%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     cluster, name, *keys = arguments[1:]
     try:
         serve_one(Path(cluster), name, Path(keys[0]) if keys else None)
@@ -124,7 +127,7 @@ class Served:
                 f"expected a run's part for host {self._name}, found one for {begin.host}. Fix: its address."
             )
         folder = self._folder()
-        sys.path += [entry for entry in begin.path if entry not in sys.path]
+        import_from(begin.path)
         plan = cloudpickle.loads(begin.plan)
         options, _ = run_options.from_json(begin.options, {})
         part = Part(

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import RunError
+from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
 from engine.channels.keys import Keys
@@ -157,7 +156,7 @@ class HostsWorkers:
                 folder=self._folder.path.absolute(),
                 directory=Path.cwd(),
                 planned=self._plan.to_json(),
-                path=tuple(os.path.abspath(p) for p in sys.path if p),
+                path=tuple(import_path()),
                 networks=tuple(self._networks[w] for w in workers),
                 lease=self._cluster.lease,
                 options=run_options.to_json(self._options),

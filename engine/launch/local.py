@@ -197,7 +197,7 @@ class Supervisor:
             spill=self._folder.path,
             verify=self._options.verify,
         )
-        child.send(opened, () if meeting is None else meeting.descriptors(child.name))
+        child.send(opened, () if meeting is None else (meeting.descriptor(),))
         if self._elsewhere:
             child.send(Whereabouts(entries=tuple(self._elsewhere.values())))
 
@@ -338,10 +338,13 @@ class Supervisor:
             child.connected.add((name, peer.epoch))
             asks, serves = socket.socketpair()
             meeting = Meeting((name, child.name)) if (name, child.name) in self._worlds else None
-            port, listening = (meeting.port, meeting.descriptors(name)) if meeting else (0, ())
-            peer.send(Connect(peer=child.name, serve=True, port=port), (serves.detach(), *listening))
+            places = [(meeting.descriptor(),) if meeting else () for _ in range(2)]
+            met = meeting is not None
+            peer.send(Connect(peer=child.name, serve=True, met=met), (serves.detach(), *places[0]))
             self._wake_if_unsent(peer)
-            child.send(Connect(peer=name, serve=False, port=port), (asks.detach(),))
+            child.send(Connect(peer=name, serve=False, met=met), (asks.detach(), *places[1]))
+            if meeting is not None:
+                meeting.close()
 
     def _is_busy(self) -> bool:
         return any(c.busy for c in self._children.values())

@@ -1,15 +1,17 @@
-"""Rank groups as processes, and pairs for weights: which Workers form one, and the socket at which they meet.
+"""Rank groups as processes, and pairs for weights: which Workers form one, and the file in which they meet.
 
-Owns: the listening sockets. Does not own: what is done there (engine/channels/world.py), nor the
+Owns: these files, which have no name and are seen by nobody but their Workers. Does not own: what
+is done there (engine/channels/world.py), nor the
 order of what ranks do (engine/coordinator/ranks.py).
 """
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Sequence
 
 from dataflow.errors import PlanError
+from engine.channels.world import meeting_place
 from engine.plan.plan import Plan
 from engine.runtime.control import Seat
 
@@ -33,24 +35,25 @@ def groups(plan: Plan) -> dict[str, Group]:
 
 
 class Meeting:
-    """A place on the loopback interface where the ranks of one group meet once."""
+    """Where the ranks of one group meet once."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=len(group) + 8)
-        self.port: int = self._socket.getsockname()[1]
+        self._file = meeting_place()
 
     def seat(self, worker: str) -> Seat:
         """This Worker's place."""
-        return Seat(rank=self._group.index(worker), world=len(self._group), port=self.port)
+        return Seat(rank=self._group.index(worker), world=len(self._group))
 
-    def descriptors(self, worker: str) -> tuple[int, ...]:
-        """What goes with the seat: rank 0's is the listening socket, which is its own from then on."""
-        return () if worker != self._group[0] else (self._socket.detach(),)
+    def descriptor(self) -> int:
+        """What goes with a seat; whoever gets it closes it."""
+        return os.dup(self._file)
 
     def close(self) -> None:
-        """If nobody was seated."""
-        self._socket.close()
+        """All are seated; the place is there as long as one of them has it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]:

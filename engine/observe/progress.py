@@ -22,6 +22,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dataflow.shown import one_line
+
 _log = logging.getLogger(__name__)
 
 REFRESH_HZ = 4
@@ -59,7 +61,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = steps
-        self._title = title
+        self._title = one_line(title)
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._done = 0
@@ -134,7 +136,7 @@ class Progress:
         if self._quiet:
             return
         try:
-            self._stream.write(text + "\n")
+            self._stream.write(one_line(text) + "\n")
             self._stream.flush()
         except BrokenPipeError:
             self._quiet = True

@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 
 from dataflow.errors import RunError
+from engine.observe.ownfiles import fresh, own, require_plain
 
 FORMAT = 1
 LOCK = ".lock"
@@ -41,6 +42,9 @@ FILES = ("graph.json", "plan.json", "plan.txt", "options.json", "metrics.jsonl",
 FOLDERS = ("samples", "trace", "checkpoints", "logs")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+_PID_DIGITS = 10
+"""The lock's text has one length, so that it is never cut."""
 
 _held: set[int] = set()
 """Lock descriptors of this process, for `_forget_locks`."""
@@ -88,8 +92,13 @@ class RunFolder:
                 f"{'none' if not path.exists() else 'something else'}. Fix: check --root and the run's name."
             )
         run = RunFolder(path, _acquire(path))
-        for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
+        try:
+            require_plain(path, but=VIEWS)
+            for folder in FOLDERS:
+                _make_folder(path / folder)
+        except (OSError, RunError):
+            run.close()
+            raise
         return run
 
     @staticmethod
@@ -126,7 +135,8 @@ class RunFolder:
         if name not in FILES or name == LOCK:
             raise ValueError(f"{name!r} is not a file of a run folder; those are: {', '.join(FILES[:-1])}")
         temp = self.path / f".{name}.tmp"
-        temp.write_text(text, encoding="utf-8")
+        with open(temp, "w", encoding="utf-8", opener=fresh) as file:
+            file.write(text)
         temp.replace(self.path / name)
 
     def close(self) -> None:
@@ -155,7 +165,14 @@ class RunFolder:
         self.write_text("versions.json", msgspec.json.format(msgspec.json.encode(_versions(), order="sorted")).decode())
         self.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
         for folder in FOLDERS:
-            (self.path / folder).mkdir(exist_ok=True)
+            _make_folder(self.path / folder)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise RunError(f"{path}: expected a folder, found a file. Fix: move it away.") from None
 
 
 def _checked_name(name: str) -> str:
@@ -172,6 +189,11 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
     if path.exists() and not path.is_dir():
         raise RunError(f"run folder {path}: expected a folder, found a file. Fix: choose another name.")
     found = sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
+    if found and overwrite and path.is_symlink():
+        raise RunError(
+            f"run folder {path}: overwrite=True deletes only what is in it, found a link to {os.readlink(path)}. "
+            "Fix: choose another name, or delete that folder yourself."
+        )
     if found and not overwrite:
         raise RunError(
             f"run folder {path}: expected no such folder or an empty one, found {_some(found)}. "
@@ -188,7 +210,7 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
 
 def _acquire(path: Path) -> int:
     """The folder's lock, by flock: the kernel lets it go when this process dies, however that happens."""
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = own(path / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -197,8 +219,7 @@ def _acquire(path: Path) -> int:
         raise RunError(
             f"run folder {path}: another run (process {holder}) is writing it. Fix: wait for it, or take another name."
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(lock, f"{os.getpid():<{_PID_DIGITS}}\n".encode(), 0)
     _held.add(lock)
     return lock
 
@@ -214,7 +235,8 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "versions.json").is_file()
+    mark = path / "versions.json"
+    return mark.is_file() and not mark.is_symlink()
 
 
 def _ours(name: str) -> bool:
@@ -247,7 +269,10 @@ def _versions() -> Mapping[str, Any]:
 def _git(*command: str) -> str | None:
     """What git says of the working directory; None without git or outside of a repository."""
     try:
-        done = subprocess.run(["git", *command], capture_output=True, text=True, timeout=10, check=False)
+        # a repository's settings may name a program to run; whoever starts a run in a folder asked for none
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=", *command], capture_output=True, text=True, timeout=10, check=False
+        )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

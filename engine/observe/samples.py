@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
+from engine.observe.ownfiles import fresh
 
-_FILE = re.compile(r"step_(\d+)\.parquet")
+_FILE = re.compile(r"step_([0-9]+)\.parquet")
 _TOKENS = pa.large_list(pa.int32())
 _OPTIONAL = {
     "node": pa.utf8(),
@@ -134,7 +135,7 @@ class SampleWriter:
             return None
         path = self._directory / f"step_{step:06d}.parquet"
         temp = self._directory / f".{path.name}.tmp"
-        with open(temp, "wb") as file:
+        with open(temp, "wb", opener=fresh) as file:
             pq.write_table(_complete(step, table), file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from dataflow.errors import DataError, RunError
 from engine.observe.metrics import json_line
+from engine.observe.ownfiles import fresh, own
 from engine.observe.runfolder import RunFolder
 
 
@@ -51,7 +52,7 @@ class JsonLines:
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises DataError where the file there holds a line that is no metrics row."""
-        self._file = open(run.metrics, "ab+")  # noqa: SIM115 - closed by close()
+        self._file = open(run.metrics, "ab+", opener=own)  # noqa: SIM115 - closed by close()
         self._keep(lambda step: True)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -84,13 +85,13 @@ class JsonLines:
         merged = {**json.loads(line), **metrics}
         numbers = {name: math.nan if value is None else value for name, value in merged.items() if name != "step"}
         temp = f"{file.name}.tmp"
-        with open(temp, "wb") as whole:
+        with open(temp, "wb", opener=fresh) as whole:
             whole.writelines([*before, json_line(step, numbers, self._noted)])
             whole.flush()
             os.fsync(whole.fileno())
         os.replace(temp, file.name)
         file.close()
-        self._file = open(file.name, "ab+")  # noqa: SIM115 - closed by close()
+        self._file = open(file.name, "ab+", opener=own)  # noqa: SIM115 - closed by close()
         return numbers
 
     def truncate_after(self, step: int) -> None:
@@ -221,7 +222,8 @@ class Wandb:
         wandb = _needed("wandb", "wandb")
         kept = run.path / "wandb_id.txt"
         if not kept.exists():
-            kept.write_text(uuid4().hex[:12], encoding="ascii")
+            with open(kept, "x", encoding="ascii", opener=fresh) as file:
+                file.write(uuid4().hex[:12])
         self._run = wandb.init(
             project=self._project,
             name=run.name,

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from dataflow.errors import DataError, RunError
+from engine.observe.ownfiles import own
 
 _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses at most so many, and those since `flush`."""
@@ -37,7 +38,7 @@ class Trace:
     def __init__(self, path: Path, *, process: str = "coordinator") -> None:
         self._process = process
         self._path = path
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         self._events: deque[tuple[Any, ...]] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}

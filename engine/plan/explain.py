@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataflow.node import Node
 from dataflow.regions import regions
 from dataflow.rows import Domains
+from dataflow.shown import printable
 from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
@@ -40,7 +41,7 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
         _section("recorded of each Step", _recorded(plan)),
         _section("notes", _notes(plan)),
     ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+    return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

@@ -21,14 +21,10 @@ from engine.runtime.workers import Ask, Doing, SpanOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A Worker's place in its rank group, whose members meet at a TCP store on the loopback interface.
-
-    The store is rank 0's to serve; it gets the listening socket itself, as a descriptor beside Open.
-    """
+    """A Worker's place in its rank group, whose members meet in a file without a name: a descriptor beside Open."""
 
     rank: int
     world: int
-    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +88,13 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
     """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and this Worker answers;
-    else the other way round. It replaces an earlier one. port: where both meet for weights, if they do; the listening
-    socket is a second descriptor for the one that serves.
+    else the other way round. It replaces an earlier one. met: whether both meet for tensors, too; the place is a second
+    descriptor.
     """
 
     peer: str
     serve: bool
-    port: int = 0
+    met: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from dataflow.errors import CheckpointError
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.cut import Cut
+from engine.checkpoint.cut import Cut, positions_of
 from engine.checkpoint.store import Checkpoint as Stored
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Restored
@@ -46,17 +47,42 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
 
     Raises CheckpointError where it is of another graph or seed, WorkerGone where a Worker is lost meanwhile.
     """
-    cut = Cut.from_json((latest.path / "cut.json").read_bytes())
+    try:
+        cut = Cut.from_json((latest.path / "cut.json").read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{latest.path}: its cut cannot be read: {error}. Fix: an earlier checkpoint.") from error
+    if cut.step != latest.step:
+        raise CheckpointError(
+            f"{latest.path}: expected the cut of Step {latest.step}, found that of Step {cut.step!s:.20}. "
+            "Fix: an earlier checkpoint."
+        )
     cut.must_continue(graph=plan.digest, seed=plan.seed)
     told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
     workers.ask(told)
     store.truncate_after(latest.step)
     rows: dict[str, dict[str, Ref]] = {}
     for file in sorted((latest.path / "rows").glob("*.arrow")):
-        node = plan.node(file.stem)
+        node = next((n for n in plan.nodes if n.name == file.stem), None)
+        if node is None:
+            raise CheckpointError(
+                f"{file}: expected rows of a node, found none of that name. Fix: an earlier checkpoint."
+            )
         worker = node.workers[0]
         rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[worker]
+        _must_wait(file, cut, node.source)
     return Restored(step=cut.step, sources=cut.sources, rows=rows)
+
+
+def _must_wait(file: Path, cut: Cut, source: str) -> None:
+    """Raises CheckpointError where a file has rows that do not wait to be trained, as the cut knows."""
+    known = cut.sources.get(source)
+    finished = {key[0] for key in known.finished} if known else set()
+    stray = sorted(positions_of(file) - finished)
+    if stray:
+        raise CheckpointError(
+            f"{file}: expected rows that wait to be trained, found one of position {stray[0]}, which does not. "
+            "Fix: an earlier checkpoint."
+        )
 
 
 def save_best(plan: Plan, best: BestVersions, workers: Workers, event: Evaluated) -> bool:

@@ -32,10 +32,10 @@ class Place:
     _refused: list[int] = field(default_factory=lambda: [0])
     """How many were told of."""
 
-    def serve(self, peer: str, connection: socket.socket, port: int, listening: int | None) -> None:
+    def serve(self, peer: str, connection: socket.socket, meeting: int | None) -> None:
         """A peer on this host reads over this socket, and may ask over it for tensors by the world that is met here."""
-        if listening is not None:
-            self.pairs.meet(peer, port, listening)
+        if meeting is not None:
+            self.pairs.meet(peer, meeting, writes=True)
         self.shm.serve(peer, connection)
 
     def write(self, where: Whereabouts) -> None:

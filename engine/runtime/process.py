@@ -51,6 +51,7 @@ from engine.coordinator.messages import (
     ToWorker,
     WorkerOpened,
 )
+from engine.observe.logs import to_log
 from engine.plan.plan import Plan
 from engine.runtime.control import (
     Answer,
@@ -292,11 +293,10 @@ class Incarnation:
     def _connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
         sock = socket.socket(fileno=descriptors[0])
         if connect.serve:
-            listening = descriptors[1] if connect.port else None
-            self._place.serve(connect.peer, sock, connect.port, listening)
+            self._place.serve(connect.peer, sock, descriptors[1] if connect.met else None)
             return
-        if connect.port:
-            self._place.pairs.meet(connect.peer, connect.port, None)
+        if connect.met:
+            self._place.pairs.meet(connect.peer, descriptors[1], writes=False)
         self._peers.put(connect.peer, sock)
 
     def _doing(self) -> Doing:
@@ -400,8 +400,7 @@ def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any,
     from engine.channels.world import rendezvous, world
 
     node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
-    listening = descriptors[0] if descriptors else None
-    store = rendezvous("127.0.0.1", seat.port, rank=seat.rank, world=seat.world, listen_fd=listening)
+    store = rendezvous(descriptors[0])
     group = world(seat.rank, seat.world, store)
     tensor = node.layout.tensor
     if tensor == 1:
@@ -419,7 +418,7 @@ def main(descriptor: int, parent: int) -> None:
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)

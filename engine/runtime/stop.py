@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from dataflow.shown import printable
+
 
 class Stop:
     """`requested` after the first Ctrl-C; the second raises KeyboardInterrupt. Use as a context manager.
@@ -79,7 +81,7 @@ class Stop:
                 self.alive()
             if time.monotonic() - self._last > self._watchdog:
                 self.hung = f"nothing has moved for {self._watchdog:g} s; {self._describe()}"
-                print(self.hung, file=sys.stderr, flush=True)
+                print(printable(self.hung), file=sys.stderr, flush=True)
                 _print_stacks()
                 self._interrupt()
                 return

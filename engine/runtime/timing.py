@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from dataflow.errors import DataError, DataflowError, KernelError, Origin
+from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
 from engine.runtime.session import Report
 from engine.runtime.workers import Doing
 
@@ -65,6 +65,12 @@ class During:
             raise KernelError(f"{self._placed()}: {self._what}: {error}") from error
         if isinstance(error, DataflowError):
             self._place(error)
+        elif isinstance(error, Exception) and self._what == "restore":
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise CheckpointError(
+                f"{self._placed()}: expected files that it wrote in the checkpoint, found others ({said}). "
+                "Fix: an earlier checkpoint."
+            ) from error
         elif isinstance(error, Exception):
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"

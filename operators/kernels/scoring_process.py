@@ -11,12 +11,10 @@ parent's main module again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.errors import KernelError
+from dataflow.importing import interpreter
 from dataflow.shipping import by_value
 from operators.kernels.scoring_child import Caught, Fault, Outcome, Scorer, receive_frame, send_frame
 from operators.rewards import RewardFn
@@ -35,10 +34,7 @@ from operators.rewards import RewardFn
 _START_SECONDS = 120.0
 """For a child to import what its function imports; torch alone takes seconds."""
 _GOODBYE_SECONDS = 2.0
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from operators.kernels.scoring_child import main; main(int(sys.argv[2]))"
-)
+_BOOTSTRAP = "from operators.kernels.scoring_child import main; main(int(sys.argv[3]))"
 
 
 class Scorers(Protocol):
@@ -147,7 +143,7 @@ class Child:
         self.sock, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(theirs.fileno())],
+                interpreter(_BOOTSTRAP, "operators.kernels.scoring_child", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -177,7 +177,7 @@ def load_tokenizer(base: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        inner = AutoTokenizer.from_pretrained(base)
+        inner = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except Exception as error:  # what the tokenizers library raises for a broken file has no class of its own
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(

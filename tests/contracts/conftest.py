@@ -1,13 +1,13 @@
-"""What several contract suites share: processes that play ranks, and a socket at which two of them meet."""
+"""What several contract suites share: processes that play ranks, and a place where two of them meet."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from tests.contracts.ranks import Ranks
+from tests.contracts.ranks import Place, Ranks
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as found:
+def listener() -> Iterator[Place]:
+    with closing(Place()) as found:
         yield found

@@ -10,9 +10,35 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
+
+from engine.channels.world import meeting_place
+
+
+class Place:
+    """A place where the ends of a pair meet, as it goes to the processes: each takes a descriptor of its own."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._file = meeting_place() if descriptor is None else descriptor
+
+    def end(self) -> int:
+        """A descriptor for one end, which closes it."""
+        return os.dup(self._file)
+
+    def close(self) -> None:
+        """The ends keep theirs."""
+        os.close(self._file)
+
+    def __reduce__(self) -> Any:
+        return _place, (DupFd(self._file),)
+
+
+def _place(descriptor: Any) -> Place:
+    return Place(descriptor.detach())
+
 
 LIMIT = 60.0
 """Seconds for any one thing that the ranks are asked to do."""

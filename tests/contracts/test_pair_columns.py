@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 from unittest import mock
 
@@ -29,7 +30,8 @@ from engine.channels.descriptors import Part, Send, decode_from_reader, encode, 
 from engine.channels.hashes import of_tensors
 from engine.channels.pairs import Pairs
 from engine.channels.shm import ShmChannel
-from tests.contracts.ranks import LIMIT, Ranks
+from engine.channels.world import meeting_place
+from tests.contracts.ranks import LIMIT, Place, Ranks
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 2
@@ -137,12 +139,11 @@ def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:
 
 
 def serve(
-    rank: int, port: int, listening: socket.socket, requests: Connection, device: str = "cpu", content: bool = False
+    rank: int, port: int, listening: Place, requests: Connection, device: str = "cpu", content: bool = False
 ) -> None:
     """Answers whatever comes, until the reader has done with it."""
     pairs = Pairs("made", _not_asked, timeout=20, content=content)
-    at = listening.getsockname()[1]
-    pairs.meet("reads", at, listening.detach())
+    pairs.meet("reads", listening.end(), writes=True)
     for block in (1, 2):
         pairs.columns.keep(block, columns(block, device))
     while (request := requests.recv()) is not None:
@@ -153,7 +154,7 @@ def serve(
 def read(
     rank: int,
     port: int,
-    at: int,
+    at: Place,
     requests: Connection,
     asked: list[list[Request]],
     longer: int = 0,
@@ -163,7 +164,7 @@ def read(
     pairs = Pairs(
         "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20, content=content
     )
-    pairs.meet("made", at, None)
+    pairs.meet("made", at.end(), writes=False)
     said, devices = [], []
     for many in asked:
         wanted = expected(many)
@@ -185,22 +186,22 @@ def read(
 
 
 def transferred(
-    ranks: Ranks, listener: socket.socket, asked: list[list[Request]], longer: int = 0
+    ranks: Ranks, listener: Place, asked: list[list[Request]], longer: int = 0
 ) -> tuple[list[str], int, list[str]]:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
-    ranks.tell(1, read, listener.getsockname()[1], theirs, asked, longer)
+    ranks.tell(1, read, listener, theirs, asked, longer)
     return ranks.answers([0, 1])[1]
 
 
-def test_the_rows_that_are_asked_for_come_and_no_others(ranks: Ranks, listener: socket.socket) -> None:
+def test_the_rows_that_are_asked_for_come_and_no_others(ranks: Ranks, listener: Place) -> None:
     said, moved, devices = transferred(ranks, listener, ASKED)
     assert said == ["True"] * len(ASKED)
     assert moved == sum(t.nbytes for many in ASKED for t in expected(many))
     assert set(devices) == {"cpu"}
 
 
-def served_with_hashes(rank: int, port: int, listening: socket.socket, requests: Connection, changed: int) -> None:
+def served_with_hashes(rank: int, port: int, listening: Place, requests: Connection, changed: int) -> None:
     """changed: which of the transfers' last value is another once it was hashed."""
     number = itertools.count()
 
@@ -215,12 +216,10 @@ def served_with_hashes(rank: int, port: int, listening: socket.socket, requests:
 
 
 @pytest.mark.parametrize("changed", [-1, 2])
-def test_with_hashes_what_was_changed_on_its_way_is_refused(
-    ranks: Ranks, listener: socket.socket, changed: int
-) -> None:
+def test_with_hashes_what_was_changed_on_its_way_is_refused(ranks: Ranks, listener: Place, changed: int) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, served_with_hashes, listener, mine, changed)
-    ranks.tell(1, read, listener.getsockname()[1], theirs, ASKED, 0, True)
+    ranks.tell(1, read, listener, theirs, ASKED, 0, True)
     said, moved, _ = ranks.answers([0, 1])[1]
     if changed == -1:
         assert said == ["True"] * len(ASKED)
@@ -231,7 +230,7 @@ def test_with_hashes_what_was_changed_on_its_way_is_refused(
     assert said[3].startswith("PeerLost: made: expected its process"), "no world is used again after that"
 
 
-def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: socket.socket) -> None:
+def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: Place) -> None:
     """No world is used again after that: its ends would not mean the same transfers any more."""
     said, moved, _ = transferred(ranks, listener, ASKED[:2], 1)
     assert said[0].startswith("RunError: "), said
@@ -249,16 +248,16 @@ def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: sock
     ],
     ids=["block", "row", "column"],
 )
-def test_what_is_not_there_ends_the_world(ranks: Ranks, listener: socket.socket, wrong: Request) -> None:
+def test_what_is_not_there_ends_the_world(ranks: Ranks, listener: Place, wrong: Request) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
-    ranks.tell(1, lost, listener.getsockname()[1], theirs, wrong)
+    ranks.tell(1, lost, listener, theirs, wrong)
     assert "made: receive 0 with reads did not end" in ranks.answers([0, 1])[1]
 
 
-def lost(rank: int, port: int, at: int, requests: Connection, wrong: Request) -> str:
+def lost(rank: int, port: int, at: Place, requests: Connection, wrong: Request) -> str:
     pairs = Pairs("reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20)
-    pairs.meet("made", at, None)
+    pairs.meet("made", at.end(), writes=False)
     with pytest.raises(PeerLost) as found:
         pairs.receive("made", [wrong], lambda device: [torch.empty(1, 3, dtype=torch.int64, device=device)])
     requests.send(None)
@@ -267,7 +266,7 @@ def lost(rank: int, port: int, at: int, requests: Connection, wrong: Request) ->
 
 
 def deserted(rank: int, port: int) -> str:
-    """Reads from one whose data socket is closed once it was asked, and whose meeting place nobody listens at."""
+    """Reads from one whose data socket is closed once it was asked, and whose meeting place nobody else has."""
     asks, serves = socket.socketpair()
     owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
     was_asked = threading.Event()
@@ -280,9 +279,7 @@ def deserted(rank: int, port: int) -> str:
 
     threading.Thread(target=die).start()
     pairs = Pairs("reads", other.have_sent, timeout=1000.0, alive=other.require)
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        at = gone.getsockname()[1]
-    pairs.meet("made", at, None)
+    pairs.meet("made", meeting_place(), writes=False)
     with pytest.raises(PeerLost) as found:
         pairs.receive("made", ASKED[0], lambda device: [])
     return str(found.value)
@@ -313,23 +310,23 @@ def test_rows_are_picked_on_the_device() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_two_workers_on_one_device_go_by_the_host(listener: socket.socket) -> None:
+def test_two_workers_on_one_device_go_by_the_host(listener: Place) -> None:
     assert on_devices(listener, ("0", "0")) == (["True"] * len(ASKED), {"cpu"})
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_devices_send_by_nccl(listener: socket.socket) -> None:
+def test_two_devices_send_by_nccl(listener: Place) -> None:
     assert on_devices(listener, ("0", "1")) == (["True"] * len(ASKED), {"cuda:0"})
 
 
-def on_devices(listener: socket.socket, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
+def on_devices(listener: Place, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
     """Both ends in processes of their own, each of which sees one device."""
     pool = Ranks(2)
     try:
         mine, theirs = Pipe()
         pool.tell(0, seeing, devices[0], serve, listener, mine, "cuda")
-        pool.tell(1, seeing, devices[1], read, listener.getsockname()[1], theirs, ASKED)
+        pool.tell(1, seeing, devices[1], read, listener, theirs, ASKED)
         said, _, lay = pool.answers([0, 1])[1]
         return said, set(lay)
     finally:
@@ -344,14 +341,12 @@ def seeing(rank: int, port: int, device: str, what: Callable[..., object], *argu
 # --- both ways ----------------------------------------------------------------------------------------------------
 
 
-def both(
-    rank: int, port: int, listening: socket.socket, at: int, hears: Connection, tells: Connection, count: int
-) -> bool:
+def both(rank: int, port: int, listening: Place, at: Place, hears: Connection, tells: Connection, count: int) -> bool:
     """Each is owner and reader: while this one waits for a transfer, its threads send to the other."""
     name, peer = (("a", "b"), ("b", "a"))[rank]
     pairs = Pairs(name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20)
-    pairs.meet(peer, listening.getsockname()[1], listening.detach())
-    pairs.meet(peer, at, None)
+    pairs.meet(peer, listening.end(), writes=True)
+    pairs.meet(peer, at.end(), writes=False)
     for block in (1, 2):
         pairs.columns.keep(block, columns(block))
 
@@ -372,10 +367,9 @@ def both(
     return same
 
 
-def test_two_that_read_from_each_other_do_not_wait_for_each_other(ranks: Ranks, listener: socket.socket) -> None:
+def test_two_that_read_from_each_other_do_not_wait_for_each_other(ranks: Ranks, listener: Place) -> None:
     (mine, to_mine), (theirs, to_theirs) = Pipe(), Pipe()
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        ports = listener.getsockname()[1], other.getsockname()[1]
-        ranks.tell(0, both, listener, ports[1], mine, to_theirs, 12)
-        ranks.tell(1, both, other, ports[0], theirs, to_mine, 12)
+    with closing(Place()) as other:
+        ranks.tell(0, both, listener, other, mine, to_theirs, 12)
+        ranks.tell(1, both, other, listener, theirs, to_mine, 12)
         assert ranks.answers([0, 1]) == [True, True]

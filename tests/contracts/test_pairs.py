@@ -10,6 +10,7 @@ import queue
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -23,7 +24,7 @@ from engine.channels.pairs import Pairs
 from engine.channels.shm import ShmChannel
 from engine.weights.pieces import DTYPES, to_batch
 from engine.weights.snapshot import room, snapshot, verified
-from tests.contracts.ranks import LIMIT, Ranks
+from tests.contracts.ranks import LIMIT, Place, Ranks
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 2
@@ -137,11 +138,10 @@ def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixt
 # --- worlds -------------------------------------------------------------------------------------------------------
 
 
-def writer(listening: socket.socket, requests: Connection, versions: dict[int, list[Piece]], **how: Any) -> Pairs:
+def writer(listening: Place, versions: dict[int, list[Piece]], **how: Any) -> Pairs:
     """A Worker that keeps these versions, met once."""
     pairs = Pairs("train", _nobody, **how)
-    port = listening.getsockname()[1]
-    pairs.meet("gen", port, listening.detach())
+    pairs.meet("gen", listening.end(), writes=True)
     for block, pieces in versions.items():
         pairs.keep(block, snapshot(pieces)[2])
     return pairs
@@ -151,9 +151,9 @@ def _nobody(peer: str, sequence: int, requests: Sequence[Request]) -> None:
     raise AssertionError(f"{peer} is asked for {requests}")
 
 
-def serve(rank: int, port: int, listening: socket.socket, requests: Connection, count: int) -> int:
+def serve(rank: int, port: int, listening: Place, requests: Connection, count: int) -> int:
     """Answers so many requests, and then one that is the reader's word that it is done."""
-    pairs = writer(listening, requests, {7: weights(1), 9: weights(2)})
+    pairs = writer(listening, {7: weights(1), 9: weights(2)})
     for _ in range(count):
         pairs.asked("gen", *requests.recv())
     requests.recv()
@@ -161,14 +161,13 @@ def serve(rank: int, port: int, listening: socket.socket, requests: Connection, 
     return count
 
 
-def reader(listening: socket.socket | int, requests: Connection, timeout: float = 20.0) -> Pairs:
-    at = listening if isinstance(listening, int) else listening.getsockname()[1]
+def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> Pairs:
     pairs = Pairs("gen", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=timeout)
-    pairs.meet("train", at, None)
+    pairs.meet("train", listening.end(), writes=False)
     return pairs
 
 
-def read(rank: int, port: int, at: int, requests: Connection, blocks: tuple[int, ...]) -> tuple[list[str], int]:
+def read(rank: int, port: int, at: Place, requests: Connection, blocks: tuple[int, ...]) -> tuple[list[str], int]:
     """Whether each block came as it was, or what was said."""
     pairs, said = reader(at, requests), []
     for block in blocks:
@@ -192,24 +191,24 @@ def ends(ranks: Ranks, tasks: tuple[Callable[..., Any], Callable[..., Any]], *ar
         ranks.tell(rank, tasks[rank], *arguments[rank])
 
 
-def test_versions_come_in_the_order_in_which_they_are_asked_for(ranks: Ranks, listener: socket.socket) -> None:
+def test_versions_come_in_the_order_in_which_they_are_asked_for(ranks: Ranks, listener: Place) -> None:
     mine, theirs = Pipe()
-    ends(ranks, (serve, read), (listener, mine, 3), (listener.getsockname()[1], theirs, (9, 7, 9)))
+    ends(ranks, (serve, read), (listener, mine, 3), (listener, theirs, (9, 7, 9)))
     count, (said, moved) = ranks.answers([0, 1])
     assert (count, said) == (3, ["True"] * 3)
     assert moved == 3 * sum(t.numel() * t.element_size() for t in snapshot(weights(1))[2])
 
 
-def test_a_block_that_is_not_there_ends_the_world_for_both(ranks: Ranks, listener: socket.socket) -> None:
+def test_a_block_that_is_not_there_ends_the_world_for_both(ranks: Ranks, listener: Place) -> None:
     mine, theirs = Pipe()
-    ends(ranks, (serve, read), (listener, mine, 2), (listener.getsockname()[1], theirs, (7, 8, 7)))
+    ends(ranks, (serve, read), (listener, mine, 2), (listener, theirs, (7, 8, 7)))
     _, (said, _) = ranks.answers([0, 1])
     assert said[0] == "True"
     assert said[1].startswith("PeerLost: train: receive 1 with gen did not end"), said
     assert said[2].startswith("PeerLost: train: expected its process"), said
 
 
-def late(rank: int, port: int, at: int, requests: Connection) -> str:
+def late(rank: int, port: int, at: Place, requests: Connection) -> str:
     """Asks, and is not answered."""
     pairs = reader(at, requests, 1.0)
     with pytest.raises(PeerLost) as lost:
@@ -218,23 +217,24 @@ def late(rank: int, port: int, at: int, requests: Connection) -> str:
     return str(lost.value)
 
 
-def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: socket.socket) -> None:
+def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: Place) -> None:
     mine, theirs = Pipe()
-    ranks.tell(1, late, listener.getsockname()[1], theirs)
+    ranks.tell(1, late, listener, theirs)
     assert mine.recv()[0] == 0
-    assert "no world was formed with it for tensors in 1 s" in ranks.answers([1])[0]
+    (said,) = ranks.answers([1])
+    assert "train: no world was formed with it for tensors: rank 1 of 2: expected all ranks within 1 s" in said
 
 
-def anew(rank: int, port: int, first: socket.socket, second: socket.socket, requests: Connection) -> list[str]:
+def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
     """Both ends in one process, the reader twice: the second incarnation is met in another world."""
     said = []
-    pairs = writer(first, requests, {7: weights(1)}, timeout=20)
+    pairs = writer(first, {7: weights(1)}, timeout=20)
     expected = snapshot(weights(1))
-    for at in (first_port := requests.recv(), requests.recv()):
-        if at != first_port:
-            pairs.meet("gen", at, second.detach())
+    for at in (first, second):
+        if at is second:
+            pairs.meet("gen", at.end(), writes=True)
         other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
-        other.meet("train", at, None)
+        other.meet("train", at.end(), writes=False)
         arrived = other.receive("train", asks_of(7), lambda device: room(expected[0].records, device))
         said.append(next(p.name for p in verified(expected[0].records, arrived, expected[1])))
         other.close()
@@ -242,20 +242,17 @@ def anew(rank: int, port: int, first: socket.socket, second: socket.socket, requ
     return said
 
 
-def test_a_reader_that_begins_anew_is_met_anew(ranks: Ranks, listener: socket.socket) -> None:
-    mine, theirs = Pipe()
-    with socket.create_server(("127.0.0.1", 0)) as again:
-        for at in (listener, again):
-            mine.send(at.getsockname()[1])
-        ranks.tell(0, anew, listener, again, theirs)
+def test_a_reader_that_begins_anew_is_met_anew(ranks: Ranks, listener: Place) -> None:
+    with closing(Place()) as again:
+        ranks.tell(0, anew, listener, again)
         assert ranks.answers([0]) == [["of.float64"] * 2]
 
 
-def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: socket.socket) -> None:
+def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: Place) -> None:
     """Last, as it costs a process. It is killed when the first version has come and the second is asked for."""
     to_writer, writers = Pipe()
     from_reader, readers = Pipe()
-    ends(ranks, (serve, read), (listener, writers, 1), (listener.getsockname()[1], readers, (7, 9)))
+    ends(ranks, (serve, read), (listener, writers, 1), (listener, readers, (7, 9)))
     to_writer.send(from_reader.recv())
     assert from_reader.recv()[0] == 1
     ranks.signal(0, signal.SIGKILL)
@@ -268,16 +265,15 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: socket.
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
-def on_device(rank: int, port: int, listening: socket.socket) -> list[str]:
+def on_device(rank: int, port: int, listening: Place) -> list[str]:
     """Both ends in one process, whose weights are on a device: that they share, so payloads go by the host."""
     pairs = Pairs("train", _nobody, timeout=20)
-    at = listening.getsockname()[1]
-    pairs.meet("gen", at, listening.detach())
+    pairs.meet("gen", listening.end(), writes=True)
     pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]
     batch, digest, copies = snapshot(pieces)
     pairs.keep(7, copies)
     other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
-    other.meet("train", at, None)
+    other.meet("train", listening.end(), writes=False)
     arrived = other.receive("train", asks_of(7), lambda device: room(batch.records, device))
     verified(batch.records, arrived, digest)
     pairs.close()
@@ -287,16 +283,16 @@ def on_device(rank: int, port: int, listening: socket.socket) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_two_workers_on_one_device_go_by_the_host(listener: socket.socket) -> None:
+def test_two_workers_on_one_device_go_by_the_host(listener: Place) -> None:
     digest, kept, came = on_device(0, 0, listener)
     assert digest == to_batch(weights(1))[1]
     assert (kept, came) == ("cuda:0", "cpu")
 
 
-def served_on_device(rank: int, port: int, listening: socket.socket, requests: Connection) -> str:
+def served_on_device(rank: int, port: int, listening: Place, requests: Connection) -> str:
     """The writer on the first device."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
-    pairs = writer(listening, requests, {}, timeout=20)
+    pairs = writer(listening, {}, timeout=20)
     pairs.keep(7, snapshot([Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)])[2])
     pairs.asked("gen", *requests.recv())
     requests.recv()
@@ -304,7 +300,7 @@ def served_on_device(rank: int, port: int, listening: socket.socket, requests: C
     return ""
 
 
-def read_on_device(rank: int, port: int, at: int, requests: Connection) -> list[str]:
+def read_on_device(rank: int, port: int, at: Place, requests: Connection) -> list[str]:
     """The reader on the second."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     pairs = reader(at, requests)
@@ -318,11 +314,11 @@ def read_on_device(rank: int, port: int, at: int, requests: Connection) -> list[
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_devices_send_by_nccl(listener: socket.socket) -> None:
+def test_two_devices_send_by_nccl(listener: Place) -> None:
     pool = Ranks(2)
     try:
         mine, theirs = Pipe()
-        ends(pool, (served_on_device, read_on_device), (listener, mine), (listener.getsockname()[1], theirs))
+        ends(pool, (served_on_device, read_on_device), (listener, mine), (listener, theirs))
         assert set(pool.answers([0, 1])[1]) == {"cuda:0"}
     finally:
         pool.close()
@@ -332,7 +328,7 @@ def test_nobody_keeps_descriptors_of_worlds_that_never_were() -> None:
     before = len(os.listdir("/proc/self/fd"))
     pairs = Pairs("train", _nobody)
     for _ in range(3):
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            pairs.meet("gen", listening.getsockname()[1], listening.detach())
+        with closing(Place()) as listening:
+            pairs.meet("gen", listening.end(), writes=True)
     pairs.close()
     assert len(os.listdir("/proc/self/fd")) == before, LIMIT

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +25,11 @@ from dataflow.errors import RunError
 from dataflow.kernel import Piece
 from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import PeerLost
-from engine.channels.world import LOCK_STEP, leave, rendezvous, world
+from engine.channels.world import LOCK_STEP, leave, rendezvous, wait_for_all, world
 from engine.weights.edge import WeightEdge
 from engine.weights.pieces import to_batch
 from engine.weights.transfer import Placed, layout_of
-from tests.contracts.ranks import LIMIT, Ranks, client
+from tests.contracts.ranks import LIMIT, Place, Ranks, client
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 5
@@ -139,12 +140,9 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
     assert all("none of rank 2" in said for said in ranks.do(2, incomplete))
 
 
-def group_of(rank: int, port: int, listener: socket.socket, at: int) -> tuple[list[float], list[int], str]:
-    """The replica's world: rank 0's listening socket is handed over; a mesh of it; twice; another one beside it."""
-    fd = listener.detach()
-    if rank:
-        os.close(fd)
-    store = rendezvous("127.0.0.1", at, rank=rank, world=2, listen_fd=fd if rank == 0 else None, timeout=20)
+def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int], str]:
+    """The replica's world: met in a place of its own; a mesh of it; twice; another one beside it."""
+    store = rendezvous(place.end(), timeout=20)
     group = world(rank, 2, store)
     try:
         assert world(rank, 2, store) is group
@@ -159,21 +157,36 @@ def group_of(rank: int, port: int, listener: socket.socket, at: int) -> tuple[li
 
 
 def test_the_group_of_a_replica_makes_a_mesh_and_is_one_in_a_process(ranks: Ranks) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        for value, mesh, refused in ranks.do(2, group_of, listener, listener.getsockname()[1]):
+    with closing(Place()) as place:
+        for value, mesh, refused in ranks.do(2, group_of, place):
             assert (value, mesh) == ([3.0], [0, 1])
             assert "one world in a process" in refused
 
 
-def nobody(rank: int, port: int, at: int) -> str:
-    return str(error_of(lambda: rendezvous("127.0.0.1", at, rank=1, world=2, timeout=0.5)))
+def open_sockets() -> set[str]:
+    """The sockets of this process that listen, TCP ones."""
+    kinds = (Path("/proc/self/net") / name for name in ("tcp", "tcp6"))
+    rows = [line.split() for kind in kinds for line in kind.read_text().splitlines()[1:]]
+    listening = {row[9] for row in rows if row[3] == "0A"}
+    files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    found = [os.readlink(file) for file in files if os.path.islink(file)]
+    return {link for link in found if link.startswith("socket:[") and link[8:-1] in listening}
 
 
-def test_a_store_that_is_not_there_is_said(ranks: Ranks) -> None:
-    with socket.socket() as bound:  # bound and not listening: nobody else is given the port
-        bound.bind(("127.0.0.1", 0))
-        (said,) = ranks.do(1, nobody, bound.getsockname()[1])
-    assert "expected rank 0's store" in said
+def met(rank: int, port: int, place: Place) -> tuple[int, str]:
+    before = open_sockets()
+    descriptor = place.end()
+    store = rendezvous(descriptor, timeout=20)
+    wait_for_all(store, rank, 2, 20)
+    return len(open_sockets() - before), os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def test_ranks_meet_where_nobody_else_can_come(ranks: Ranks) -> None:
+    """Not at a port of the host, nor in a file with a name: only who was given a descriptor is there."""
+    with closing(Place()) as place:
+        for listening, name in ranks.do(2, met, place):
+            assert listening == 0
+            assert name == "/memfd:dataflow-rendezvous (deleted)"
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,21 @@ def test_a_run_that_fails_ends_with_3_and_its_cause_last(folder: Path) -> None:
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "same" in done.stderr
+
+
+@pytest.mark.long
+def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(folder: Path, tmp_path: Path) -> None:
+    """In the command's own process, in Workers and in reward processes; what graph.json names is imported by a resume
+    that says so before.
+    """
+    here = tmp_path / "here"
+    shutil.copytree(folder, here, ignore=shutil.ignore_patterns("runs"))
+    for name in ("json", "random", "torch", "numpy", "struct", "selectors", "pyarrow", "msgspec", "transformers"):
+        (here / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder ran')\n")
+    script = "import sys; sys.path.remove(''); from engine.cli import main; sys.exit(main())"  # as a console script
+    flags = ["--workers", "apart", "--threads", "1", "--no-progress"]
+    done = python(here, script, "run", "graphs.grpo:grpo", *FLAGS, "--steps", "1", *flags)
+    assert done.returncode == 0, done.stderr
+    done = python(here, script, "resume", "runs/grpo", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"imports my_rewards from {here / 'my_rewards.py'}\n")

@@ -399,3 +399,13 @@ def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -
         assert parent.stdout is not None
         parent.stdout.close()
     assert all(ended(pid, 10) for pid in pids)
+
+
+def test_the_current_folder_is_behind_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward process runs the user's function, and none of the files that have a name that Python imports."""
+    for name in ("json", "random", "struct", "selectors", "numpy", "pyarrow", "msgspec", "cloudpickle", "socket"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with kernel(lambda completions, **columns: [float(len(text)) for text in completions]) as (made, _):
+        assert rewards(made, chunk(["a", "bbb"])) == [1.0, 3.0]

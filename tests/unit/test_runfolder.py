@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError
-from engine.observe.runfolder import RunFolder
+from engine.observe.logs import logged
+from engine.observe.runfolder import LOCK, RunFolder
+from engine.observe.sinks import JsonLines
+from engine.observe.trace import Trace
 
 
 @pytest.fixture
@@ -129,3 +133,95 @@ def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
             holder.send_signal(signal.SIGKILL)
             holder.wait(timeout=30)
         RunFolder.open_existing(tmp_path / "a").close()  # while the child, if there is one, still waits for its input
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A folder beside the runs, in which nothing may change."""
+    folder = tmp_path / "victim"
+    (folder / "inside").mkdir(parents=True)
+    for name in ("notes.txt", "inside/thesis.txt"):
+        (folder / name).write_text("years of work")
+    yield folder
+    assert sorted(p.name for p in folder.rglob("*")) == ["inside", "notes.txt", "thesis.txt"]
+    assert all(p.read_text() == "years of work" for p in folder.rglob("*.txt"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder, made once: its record of versions takes longer than what is tested."""
+    folder = tmp_path_factory.mktemp("runs")
+    RunFolder.create("a", folder).close()
+    return folder / "a"
+
+
+INSIDE = (
+    LOCK, "metrics.jsonl", "versions.json", "graph.json", "samples", "checkpoints", "logs", "logs/main.log", "trace",
+    "checkpoints/step_3", "samples/step_000001.parquet", "tensorboard", ".plan.json.tmp", "checkpoints/.tmp-step_3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("kind", ["a link", "a pipe"])
+def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(
+    tmp_path: Path, victim: Path, made: Path, name: str, kind: str
+) -> None:
+    shutil.copytree(made, tmp_path / "a")
+    path = tmp_path / "a" / name
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(victim / ("inside" if "." not in name else "notes.txt"))
+    message = (
+        "expected the folder of an earlier run" if name == "versions.json" else f"the run folder's own, found {kind}"
+    )
+    with pytest.raises(RunError, match=message):
+        RunFolder.open_existing(tmp_path / "a")
+
+
+def _go_on(path: Path) -> None:
+    """Open what a run appends to, or begins anew."""
+    with RunFolder.open_existing(path) as run:
+        JsonLines().open(run, {})
+        Trace(run.trace / "run_0.json")
+        with logged(run.log("main")):
+            pass
+
+
+@pytest.mark.parametrize("name", [LOCK, "metrics.jsonl", "trace/run_0.json", "logs/main.log"])
+def test_what_is_cut_or_appended_to_has_no_second_name(tmp_path: Path, victim: Path, made: Path, name: str) -> None:
+    shutil.copytree(made, tmp_path / "a")
+    (tmp_path / "a" / LOCK).unlink()
+    os.link(victim / "notes.txt", tmp_path / "a" / name)
+    with pytest.raises(RunError, match="second name elsewhere"):
+        _go_on(tmp_path / "a")
+    os.unlink(tmp_path / "a" / name)
+
+
+def test_overwrite_deletes_links_and_not_what_they_lead_to(tmp_path: Path, victim: Path) -> None:
+    RunFolder.create("a", tmp_path).close()
+    for name in ("samples", "checkpoints"):
+        (tmp_path / "a" / name).rmdir()
+        (tmp_path / "a" / name).symlink_to(victim / "inside")
+    for name in ("plan.txt", ".plan.txt.tmp", ".versions.json.tmp", "metrics.jsonl"):
+        (tmp_path / "a" / name).symlink_to(victim / "notes.txt")
+    with RunFolder.create("a", tmp_path, overwrite=True) as run:
+        run.write_text("plan.txt", "a plan")
+        assert not run.samples.is_symlink()
+        assert not (run.path / "plan.txt").is_symlink()
+    (tmp_path / "a").rename(victim / "a")
+    (tmp_path / "a").symlink_to(victim / "a")
+    with pytest.raises(RunError, match="deletes only what is in it, found a link"):
+        RunFolder.create("a", tmp_path, overwrite=True)
+    shutil.rmtree(victim / "a")
+
+
+def test_the_lock_has_one_length(tmp_path: Path) -> None:
+    with RunFolder.create("a", tmp_path) as run:
+        first = (run.path / LOCK).read_bytes()
+        assert first.split() == [str(os.getpid()).encode()]
+    with RunFolder.open_existing(tmp_path / "a") as run:
+        assert len((run.path / LOCK).read_bytes()) == len(first)

@@ -6,13 +6,13 @@ own: the kernels.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
 
 from dataflow.errors import PlanError
+from dataflow.importing import located
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
 
@@ -44,7 +44,4 @@ def _passed_over(node: PlannedNode, offered: Mapping[str, str]) -> Iterator[str]
 
 @cache
 def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that it lies in is missing
-        return False
+    return located(module) is not None

@@ -57,6 +57,7 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
             dtype=getattr(torch, model.dtype),
             attn_implementation=ATTENTION,
             output_loading_info=True,
+            trust_remote_code=False,  # code in a model's folder is neither run nor asked about
             ignore_mismatched_sizes=True,  # `require_sound` names them
             **only,
         )
@@ -105,7 +106,7 @@ def _config(where: str, base: str) -> Any:
                     "Fix: save model and tokenizer there with save_pretrained."
                 )
     with refused(where, base):
-        return AutoConfig.from_pretrained(base)
+        return AutoConfig.from_pretrained(base, trust_remote_code=False)
 
 
 @contextmanager
@@ -142,7 +143,7 @@ def save_model(module: PreTrainedModel, directory: Path | str, weights: Mapping[
         module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
     local = Path(base).expanduser()
     if not local.is_dir():
-        AutoTokenizer.from_pretrained(base).save_pretrained(target)
+        AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
         return
     present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
     if not present:

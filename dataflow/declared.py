@@ -1,0 +1,238 @@
+"""What a snapshot says of a user's own parts, so that a graph can be drawn, checked and planned without importing them.
+
+Owns: which functions, operators, schemas and records of a graph are declared, in which form, and the parts made of that
+(`Declared`). Does not own: the written form of a value (written.py), the stand-ins (standins.py).
+
+    "declared": {"functions": {path: {"name", "parameters"}}, "operators": {path: record},
+                 "schemas": {path: {"bases", "body"}, or null for another class}, "called": {path: name}}
+
+What belongs to this project is named by its path alone and found by look-up in its own modules. A path that no other
+process can import has its place behind it, as two such functions can share a name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dataflow import standins
+from dataflow.errors import GraphError
+from dataflow.graph import Graph
+from dataflow.loss import LossDeclaration
+from dataflow.node import importable
+from dataflow.operator import Operator
+from dataflow.schema import Schema
+from dataflow.user import OperatorDeclaration
+from dataflow.written import LOST, decode, encode, own, place_of, unread
+
+_ANEW = "write the snapshot anew, by a run of this version"
+_NOT_KEPT = ("row", "vocabulary")
+"""What a schema's body may set beside its columns."""
+
+
+def declarations(graph: Graph) -> dict[str, Any]:
+    """The `declared` of a graph's snapshot. Raises GraphError for what has no written form."""
+    found = _Collector()
+    for node in graph.nodes:
+        found.operator(node.operator)
+        found.value(tuple(node.schemas))
+        found.value(node.params)
+    return {name: dict(sorted(part.items())) for name, part in found.parts.items()}
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.parts: dict[str, dict[str, Any]] = {"functions": {}, "operators": {}, "schemas": {}, "called": {}}
+
+    def operator(self, operator: Operator) -> None:
+        path, local, _ = operator.path.partition("@")
+        if own(path.partition(":")[0]) and not local:
+            return
+        at = place_of(operator.function).get("at", "") if operator.function is not None else ""
+        written = encode(dataclasses.replace(operator, path=path), f"operator {operator.name!r}")
+        self.parts["operators"][_key(path, at if local else "")] = written
+        self.value([getattr(operator, f.name) for f in dataclasses.fields(operator)])
+
+    def value(self, value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for part in value:
+                self.value(part)
+        elif isinstance(value, Mapping):
+            self.value([*value.keys(), *value.values()])
+        elif isinstance(value, type):
+            self._schema(value)
+        elif dataclasses.is_dataclass(value):
+            self._record(value)
+        elif callable(value):
+            self._function(value)
+
+    def _schema(self, kind: type) -> None:
+        path = _path(kind)
+        if own(kind.__module__) or path in self.parts["schemas"]:
+            return
+        if not issubclass(kind, Schema):
+            self.parts["schemas"][path] = None
+            return
+        bases = [base for base in kind.__bases__ if issubclass(base, Schema)]
+        self.value(bases)
+        kept = {c.name: c for c in kind.columns.values() if c.name in vars(kind)}
+        kept |= {name: vars(kind)[name] for name in _NOT_KEPT if name in vars(kind)}
+        body = {name: encode(part, f"schema {kind.__name__}") for name, part in kept.items()}
+        self.parts["schemas"][path] = {"bases": [_path(base) for base in bases], "body": body}
+
+    def _record(self, value: Any) -> None:
+        called: bool = callable(value)
+        if called and not own(type(value).__module__):
+            self.parts["called"][_path(type(value))] = getattr(value, "__name__", type(value).__qualname__)
+        self.value([getattr(value, f.name) for f in dataclasses.fields(value)])
+
+    def _function(self, value: Callable[..., Any]) -> None:
+        module = getattr(value, "__module__", "?")
+        kept = hasattr(value, "__qualname__") and importable(value)
+        if own(module) and kept:
+            return
+        path = f"{module}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        name = getattr(value, "__name__", type(value).__name__)
+        entry = {"name": name, "parameters": _parameters(value)}
+        self.parts["functions"][_key(path, "" if kept else place_of(value).get("at", ""))] = entry
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _key(path: str, at: str) -> str:
+    return f"{path} {at}" if at else path
+
+
+def _parameters(function: Callable[..., Any]) -> list[dict[str, Any]] | None:
+    """Of its signature; None where it has none. A default without a written form is one that no parameter equals."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    found = []
+    for p in signature.parameters.values():
+        entry: dict[str, Any] = {"name": p.name, "kind": p.kind.name}
+        if p.annotation is not p.empty:
+            entry["annotation"] = (
+                p.annotation if isinstance(p.annotation, str) else inspect.formatannotation(p.annotation)
+            )
+        if p.default is not p.empty:
+            entry["default"] = _default(p.default)
+        found.append(entry)
+    return found
+
+
+def _default(value: Any) -> Any:
+    try:
+        return encode(value, "default")
+    except GraphError:
+        return {LOST: f"?:{type(value).__qualname__}"}
+
+
+class Declared:
+    """Parts that stand in for the user's own: nothing of theirs is imported, and nothing of theirs can be called.
+
+    declared: of the snapshot; empty where an earlier version wrote it.
+    """
+
+    def __init__(self, declared: Mapping[str, Any]) -> None:
+        names = ("functions", "operators", "schemas", "called")
+        if not all(isinstance(declared.get(name, {}), dict) for name in names):
+            raise unread("expected declarations by path, found something else", _ANEW)
+        self._functions, self._operators, self._schemas, self._called = (declared.get(name, {}) for name in names)
+        self._reading: set[str] = set()
+
+    def operator(self, entry: Any, where: str) -> Operator:
+        """Of this project by look-up, of the user by its declaration."""
+        path, at = (entry[LOST], entry.get("at", "")) if isinstance(entry, dict) else (entry, "")
+        if own(path.partition(":")[0]) and not isinstance(entry, dict):
+            found = _own(path, where)
+        else:
+            found = decode(self._entry(self._operators, _key(path, at), where), where, self)
+        if not isinstance(found, Operator):
+            raise unread(f"expected an operator at {path}, found {type(found).__name__}", _ANEW, where)
+        if own(path.partition(":")[0]):
+            return found
+        if found.path != path or found.data_columns:
+            said = f"expected the declaration of {path}, found that of {found.path}"
+            reader = f"{path} reads data by {found.data_columns}, and nothing that a file names is called"
+            raise unread(reader if found.data_columns else said, "name its module:function, not graph.json", where)
+        return dataclasses.replace(found, path=f"{path}@{at}") if isinstance(entry, dict) else found
+
+    def function(self, path: str, where: str) -> Any:
+        """See Parts."""
+        if own(path.partition(":")[0]):
+            found = _own(path, where)
+            return found.fn if isinstance(found, (LossDeclaration, OperatorDeclaration)) else found
+        return self._standin(path, "", where)
+
+    def named(self, path: str, where: str) -> Any:
+        """See Parts."""
+        if own(path.partition(":")[0]):
+            return _own(path, where)
+        return self._schema(path, where)
+
+    def record(self, path: str, fields: dict[str, Any], where: str) -> Any:
+        """See Parts. Fields of this project's own classes have to be of the types that these declare."""
+        if own(path.partition(":")[0]):
+            kind = _own(path, where)
+            if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+                raise unread(f"expected a record at {path}, found {kind!r:.60}", _ANEW, where)
+            return standins.made(kind, fields, where)
+        if not all(name.isidentifier() and not name.startswith("__") for name in fields):
+            raise unread(f"expected the fields of {path}, found {', '.join(fields)!r:.60}", _ANEW, where)
+        return standins.record(path, fields, str(self._called.get(path, "")))
+
+    def lost(self, entry: Mapping[str, Any], where: str) -> Any:
+        """See Parts."""
+        path, at = entry[LOST], entry.get("at", "")
+        return self._schema(path, where) if path in self._schemas else self._standin(path, at, where)
+
+    def _standin(self, path: str, at: str, where: str) -> standins.Standin:
+        entry = self._functions.get(_key(path, at), {})
+        made = [_parameter(p, where, self) for p in entry.get("parameters") or ()]
+        signature = inspect.Signature(made) if entry.get("parameters") is not None else None
+        name = entry.get("name", path.rpartition(":")[2].rpartition(".")[2])
+        return standins.function(path, str(name), at, signature)
+
+    def _schema(self, path: str, where: str) -> type[Any]:
+        entry = self._entry(self._schemas, path, where)
+        if entry is None:
+            return standins.plain_class(path)
+        if path in self._reading:
+            raise unread(f"{path} is declared as a base of its own", _ANEW, where)
+        self._reading.add(path)
+        bases = tuple(self.named(base, where) for base in entry["bases"]) or (Schema,)
+        self._reading.discard(path)
+        body = {name: decode(part, where, self) for name, part in entry["body"].items()}
+        if not all(isinstance(base, type) and issubclass(base, Schema) for base in bases):
+            raise unread(f"expected schemas as bases of {path}, found {bases!r:.60}", _ANEW, where)
+        return standins.schema(path, bases, body)
+
+    def _entry(self, part: Mapping[str, Any], key: str, where: str) -> Any:
+        if key not in part:
+            raise unread(f"{key} is not declared in it, and nothing is imported to look at a graph", _ANEW, where)
+        return part[key]
+
+
+def _own(path: str, where: str) -> Any:
+    """What a module of this project has under a name: what it defines itself, and nothing that it imports."""
+    module_name, _, name = path.partition(":")
+    module = importlib.import_module(module_name)
+    found = vars(module).get(name)
+    defined = found.path.partition(":")[0] if isinstance(found, Operator) else getattr(found, "__module__", None)
+    if found is None or defined != module_name:
+        raise unread(f"{path} is not found: {module_name!r} has no {name!r}", _ANEW, where)
+    return found
+
+
+def _parameter(entry: Mapping[str, Any], where: str, parts: Declared) -> inspect.Parameter:
+    default = decode(entry["default"], where, parts) if "default" in entry else inspect.Parameter.empty
+    annotation = entry.get("annotation", inspect.Parameter.empty)
+    kind = getattr(inspect.Parameter, entry["kind"])
+    return inspect.Parameter(entry["name"], kind, default=default, annotation=annotation)

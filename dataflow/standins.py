@@ -1,0 +1,163 @@
+"""Stand-ins: what is put in the place of a user's function, class or schema where nothing of theirs is imported.
+
+Owns: the objects, each made once for one declaration (so that two readings of one graph agree), and the check that the
+fields of a record are what its class declares. Does not own: how declarations are written (declared.py), paths.
+
+A stand-in has the name, the module and the signature of what it stands for, and cannot be called.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from dataflow.errors import Fault, GraphError
+from dataflow.schema import Schema
+
+
+class Standin:
+    """A function of the user's that was not imported. place: `file:line` of one that no other process can import."""
+
+    def __init__(self, path: str, name: str, place: str, signature: inspect.Signature | None) -> None:
+        module, _, qualname = path.partition(":")
+        self.__module__ = module
+        self.__qualname__ = qualname
+        self.__name__ = name
+        self.place = place
+        if signature is not None:
+            self.__signature__ = signature
+
+    def __repr__(self) -> str:
+        return f"<{self.__module__}:{self.__qualname__}, not imported>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        where = f"{self.__module__}:{self.__qualname__}"
+        problem = "it was read without being imported, and cannot be called"
+        raise GraphError(Fault(rule="snapshot", where=where, problem=problem, fix="run or resume imports it"))
+
+
+_functions: dict[Any, Standin] = {}
+_classes: dict[Any, type] = {}
+
+
+def function(path: str, name: str, place: str = "", signature: inspect.Signature | None = None) -> Standin:
+    """The stand-in of a function."""
+    key = (path, name, place, str(signature))
+    return _functions.setdefault(key, Standin(path, name, place, signature))
+
+
+def schema(path: str, bases: tuple[type[Schema], ...], body: Mapping[str, Any]) -> type[Schema]:
+    """The stand-in of a user's schema. Raises GraphError where its columns contradict each other, or their names are
+    none.
+    """
+    key = (path, bases, repr(sorted(body.items())))
+    if key not in _classes:
+        for name in body:
+            if not name.isidentifier() or name.startswith("__"):
+                raise GraphError(_unusable(path, f"expected names of columns, found {name!r:.60}"))
+        _classes[key] = _class(path, bases, dict(body))
+    return _classes[key]
+
+
+def plain_class(path: str) -> type:
+    """The stand-in of a class that is no schema."""
+    return _classes.setdefault(path, _class(path, (), {}))
+
+
+def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
+    """The stand-in of a frozen dataclass's instance. called: the name of one that is a function, too."""
+    key = (path, tuple(fields), called)
+    if key not in _classes:
+        body: dict[str, Any] = {"__name__": called, "__call__": Standin.__call__} if called else {}
+        module, _, qualname = path.partition(":")
+        body |= {"__module__": module, "__qualname__": qualname}
+        made = dataclasses.make_dataclass(qualname.rpartition(".")[2], list(fields), frozen=True, namespace=body)
+        made.__module__, made.__qualname__ = module, qualname
+        _classes[key] = made
+    return _classes[key](**fields)
+
+
+def _class(path: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+    module, _, qualname = path.partition(":")
+    return type(qualname.rpartition(".")[2], bases, {**body, "__module__": module, "__qualname__": qualname})
+
+
+def _unusable(where: str, problem: str) -> Fault:
+    return Fault(rule="snapshot", where=where, problem=problem, fix="give the graph.json that a run wrote")
+
+
+# --- records of this project's own classes ------------------------------------------------------------------------
+
+
+def made(kind: type[Any], fields: Mapping[str, Any], where: str) -> Any:
+    """An instance of one of this project's own dataclasses. Raises GraphError where a field is none of its fields, is
+    missing, or has another type than declared: nobody vouches for what a file says.
+    """
+    hints = _hints(kind)
+    known = {f.name: f for f in dataclasses.fields(kind) if f.init}
+    for name, value in fields.items():
+        if name not in known:
+            raise GraphError(_unusable(where, f"{kind.__name__} has no field {name!r:.60}"))
+        if not fits(value, hints[name]):
+            found = f"expected {kind.__name__}.{name} to be {_said(hints[name])}, found {value!r:.60}"
+            raise GraphError(_unusable(where, found))
+    needed = [n for n, f in known.items() if _required(f) and n not in fields]
+    if needed:
+        raise GraphError(_unusable(where, f"{kind.__name__} needs {', '.join(needed)}, which are not there"))
+    return kind(**fields)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _said(hint: Any) -> str:
+    return str(getattr(hint, "__name__", hint)).replace("typing.", "").replace("dataflow.", "")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that an annotation names, containers' contents included."""
+    if hint is Any or isinstance(hint, TypeVar):
+        return True
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, part) for part in inside)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in inside)
+    if origin is not None:
+        return _fits_generic(value, origin, inside)
+    if hint in (None, type(None)):
+        return value is None
+    if hint in (int, float):
+        numbers = (int, np.integer) if hint is int else (int, float, np.integer, np.floating)
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return callable(value) if hint is Callable else isinstance(value, hint)
+
+
+def _fits_generic(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
+    if origin is tuple:
+        if len(inside) == 2 and inside[1] is Ellipsis:
+            return isinstance(value, tuple) and all(fits(part, inside[0]) for part in value)
+        return isinstance(value, tuple) and len(value) == len(inside) and all(map(fits, value, inside))
+    if origin is type:
+        return isinstance(value, type) and (inside[0] is Any or issubclass(value, inside[0]))
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if not isinstance(value, origin):
+        return False
+    if issubclass(origin, collections.abc.Mapping):
+        return all(fits(k, inside[0]) and fits(v, inside[1]) for k, v in value.items())
+    whole = issubclass(origin, collections.abc.Sequence)
+    return not whole or (not isinstance(value, str) and all(fits(part, inside[0]) for part in value))

@@ -1,0 +1,287 @@
+"""Forgeries: what somebody may have put into a run folder.
+
+Owns: how each is made. Does not own: what is done with the folder then, and what is right (forged.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from engine.checkpoint import store
+from engine.checkpoint.store import MANIFEST, CheckpointStore
+
+LOUD = "forged_module"
+"""A module beside the run that writes that it ran."""
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028x"
+HUGE = 10**400
+
+Forge = Callable[[Path], None]
+"""Given the folder in which the case runs: `run/` is the run folder, `victim/` what must stay as it is."""
+
+
+def edit(change: Callable[[dict[str, Any]], Any], name: str = "graph.json") -> Forge:
+    def forge(folder: Path) -> None:
+        file = folder / "run" / name
+        document = json.loads(file.read_text())
+        change(document)
+        file.write_text(json.dumps(document))
+
+    return forge
+
+
+def node_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(node for node in document["nodes"] if node["name"] == name)
+
+
+def reward(value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda d: node_of(d, "score")["params"].update(fns={"tuple": [value]})
+
+
+def param(node: str, key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda d: node_of(d, node)["params"].update({key: value})
+
+
+def operator(**changed: Any) -> Callable[[dict[str, Any]], Any]:
+    """A declared operator of the user's with these fields, in the place of `advantage`'s."""
+
+    def change(document: dict[str, Any]) -> None:
+        path = f"{LOUD}:f"
+        same = {"record": "dataflow.operator:Same", "fields": {"of": "rows"}}
+        fields = {"path": path, "name": "f", "work": "host", "rows": same, "outputs": {"tuple": []}} | changed
+        document["declared"]["operators"][path] = {"record": "dataflow.operator:Operator", "fields": fields}
+        node_of(document, "advantage")["operator"] = path
+
+    return change
+
+
+def names(document: dict[str, Any]) -> None:
+    document["name"] += ESCAPES
+    for entry in (*document["nodes"], *document["states"]):
+        entry["name"] += ESCAPES
+    node_of(document, f"prompts{ESCAPES}")["params"]["data"] += ESCAPES
+
+
+def graphs() -> Iterator[tuple[str, Forge, bool]]:
+    """Documents that name what they must not. The last: whether a look at it may succeed."""
+    yield "an operator os:system", edit(lambda d: node_of(d, "rollout").update(operator="os:system")), False
+    yield "an operator of a module beside it", edit(lambda d: node_of(d, "rollout").update(operator=f"{LOUD}:f")), False
+    yield "a reward os:system", edit(reward({"function": "os:system"})), True
+    yield "a reward of a module beside it", edit(reward({"function": f"{LOUD}:f"})), True
+    yield "a record of a module beside it", edit(reward({"record": f"{LOUD}:C", "fields": {"a": 1}})), True
+    yield (
+        "a class of a module beside it",
+        edit(lambda d: node_of(d, "rollout").update(schemas=[{"class": f"{LOUD}:C"}])),
+        False,
+    )
+    yield (
+        "a record subprocess:Popen",
+        edit(reward({"record": "subprocess:Popen", "fields": {"args": "touch x"}})),
+        True,
+    )
+    yield "data read by os:rename", edit(operator(work="source", data_columns="os:rename")), False
+    yield (
+        "a kernel of a package beside it",
+        edit(operator(kernels={"dict": [["host", "forged_package.inner:K"]]})),
+        False,
+    )
+    yield (
+        "a path of ours that is none",
+        edit(lambda d: node_of(d, "rollout").update(operator="operators.data_files:os")),
+        False,
+    )
+    yield "a path upwards", edit(lambda d: node_of(d, "rollout").update(operator=f"operators../../{LOUD}:f")), False
+    yield "names with escapes", edit(names), False
+    yield "data that is a pipe", pipe_as_data, False
+    yield "data upwards", edit(param("prompts", "data", "../../../../etc/passwd")), False
+    yield "data with a null", edit(param("prompts", "data", "a\0b")), False
+    yield "a gigantic batch", edit(param("prompts", "batch", HUGE)), False
+    yield "a gigantic n", edit(param("rollout", "n", HUGE)), False
+    yield "a NaN", edit(param("train_policy", "lr", float("nan"))), False
+    yield "half a character", edit(lambda d: d.update(name="\ud800")), True
+    yield "a list in the place of a number", edit(param("rollout", "n", [8])), False
+    yield (
+        "a loss that is none",
+        edit(param("train_policy", "loss", {"record": "dataflow.loss:Loss", "fields": {}})),
+        False,
+    )
+    yield "no parameters", edit(lambda d: node_of(d, "train_policy").update(params={})), False
+    yield "nodes in a circle", edit(lambda d: d["states"][0].update(follows=0)), False
+    yield "declarations that are none", edit(lambda d: d.update(declared=5)), False
+
+
+def pipe_as_data(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.jsonl")
+    edit(param("prompts", "data", "pipe.jsonl"))(folder)
+
+
+def texts() -> Iterator[tuple[str, Forge, bool]]:
+    """Files that are no documents."""
+    for name, text in (
+        ("nothing", b""),
+        ("no text", b"\xff\xfe\x00\x80"),
+        ("deep", b"[" * 100_000),
+        ("a number of thousands of digits", b'{"format": ' + b"9" * 5000 + b"}"),
+        ("a newer format", b'{"format": 99, "nodes": [], "states": [], "sinks": [], "name": "x"}'),
+        ("escapes", f'{{"format": "{ESCAPES}"'.encode()),
+    ):
+        yield f"{name} in graph.json", written("graph.json", text), False
+    yield "a pipe as graph.json", replaced("graph.json", os.mkfifo), False
+
+
+def written(name: str, data: bytes) -> Forge:
+    return lambda folder: (folder / "run" / name).write_bytes(data) and None
+
+
+def random_edit(seed: int) -> Forge:
+    """Some value of the document becomes another."""
+    values: tuple[Any, ...] = (
+        None,
+        True,
+        -1,
+        HUGE,
+        1e300,
+        "",
+        ESCAPES,
+        [],
+        {},
+        [[]],
+        {"tuple": 5},
+        {"function": "os:system"},
+    )
+
+    def forge(folder: Path) -> None:
+        chance = random.Random(seed)
+        file = folder / "run" / "graph.json"
+        at: Any = (document := json.loads(file.read_text()))
+        while True:
+            key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if not (isinstance(at[key], (dict, list)) and at[key] and chance.random() < 0.9):
+                break
+            at = at[key]
+        at[key] = chance.choice(values)
+        file.write_text(json.dumps(document))
+
+    return forge
+
+
+def replaced(name: str, make: Callable[[Path], Any]) -> Forge:
+    """Something else in the place of a file or folder of the run."""
+
+    def forge(folder: Path) -> None:
+        path = folder / "run" / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path)
+
+    return forge
+
+
+def link(name: str, to: str) -> Forge:
+    return replaced(name, lambda path: path.symlink_to(path.parents[len(Path(name).parts)] / "victim" / to))
+
+
+def hard_link(name: str) -> Forge:
+    return replaced(name, lambda path: os.link(path.parents[len(Path(name).parts)] / "victim" / "notes.txt", path))
+
+
+class Touch:
+    """What unpickling it does is seen."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def gone(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def sealed(change: Callable[[Path], Any], files: dict[str, Any] | None = None) -> Forge:
+    """The checkpoint changed, with a manifest that is right for it."""
+
+    def forge(folder: Path) -> None:
+        old = folder / "run" / "checkpoints" / "step_2"
+        aside = folder / "run" / "aside"
+        old.rename(aside)
+        (aside / MANIFEST).unlink()
+        change(aside)
+        store = CheckpointStore(old.parent)
+        store.write(2, lambda to: shutil.copytree(aside, to, dirs_exist_ok=True) and None, {"graph": "grpo"})
+        shutil.rmtree(aside)
+        if files is not None:
+            name_files(old / MANIFEST, files)
+
+    return forge
+
+
+def name_files(manifest: Path, files: dict[str, Any]) -> None:
+    found = msgspec.json.decode(manifest.read_bytes(), type=store._Manifest)
+    found = msgspec.structs.replace(found, files=msgspec.convert(files, dict[str, store._File]))
+    found.sha256 = found.digest()
+    manifest.write_bytes(msgspec.json.encode(found))
+
+
+def cut(**changed: Any) -> Callable[[Path], Any]:
+    def change(at: Path) -> None:
+        cut = json.loads((at / "cut.json").read_text())
+        (at / "cut.json").write_text(json.dumps(cut | changed))
+
+    return change
+
+
+def rows(at: Path, node: str, columns: dict[str, Any] | None) -> None:
+    (at / "rows").mkdir(exist_ok=True)
+    file = at / "rows" / f"{node}.arrow"
+    if columns is None:
+        file.write_bytes(b"ARROW1\0\0 and nothing more")
+        return
+    table = pa.table(columns)
+    with pa.OSFile(str(file), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+
+
+def pickled(word: str) -> Callable[[Path], Any]:
+    """Pickles that touch a file when they are read."""
+
+    def change(at: Path) -> None:
+        data = pickle.dumps(Touch(str(at.parents[1] / "victim" / "touched")))
+        for file in [f for f in at.rglob("*") if f.is_file() and word in f.name and "config" not in f.name]:
+            file.write_bytes(data)
+            if word == "model":
+                file.rename(file.with_name("pytorch_model.bin"))
+
+    return change
+
+
+def weights(at: Path) -> None:
+    for file in at.rglob("*.safetensors"):
+        file.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+
+
+def code_in_config(at: Path) -> None:
+    for file in at.rglob("config.json"):
+        config = json.loads(file.read_text())
+        file.write_text(
+            json.dumps(config | {"auto_map": {"AutoConfig": f"{LOUD}.C", "AutoModelForCausalLM": f"{LOUD}.M"}})
+        )
+        shutil.copy(at.parents[1] / f"{LOUD}.py", file.with_name(f"{LOUD}.py"))
+
+
+def folder_is_a_link(folder: Path) -> None:
+    (folder / "run").rename(folder / "victim" / "run")
+    (folder / "run").symlink_to(folder / "victim" / "run")

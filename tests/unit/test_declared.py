@@ -1,0 +1,289 @@
+"""Graphs by their declarations alone: equal to what was written, and nothing that a file names is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.check import check
+from dataflow.diff import diff
+from dataflow.draw import draw
+from dataflow.errors import GraphError
+from dataflow.graph import Graph
+from dataflow.schema import Reward, Rollout, column
+from dataflow.snapshot import fingerprint, from_json, modules, to_json
+from dataflow.user import Columns, operator
+from engine.api import plan
+from engine.plan.explain import explain
+from engine.received import imports, reading
+from graphs.grpo import grpo
+from operators.advantage import group_advantage
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.train import train
+from tests.right_graphs import RIGHT, exact, policy, sampled
+
+COLUMNS = {"prompt": pa.utf8(), "answer": pa.utf8(), "completion": pa.utf8()}
+
+
+def _columns(data: str, split: str | None) -> dict[str, pa.DataType]:
+    return COLUMNS
+
+
+@pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
+def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Graph]) -> None:
+    graph = make()
+    written = to_json(graph)
+    found = from_json(written, imports=False)
+    assert found == graph
+    assert to_json(found) == written
+    assert fingerprint(found) == fingerprint(graph)
+    assert [draw(found, form) for form in ("text", "mermaid", "dot", "svg")] == [
+        draw(graph, form) for form in ("text", "mermaid", "dot", "svg")
+    ]
+    checked = check(graph, _columns), check(found, _columns)
+    assert checked[0].describe() == checked[1].describe()
+    assert explain(plan(checked[0])) == explain(plan(checked[1]))
+    assert str(diff(graph, found)) == str(diff(graph, graph))
+
+
+class Noted(Reward):
+    """A user's own schema, which another extends."""
+
+    row = "completion"
+    note = column(pa.utf8())
+
+
+class Twice(Noted):
+    second = column(pa.list_(pa.float32(), 4), "T", device=True)
+
+
+@operator(scope="group", reads={"rollout": ["answer"]})
+def noted(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1, word: str = "x") -> Columns[Twice]:
+    raise AssertionError("it is only looked at")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A reward that is a value."""
+
+    weight: float
+
+    def __call__(self, completions: list[str]) -> list[float]:
+        raise AssertionError("it is only looked at")
+
+
+def _own_parts(*fns: Any, word: str = "y") -> Graph:
+    rollout = sampled()
+    score = noted(rollout, reward(list(fns), rollout), word=word)
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    return Graph("own", train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def test_user_schemas_operators_and_rewards_stand_in_for_themselves() -> None:
+    graph = _own_parts(exact, Rule(0.5))
+    found = from_json(to_json(graph), imports=False)
+    (schema,) = found.node("noted").schemas
+    assert schema is not Twice
+    assert issubclass(schema, Reward)
+    assert schema.describe() == Twice.describe()
+    assert schema is from_json(to_json(graph), imports=False).node("noted").schemas[0]
+    assert draw(found) == draw(graph)
+    assert to_json(found) == to_json(graph)
+    with pytest.raises(GraphError, match="it was read without being imported, and cannot be called"):
+        found.node("reward").params["fns"][0](completions=[])
+    assert diff(found, from_json(to_json(_own_parts(exact, Rule(0.5), word="z")), imports=False)).nodes
+
+
+def test_a_graph_of_local_functions_can_be_looked_at() -> None:
+    @operator()
+    def halved(score: Columns[Reward]) -> Columns[Reward]:
+        return score
+
+    rollout = sampled()
+    score = halved(reward([exact, lambda completions: [1.0 for _ in completions]], rollout))
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    graph = Graph("local", train(policy, rollout, loss=loss, lr=1e-6))
+    found = from_json(to_json(graph), imports=False)
+    assert draw(found) == draw(graph)
+    assert to_json(found) == to_json(graph)
+    assert check(found, _columns).describe() == check(graph, _columns).describe()
+
+
+def _forged(change: Callable[[dict[str, Any]], Any], graph: Graph | None = None) -> str:
+    document = json.loads(to_json(graph or _own_parts(exact)))
+    change(document)
+    return json.dumps(document)
+
+
+def _looked_at(text: str) -> None:
+    """As the command line does it: drawn and checked, or refused by one error."""
+    with contextlib.suppress(GraphError), reading("graph.json"):
+        graph = from_json(text, imports=False)
+        draw(graph)
+        check(graph, _columns)
+
+
+LOUD = "tests_loud_module"
+
+
+@pytest.fixture
+def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that says that it ran, where an import of its name finds it."""
+    (tmp_path / f"{LOUD}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "ran"
+
+
+def _param(node: int, key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda d: d["nodes"][node]["params"].update({key: value})
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "operator": lambda d: d["nodes"][1].update(operator=f"{LOUD}:f"),
+    "declared operator": lambda d: (
+        d["nodes"][3].update(operator=f"{LOUD}:f"),
+        d["declared"]["operators"].update({f"{LOUD}:f": next(iter(d["declared"]["operators"].values()))}),
+    ),
+    "reader of data": lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
+        data_columns=f"{LOUD}:f"
+    ),
+    "function": _param(2, "fns", {"tuple": [{"function": f"{LOUD}:f"}]}),
+    "class": _param(2, "timeout", {"class": f"{LOUD}:C"}),
+    "record": _param(2, "timeout", {"record": f"{LOUD}:C", "fields": {"a": 1}}),
+    "schema": lambda d: d["nodes"][1].update(schemas=[{"class": f"{LOUD}:C"}]),
+    "kernel": lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
+        kernels={"dict": [["host", f"{LOUD}.inner:K"]]}
+    ),
+    "base of a schema": lambda d: next(iter(d["declared"]["schemas"].values())).update(bases=[f"{LOUD}:C"]),
+    "state": lambda d: d["states"][0].update(kind=f"../{LOUD}:C"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_nothing_that_a_file_names_is_imported(name: str, loud: Path) -> None:
+    _looked_at(_forged(CHANGES[name]))
+    assert not loud.exists()
+    assert LOUD not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "operators.data:importlib", "operators.kernels.host:ColumnFunction", "dataflow.shipping:pickle",
+        "operators.data_files:os", "dataflow.operator:functools", "operators.no_such:f", "operators:data",
+        "dataflow.errors.:GraphError", "dataflow.__init__:Graph", "dataflow./../../x:f",
+    ],
+)  # fmt: skip
+def test_of_this_project_only_what_a_module_defines_itself_is_found(path: str) -> None:
+    text = _forged(lambda d: d["nodes"][0].update(operator=path))
+    with pytest.raises(GraphError, match=r"node 'prompts': .*Fix: "):
+        from_json(text, imports=False)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"terms": 5}}), r"expected Loss.terms to be"),
+        (_param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {}}), r"Loss needs terms, which are not there"),
+        (_param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"a": 5}}), r"Loss has no field 'a'"),
+        (_param(5, "lr", {"numpy": "V9", "value": 10**12}), r"expected a number of NumPy, found 'V9'"),
+        (_param(5, "lr", {}), r"expected a written value, found an object with 'nothing'"),
+        (lambda d: d["nodes"][1].update(inputs={"prompt": [-1, 0]}), r"expected a number below 1, found -1"),
+        (lambda d: d["nodes"][1].update(inputs={"prompt": [0, 7]}), r"expected a number below 1, found 7"),
+        (lambda d: d["nodes"][1].update(inputs={"prompt": [True, 0]}), r"expected a number below 1, found True"),
+        (lambda d: d["nodes"][1].update(states={"model": 9}), r"expected a number below 1, found 9"),
+        (lambda d: d["states"][0].update(follows=0), r"it follows itself"),
+        (lambda d: d["states"][0].update(base=7), r"expected Model.base to be str, found 7"),
+        (lambda d: d["states"][0].update(kind="Schedule"), r"expected a kind of Model, Buffer, Table"),
+        (lambda d: d.update(sinks=["a"]), r"sinks: expected a number below 6, found 'a'"),
+        (lambda d: d.update(declared={}), r"is not declared in it, and nothing is imported to look at a graph"),
+        (lambda d: d.update(declared={"schemas": 5}), r"expected declarations by path"),
+        (lambda d: d["nodes"].append(5), r"node: expected an entry with its name, found 5"),
+        (lambda d: d["nodes"][2].pop("inputs"), r"expected an entry with its inputs, found 'nothing'"),
+    ],
+)
+def test_what_no_run_writes_is_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        from_json(_forged(change), imports=False)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_part_may_be_anything(data: st.DataObject) -> None:
+    """What comes of it is a graph, or an error of the family, or one that `engine.received.reading` makes one."""
+    document = json.loads(to_json(_own_parts(exact, Rule(1.0))))
+    at: Any = document
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        key = data.draw(st.sampled_from(keys))
+        if not (isinstance(at[key], (dict, list)) and at[key] and data.draw(st.integers(0, 9))):
+            break
+        at = at[key]
+    at[key] = data.draw(JSON)
+    _looked_at(json.dumps(document))
+
+
+def test_deep_and_gigantic_json_is_refused() -> None:
+    for text in ("[" * 100_000, '{"format": 1' + "0" * 5000 + "}", _forged(lambda d: d).replace('"x8"', "1e999")):
+        _looked_at(text)
+    deep: Any = 1
+    for _ in range(400):
+        deep = {"tuple": [deep]}
+    with pytest.raises(GraphError, match="nested too deep"):
+        from_json(_forged(_param(2, "timeout", deep)), imports=False)
+
+
+def test_a_snapshot_of_format_1_is_read_where_it_names_nothing_of_the_users() -> None:
+    def older(document: dict[str, Any]) -> None:
+        document["format"] = 1
+        del document["declared"]
+
+    sft = RIGHT[3]()
+    assert from_json(_forged(older, sft), imports=False) == sft
+    assert from_json(_forged(older)) == _own_parts(exact)
+    with pytest.raises(GraphError, match=r"is not declared in it.*Fix: write the snapshot anew"):
+        from_json(_forged(older), imports=False)
+
+
+def test_the_modules_that_a_run_of_it_imports_are_known_before() -> None:
+    assert modules(to_json(_own_parts(exact, Rule(1.0)))) == (__name__, "tests.right_graphs")
+    assert modules(to_json(grpo("m", "d", exact))) == ("tests.right_graphs",)
+
+
+def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(loud: Path, tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)), encoding="utf-8")
+    assert imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]
+    (tmp_path / "behind").mkdir()
+    (tmp_path / f"{LOUD}.py").rename(tmp_path / "behind" / f"{LOUD}.py")
+    assert imports(file) == [f"imports {LOUD} from nowhere: it is not found"]
+    assert imports(file, [str(tmp_path / "behind")]) == [
+        f"imports {LOUD} from {tmp_path / 'behind' / LOUD}.py",
+        f"whatever these import is looked for in {tmp_path / 'behind'}, too",
+    ]
+    assert not loud.exists()
+
+
+def test_a_stand_in_schema_has_no_column_of_a_name_that_means_something() -> None:
+    written = {"bases": ["dataflow.schema:Reward"], "body": {"__slots__": 1}}
+    text = _forged(lambda d: d["declared"]["schemas"].update({f"{__name__}:Twice": written}))
+    with pytest.raises(GraphError, match="expected names of columns, found '__slots__'"):
+        from_json(text, imports=False)

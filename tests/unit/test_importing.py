@@ -1,0 +1,68 @@
+"""The user's folders come last: what lies there never takes the place of what Python or an installed package means."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dataflow.importing import import_path, interpreter, located
+
+SHADOWS = ("json", "random", "torch", "struct", "numpy", "pyarrow", "msgspec", "transformers", "selectors")
+
+
+def _shadowed(folder: Path) -> Path:
+    """A folder with a module for each of these names, each of which says that it ran."""
+    for name in SHADOWS:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n", encoding="utf-8")
+    return folder
+
+
+def test_the_path_has_installed_packages_before_the_users_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = tmp_path / "first", tmp_path / "last"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(first), "", *sys.path, str(last)])
+    found = import_path()
+    assert len(found) == len(set(found))
+    assert all(os.path.isabs(entry) for entry in found)
+    installed = found.index(str(Path(pytest.__file__).parent.parent))
+    assert installed < found.index(str(last)) < found.index(str(first)) < found.index(str(tmp_path))
+    assert set(found) >= {str(first), str(tmp_path), str(last)}
+
+
+def test_a_fresh_interpreter_runs_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    _shadowed(tmp_path)
+    code = "import json, random, struct, numpy, selectors; print(json.dumps(sys.argv[3:]))"
+    done = subprocess.run(
+        interpreter(code, "title", "a", "b c"), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == ["a", "b c"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_fresh_interpreter_still_finds_the_users_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_mine.py").write_text("WORD = 'mine'\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    code = "import only_mine; print(only_mine.WORD)"
+    assert subprocess.run(interpreter(code, "t"), capture_output=True, text=True, check=True).stdout == "mine\n"
+
+
+def test_a_module_is_located_without_running_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "loud_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('ran')\n", encoding="utf-8")
+    (package / "inner.py").write_text("", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    found = located("loud_package.inner")
+    assert found is not None
+    assert found.origin == str(package / "inner.py")
+    assert "loud_package" not in sys.modules
+    assert located("loud_package.nothing") is None
+    assert located("no_such_package.inner") is None
+    assert located("operators.kernels.torch.train") is not None
