@@ -119,6 +119,8 @@ class Operator:
     """Parameter -> the values it takes; the check refuses others."""
     data_columns: str = ""
     """Of a source that reads its parameter `data`: module:function of (data, split) that answers the file's columns."""
+    data_files: str = ""
+    """Likewise: module:function of (data, split) that answers the files behind it, in the order of reading."""
     normalises: Literal["", "group", "batch"] = ""
     """Of an operator on advantages: over which rows it makes them comparable."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)

@@ -25,6 +25,7 @@ PROMPTS = Operator(
         "split": text(like="train", optional=True),
     },
     data_columns="operators.data_files:prompt_columns",
+    data_files="operators.data_files:files_of",
 )
 
 DEMONSTRATIONS = Operator(
@@ -41,6 +42,7 @@ DEMONSTRATIONS = Operator(
         "shuffle": flag(),
     },
     data_columns="operators.data_files:demonstration_columns",
+    data_files="operators.data_files:files_of",
 )
 
 

@@ -6,11 +6,14 @@ Owns: what is printed when the run has ended. Does not own: the run (engine.api)
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.cli.flags import graph_and
 from engine.options import RunOptions
+from engine.runtime.signals import code, ending_command
 
 if TYPE_CHECKING:
     from engine.api import Result
@@ -18,16 +21,20 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Run; raises what made the run fail."""
-    graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
-    from engine.api import run  # here: it imports what runs kernels
+    with ending_command():
+        graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
+        from engine.api import run  # here: it imports what runs kernels
 
-    return ended(run(graph, options))
+        return ended(run(graph, options))
 
 
 def ended(result: Result) -> int:
-    """Print how the run ended; the exit code: 130 where Ctrl-C ended it."""
-    print(told(result))
-    return 130 if result.interrupted else 0
+    """Print how the run ended; the exit code: 128 and the signal's number where one ended it."""
+    try:
+        print(told(result), flush=True)
+    except OSError:  # whoever read it is gone, as after a Ctrl-C that reached `| tee` too; nothing else is written here
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code(result.signal) if result.signal else 0
 
 
 def told(result: Result) -> str:

@@ -462,11 +462,16 @@ class StepClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys."""
+    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys.
+
+    evaluated: the version at which each evaluate node ran last. timed: it is due by the clock alone.
+    """
 
     step: int
     sources: Mapping[str, SourceCut]
     rows: Mapping[str, tuple[Keys, Gather]]
+    evaluated: Mapping[str, int] = field(default_factory=dict)
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dataflow.signals import held_back
 from engine.runtime.link import Link
 from engine.runtime.wire import encode
 from engine.runtime.workers import Doing
@@ -53,7 +54,7 @@ class Child:
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, open(log, "ab") as output:
+        with contextlib.ExitStack() as undo, theirs, open(log, "ab") as output, held_back():
             undo.callback(mine.close)
             arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
 from engine.checkpoint.best import BestVersions
+from engine.checkpoint.provenance import Record
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Coordinator, Restored
 from engine.coordinator.messages import (
@@ -93,7 +94,9 @@ class Loop:
         best: BestVersions,
         observers: Observers,
         stop: Stop,
+        record: Record | None = None,
     ) -> None:
+        """record: of what the run is made, for its checkpoints."""
         self._plan = plan
         self._coordinator = coordinator
         self._workers = workers
@@ -101,6 +104,7 @@ class Loop:
         self._best = best
         self._observers = observers
         self._stop = stop
+        self._record = record
         self._accounts = StepAccounts(plan.workers)
         self._probes = Probes(plan.seed)
         self._reported = RunReports()
@@ -230,15 +234,16 @@ class Loop:
     # --- files --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, message: Checkpoint) -> None:
-        """Write it; sinks are flushed by their own writes, and their lines after it are cut off by a resume.
+        """Write it; the metrics up to it are on the disk first, and later lines are cut off by a resume.
 
         Where a Worker is lost meanwhile there is none: the coordinator hears of the loss, and decides.
         """
         self._drain()
         start = time.monotonic()
         self._accounts.writing(start)
+        self._observers.lines.sync()
         try:
-            write_checkpoint(self._plan, self._store, self._workers, message)
+            write_checkpoint(self._plan, self._store, self._workers, message, self._record)
         except WorkerGone as gone:
             _log.warning("the checkpoint of step %d was not written: %s", message.step, gone)
             return

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from dataflow.errors import KernelError
 from dataflow.shipping import by_value
+from dataflow.signals import held_back
 from operators.kernels.scoring_child import Caught, Fault, Outcome, Scorer, receive_frame, send_frame
 from operators.rewards import RewardFn
 
@@ -145,7 +146,7 @@ class Child:
     def start(self) -> None:
         """A fresh interpreter, and the function on its way to it."""
         self.sock, theirs = socket.socketpair()
-        with theirs:
+        with theirs, held_back():
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],

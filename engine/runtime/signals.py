@@ -1,0 +1,201 @@
+"""Ctrl-C, SIGTERM and SIGHUP: a run that is asked to stop from outside.
+
+    signal                    does
+    the first                 the Step under way ends, a checkpoint is written; exit 130, 143 or 129
+    `grace` seconds later     the process ends without a checkpoint; the last one stays good
+    a second                  the process ends at once
+
+Owns: the handlers, the time that stopping may take, how the process of a command ends. Does not own: what ends a Step
+(the coordinator), processes that only serve a run (dataflow/signals.py).
+
+Some send one request several times: `timeout` to a process and to its group, `uv run` on top of the terminal, a shell
+on top of the kernel. What comes within 0.1 s of the first is the same request.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from dataflow.signals import STOPS, ignored
+
+SAME = 0.1
+"""Seconds within which a further signal is the same request."""
+
+_command = False
+"""Whether this process is a command's own, which may be ended; else a notebook's or a script's, which may go on."""
+
+
+class Signalled(KeyboardInterrupt):
+    """A signal ended a run at once, in a process that is not a command's own."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+class StopSignals:
+    """`requested` after the first signal. A context manager; outside of the main thread it never hears of any.
+
+    grace: seconds after the first, after which the run ends without a checkpoint. kept: says which checkpoint there is.
+    """
+
+    def __init__(self, grace: float = 60.0, kept: Callable[[], str] = lambda: "") -> None:
+        self.number = 0
+        """The first signal; 0 while there is none."""
+        self._grace = grace
+        self._kept = kept
+        self._first = 0.0
+        self._raises = ""
+        self._runs = 0
+        self._previous: dict[int, Any] = {}
+        self._terminals: list[int] = []
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # whose put may be called in a handler
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to end."""
+        return self.number != 0
+
+    @property
+    def reason(self) -> str:
+        """Why it ends, for its last line."""
+        return f"stopped by {name(self.number)}" if self.number else ""
+
+    @property
+    def handles(self) -> bool:
+        """Whether signals come here."""
+        return bool(self._previous)
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._runs = threading.get_ident()
+        self._terminals = [fd for fd in (1, 2) if _is_terminal(fd)]
+        self._previous = {number: signal.getsignal(number) for number in STOPS if not _nohup(number)}
+        for number in self._previous:
+            signal.signal(number, self._on_signal)
+        self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._over.set()
+        self._asked.put(0)
+        if self._thread is not None:
+            self._thread.join()
+
+    def interrupt(self, why: str) -> None:
+        """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a lock."""
+        self._raises = why
+        signal.pthread_kill(self._runs, signal.SIGINT)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._raises:
+            raise Signalled(self.number or number, self._raises)
+        if number == signal.SIGHUP:
+            _leave_terminals(self._terminals)
+        if not self.number:
+            self.number, self._first = number, time.monotonic()
+            self._asked.put(number)
+        elif time.monotonic() - self._first >= SAME:
+            self._end(number, f"ended at once by {name(number)}, without a checkpoint of its last Step")
+
+    def _watch(self) -> None:
+        """Tell of the first signal, once what comes now is another request; then the time runs."""
+        if not self._asked.get() or self._over.wait(min(SAME, self._grace)):
+            return
+        again = "Ctrl-C again" if self.number == signal.SIGINT else "another signal"
+        _say(
+            f"\n{name(self.number)}: stopping after this Step with a checkpoint, within {self._grace:g} s; "
+            f"{again} to stop now"
+        )
+        if not self._over.wait(max(0.0, self._grace - SAME)):
+            self._end(
+                self.number,
+                f"ended by {name(self.number)}: the Step under way and its checkpoint took longer than --grace "
+                f"{self._grace:g} s; {self._kept()}",
+            )
+
+    def _end(self, number: int, why: str) -> None:
+        if _command:
+            end_command(number, why)
+        elif threading.get_ident() == self._runs:
+            raise Signalled(number, why)
+        else:
+            self.interrupt(why)
+
+
+@contextmanager
+def ending_command() -> Iterator[None]:
+    """Within it this process is a command's: a stop signal that no run handles ends it at once, with one line."""
+    global _command
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOPS if not _nohup(number)}
+    for number in before:
+        signal.signal(number, lambda number, frame: end_command(number, f"ended by {name(number)}"))
+    _command = True
+    try:
+        yield
+    finally:
+        _command = False
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def end_command(number: int, why: str) -> NoReturn:
+    """End this process now, as its shell expects of one that a signal ended. No clean-up is run, which may be what
+    hangs: processes below it are ended by the kernel, and files are whole or temporary at any moment.
+    """
+    with suppress(OSError):
+        os.write(2, f"{why}\n".encode())
+    os._exit(code(number))
+
+
+def code(number: int) -> int:
+    """The exit code of what this signal ended."""
+    return 128 + number
+
+
+def name(number: int) -> str:
+    """As a user knows it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _nohup(number: int) -> bool:
+    return number == signal.SIGHUP and ignored(number)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+def _leave_terminals(terminals: list[int]) -> None:
+    """A terminal that is gone refuses every write: what was to be shown there is shown to nobody."""
+    for fd in [fd for fd in terminals if not _is_terminal(fd)]:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, fd)
+        os.close(nowhere)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # whoever read it has gone
+        print(text, file=sys.stderr, flush=True)
