@@ -9,8 +9,10 @@ process of the run: were its Workers to end by themselves, there would be nobody
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -44,3 +46,39 @@ def left_to_the_run() -> None:
 
 def _nothing(number: int, frame: object) -> None:
     """The process of the run decides."""
+
+
+# --- children that are forked ----------------------------------------------------------------------------------------
+
+_resets: list[Callable[[], None]] = []
+_masks = threading.local()
+
+
+def in_forked_child(reset: Callable[[], None]) -> None:
+    """Call this in every child that is forked, before a stop signal can reach it."""
+    _resets.append(reset)
+
+
+def _before_fork() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _after_fork_in_child() -> None:
+    for reset in _resets:
+        reset()
+    _after_fork()
+
+
+def _ended_as_any() -> None:
+    """What the user's function forks ends by them as any process does: a pool ends its children by SIGTERM."""
+    for number in STOPS:
+        if signal.getsignal(number) is _nothing:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+in_forked_child(_ended_as_any)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

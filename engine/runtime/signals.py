@@ -14,9 +14,11 @@ on top of the kernel. What comes within 0.1 s of the first is the same request.
 
 from __future__ import annotations
 
+import math
 import os
-import queue
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,10 +27,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from dataflow.signals import STOPS, ignored
+from dataflow.signals import STOPS, ignored, in_forked_child
 
 SAME = 0.1
 """Seconds within which a further signal is the same request."""
+
+_OVER = 0
+"""In the place of a signal: the run is over."""
 
 _command = False
 """Whether this process is a command's own, which may be ended; else a notebook's or a script's, which may go on."""
@@ -46,6 +51,9 @@ class StopSignals:
     """`requested` after the first signal. A context manager; outside of the main thread it never hears of any.
 
     grace: seconds after the first, after which the run ends without a checkpoint. kept: says which checkpoint there is.
+
+    A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may be in a kernel for
+    long, and Python's handlers wait for it.
     """
 
     def __init__(self, grace: float = 60.0, kept: Callable[[], str] = lambda: "") -> None:
@@ -53,13 +61,12 @@ class StopSignals:
         """The first signal; 0 while there is none."""
         self._grace = grace
         self._kept = kept
-        self._first = 0.0
         self._raises = ""
         self._runs = 0
         self._previous: dict[int, Any] = {}
+        self._previous_fd = -1
         self._terminals: list[int] = []
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # whose put may be called in a handler
-        self._over = threading.Event()
+        self._heard, self._told = socket.socketpair()
         self._thread: threading.Thread | None = None
 
     @property
@@ -82,20 +89,30 @@ class StopSignals:
             return self
         self._runs = threading.get_ident()
         self._terminals = [fd for fd in (1, 2) if _is_terminal(fd)]
+        self._told.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
+        self._thread.start()
+        self._previous_fd = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
         self._previous = {number: signal.getsignal(number) for number in STOPS if not _nohup(number)}
         for number in self._previous:
             signal.signal(number, self._on_signal)
-        self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
-        self._thread.start()
+        _handling.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._thread is not None:
+            _handling.remove(self)
+            self.let_go()
+            self._told.send(bytes([_OVER]))
+            self._thread.join()
+        self._heard.close()
+        self._told.close()
+
+    def let_go(self) -> None:
+        """Signals do what they did before."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._over.set()
-        self._asked.put(0)
-        if self._thread is not None:
-            self._thread.join()
+        signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
         """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a lock."""
@@ -103,40 +120,66 @@ class StopSignals:
         signal.pthread_kill(self._runs, signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """In the thread that runs; all else is done by the one that watches."""
         del frame
         if self._raises:
             raise Signalled(self.number or number, self._raises)
-        if number == signal.SIGHUP:
-            _leave_terminals(self._terminals)
-        if not self.number:
-            self.number, self._first = number, time.monotonic()
-            self._asked.put(number)
-        elif time.monotonic() - self._first >= SAME:
-            self._end(number, f"ended at once by {name(number)}, without a checkpoint of its last Step")
+
+    # --- the thread that watches ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Tell of the first signal, once what comes now is another request; then the time runs."""
-        if not self._asked.get() or self._over.wait(min(SAME, self._grace)):
+        first = self._until(None)
+        if not first:
             return
-        again = "Ctrl-C again" if self.number == signal.SIGINT else "another signal"
+        began = time.monotonic()
+        self.number = first
+        while (same := self._until(began + min(SAME, self._grace))) is not None:
+            if same == _OVER:
+                return
+        again = "Ctrl-C again" if first == signal.SIGINT else "another signal"
         _say(
-            f"\n{name(self.number)}: stopping after this Step with a checkpoint, within {self._grace:g} s; "
+            f"\n{name(first)}: stopping after this Step with a checkpoint, within {self._grace:g} s; "
             f"{again} to stop now"
         )
-        if not self._over.wait(max(0.0, self._grace - SAME)):
-            self._end(
-                self.number,
-                f"ended by {name(self.number)}: the Step under way and its checkpoint took longer than --grace "
-                f"{self._grace:g} s; {self._kept()}",
-            )
+        second = self._until(began + self._grace)
+        if second is None:
+            late = f"the Step under way and its checkpoint took longer than --grace {self._grace:g} s"
+            self._end(first, f"ended by {name(first)}: {late}; {self._kept()}")
+        elif second != _OVER:
+            self._end(second, f"ended at once by {name(second)}; {self._kept()}")
+
+    def _until(self, end: float | None) -> int | None:
+        """The next stop signal, _OVER where the run is over; None where neither comes before this time."""
+        poller = select.poll()
+        poller.register(self._heard, select.POLLIN)
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not poller.poll(None if left is None else math.ceil(left * 1e3)):
+                return None
+            number = self._heard.recv(1)[0]
+            if number == signal.SIGHUP:
+                _leave_terminals(self._terminals)
+            if number == _OVER or (number in self._previous and not self._raises):
+                return number
 
     def _end(self, number: int, why: str) -> None:
         if _command:
             end_command(number, why)
-        elif threading.get_ident() == self._runs:
-            raise Signalled(number, why)
-        else:
-            self.interrupt(why)
+        self.interrupt(why)
+
+
+_handling: list[StopSignals] = []
+"""Those that handle signals now."""
+
+
+def _forget_in_child() -> None:
+    """A forked child is none of the run's: a signal to it asks the run nothing, and ends it as it would any process."""
+    for each in _handling:
+        each.let_go()
+    _handling.clear()
+
+
+in_forked_child(_forget_in_child)
 
 
 @contextmanager

@@ -92,6 +92,19 @@ def test_truncate_after_deletes_what_a_rollback_makes_again(tmp_path: Path) -> N
         store.read(9)
 
 
+def test_timed_ones_are_kept_apart(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step, timed in ((2, False), (3, True), (4, False), (5, True), (7, True), (8, True)):
+        store.write(step, _fill(step), {"loss": 0.5}, timed=timed)
+    assert store.steps() == [2, 4, 7, 8]
+    assert store.read(8).meta == {"loss": 0.5, "timed": True}
+    _write(store, 10)
+    assert store.steps() == [4, 7, 8, 10]
+    (tmp_path / "step_8" / MANIFEST).write_text("{")  # damaged, it counts among the others
+    assert CheckpointStore(tmp_path, keep=2).steps() == [4, 7, 8, 10]
+    assert _whole(CheckpointStore(tmp_path).latest()) == 10
+
+
 def _bit_rot(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
