@@ -22,7 +22,7 @@ from engine.checkpoint.best import BestVersions
 from engine.checkpoint.provenance import Record
 from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import Finish, GoBack
+from engine.coordinator.messages import Finish, GoBack, StopRequested
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
@@ -120,6 +120,7 @@ class _Run:
         self.begun, self.step = 0, 0
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
+        self._stopped: StopRequested | None = None
         self.signals = StopSignals()
 
     def latest(self) -> Checkpoint | None:
@@ -153,7 +154,7 @@ class _Run:
             loop = Loop(self._plan, coordinator, workers, self._store, self._best, observers, stop, self._record)
             _log.info("%s begins after step %d", self._plan.graph, self.begun)
             end = self._end(loop, stop, workers, latest)
-            self._stored_at = coordinator.storing.at
+            self._stored_at, self._stopped = coordinator.storing.at, loop.stopped
         self.step = max(0, lines.last)
         self._metrics = loop.last or self._metrics
         _log.info("%s ended at step %d: %s", self._plan.graph, self.step, _why(end))
@@ -209,7 +210,7 @@ class _Run:
         they are written anew with the Step, but where the data has ended there is none.
         """
         SampleWriter(self._folder.samples).truncate_after(self.step)
-        last = self._store.latest()
+        last, stopped = self._store.latest(), self._stopped
         return Result(
             folder=self._folder.path,
             reason=finish.reason,
@@ -218,7 +219,7 @@ class _Run:
             checkpoint=last.path if last else None,
             trained={m.name: last.path / m.writer for m in self._plan.models if m.writer} if last else {},
             best=self._best.paths(),
-            signal=self.signals.number if finish.reason == self.signals.reason else 0,
+            signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
         )
 
 

@@ -214,10 +214,13 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants the run to end after the Step that is under way; at_once: after the last one that is closed."""
+    """Somebody wants the run to end after the Step that is under way; at_once: after the last one that is closed.
+    signal: the one that asked for it, where one did.
+    """
 
     reason: str
     at_once: bool = False
+    signal: int = 0
 
 
 Event = (

@@ -111,6 +111,8 @@ class Loop:
         self._told = False
         self._end: Finish | GoBack | None = None
         self.last: dict[str, float] = {}
+        self.stopped: StopRequested | None = None
+        """Who asked for the end last, a host that others lend among them."""
 
     def run(self, restore: Callable[[], Restored | None]) -> Finish | GoBack:
         """Until the coordinator finishes, or says that the run has to go back to its last checkpoint.
@@ -140,7 +142,7 @@ class Loop:
         """Hear the next event, or a Ctrl-C."""
         if self._stop.requested and not self._told:
             self._told = True
-            self._hear(StopRequested(reason=self._stop.reason))
+            self._hear(StopRequested(reason=self._stop.reason, signal=self._stop.signals.number))
             return
         event = self._workers.next(_TICK)
         if event is None and not self._workers.busy:
@@ -159,6 +161,8 @@ class Loop:
             self._lost(what)
         elif isinstance(what, Probed):
             self._probes.hear(what)
+        elif isinstance(what, StopRequested):
+            self.stopped = what
         self._accounts.add(self._reported.hear(what), ())
         self._carry_out(self._coordinator.handle(event, time.monotonic()))
 

@@ -51,16 +51,23 @@ class StopSignals:
     """`requested` after the first signal. A context manager; outside of the main thread it never hears of any.
 
     grace: seconds after the first, after which the run ends without a checkpoint. kept: says which checkpoint there is.
+    asked: called at the first, in a thread of its own.
 
     A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may be in a kernel for
     long, and Python's handlers wait for it.
     """
 
-    def __init__(self, grace: float = 60.0, kept: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        grace: float = 60.0,
+        kept: Callable[[], str] = lambda: "",
+        asked: Callable[[], None] = lambda: None,
+    ) -> None:
         self.number = 0
         """The first signal; 0 while there is none."""
         self._grace = grace
         self._kept = kept
+        self._asked = asked
         self._raises = ""
         self._runs = 0
         self._previous: dict[int, Any] = {}
@@ -133,6 +140,7 @@ class StopSignals:
             return
         began = time.monotonic()
         self.number = first
+        self._asked()
         while (same := self._until(began + min(SAME, self._grace))) is not None:
             if same == _OVER:
                 return
