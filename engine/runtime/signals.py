@@ -73,7 +73,8 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
         self._previous_fd = -1
         self._terminals: list[int] = []
-        self._heard, self._told = socket.socketpair()
+        self._heard: socket.socket | None = None
+        self._told: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -96,6 +97,7 @@ class StopSignals:
             return self
         self._runs = threading.get_ident()
         self._terminals = [fd for fd in (1, 2) if _is_terminal(fd)]
+        self._heard, self._told = socket.socketpair()
         self._told.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
         self._thread.start()
@@ -107,11 +109,12 @@ class StopSignals:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._thread is not None:
-            _handling.remove(self)
-            self.let_go()
-            self._told.send(bytes([_OVER]))
-            self._thread.join()
+        if self._thread is None or self._heard is None or self._told is None:
+            return
+        _handling.remove(self)
+        self.let_go()
+        self._told.send(bytes([_OVER]))
+        self._thread.join()
         self._heard.close()
         self._told.close()
 
@@ -119,7 +122,8 @@ class StopSignals:
         """Signals do what they did before."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._previous_fd)
+        with suppress(ValueError, OSError):  # whoever had it before may have closed it
+            signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
         """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a lock."""
@@ -158,6 +162,7 @@ class StopSignals:
 
     def _until(self, end: float | None) -> int | None:
         """The next stop signal, _OVER where the run is over; None where neither comes before this time."""
+        assert self._heard is not None
         poller = select.poll()
         poller.register(self._heard, select.POLLIN)
         while True:

@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,6 +116,11 @@ class Trial:
     def run(self) -> Path:
         return self.runs / self.case.kind
 
+    @property
+    def temporary(self) -> Path:
+        """The folder for temporary files of its processes."""
+        return self.runs / "temporary"
+
 
 def cases(seed: int, count: int) -> Iterator[Case]:
     """Every kind, every signal and every moment in turn, at random beside each other."""
@@ -132,12 +138,14 @@ def _in_turn(draw: random.Random, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def torture(short: bool, seed: int) -> list[Outcome]:
-    """Short: 7 cases, one of each signal; else 60."""
-    with tempfile.TemporaryDirectory(prefix="torture_") as made:
+    """Short: 4 cases, each of another kind and signal; else 60. Two at a time, after what they are compared with."""
+    found = list(cases(seed, 4 if short else 60))
+    with tempfile.TemporaryDirectory(prefix="torture_") as made, ThreadPoolExecutor(2) as pool:
         folder = Path(made)
         _prepare(folder)
-        references: dict[str, Path] = {}
-        return [_outcome(case, folder, references) for case in cases(seed, 7 if short else 60)]
+        names = list(dict.fromkeys(_compared_with(case.kind) for case in found if KINDS[case.kind].exact))
+        references = dict(zip(names, pool.map(lambda name: _reference(folder, name), names), strict=True))
+        return list(pool.map(lambda case: _outcome(case, folder, references), found))
 
 
 def _prepare(folder: Path) -> None:
@@ -146,16 +154,15 @@ def _prepare(folder: Path) -> None:
     (folder / "torture_graphs.py").write_text(_GRAPH, encoding="ascii")
 
 
-def _outcome(case: Case, folder: Path, references: dict[str, Path]) -> Outcome:
-    start, left = time.monotonic(), _left_over()
-    trial = Trial(
-        case=case, folder=folder, runs=folder / f"runs_{case.seed}", mark=f"signals-{case.seed}-{os.getpid()}"
-    )
+def _outcome(case: Case, folder: Path, references: Mapping[str, Path]) -> Outcome:
+    start, before = time.monotonic(), _shared()
+    trial = _trial(case, folder, f"{case.seed}")
     fault = ""
     try:
         _carry_out(trial)
         _prove(trial, references)
-        assert not (new := _left_over() - left), f"left behind: {sorted(new)}"
+        assert not (new := sorted(_shared() - before)), f"left in shared memory: {new}"
+        assert not (new := sorted(p.name for p in trial.temporary.iterdir())), f"temporary files are left: {new}"
     except AssertionError as error:
         fault = str(error)
     finally:
@@ -164,16 +171,15 @@ def _outcome(case: Case, folder: Path, references: dict[str, Path]) -> Outcome:
     return Outcome(part="signals", case=str(case), fault=fault, said=said, seconds=time.monotonic() - start)
 
 
-def _left_over() -> set[str]:
-    """Names in shared memory and among temporary files that a run could have left there."""
-    return {
-        f"{place}/{name}" for place in ("/dev/shm", tempfile.gettempdir()) for name in os.listdir(place) if _ours(name)
-    }
+def _trial(case: Case, folder: Path, name: str) -> Trial:
+    trial = Trial(case=case, folder=folder, runs=folder / f"runs_{name}", mark=f"signals-{name}-{os.getpid()}")
+    trial.temporary.mkdir(parents=True)
+    return trial
 
 
-def _ours(name: str) -> bool:
-    """Whether a run could have made it: not other programs' files, nor the folders of these tests."""
-    return name.startswith(("tmp", "dataflow", "psm_", "sem.", "torch_", "pymp-", "loky"))
+def _shared() -> set[str]:
+    """Names in shared memory that a run could have left; those of other programs are none of it."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("dataflow", "torch_", "psm_", "pymp-"))}
 
 
 # --- carrying out -----------------------------------------------------------------------------------------------------
@@ -209,7 +215,12 @@ def _next_command(trial: Trial) -> list[str]:
 
 def _start(trial: Trial, command: list[str]) -> subprocess.Popen[str]:
     path = os.pathsep.join(map(str, (kills.ROOT, trial.folder)))
-    environment = os.environ | {kills.MARK: trial.mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = os.environ | {
+        kills.MARK: trial.mark,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": path,
+        "TMPDIR": str(trial.temporary),
+    }
     return subprocess.Popen(
         [sys.executable, "-c", _CALL, *command],
         cwd=trial.folder,
@@ -351,7 +362,7 @@ def _complete(run: Path) -> bool:
     return _step(run) == STEPS and _stored(run) == STEPS
 
 
-def _prove(trial: Trial, references: dict[str, Path]) -> None:
+def _prove(trial: Trial, references: Mapping[str, Path]) -> None:
     """Of a run that was disturbed and then completed."""
     from left_by_runs import metrics, timeless, weights
 
@@ -368,26 +379,24 @@ def _prove(trial: Trial, references: dict[str, Path]) -> None:
     assert sorted(keys.elements()) == [(p, s) for p in range(BATCH * STEPS) for s in range(SAMPLES)], "rows are missing"
     assert max(row["policy/lag/max"] for row in rows) <= kind.max_lag, "a row is older than max_lag"
     if kind.exact:
-        reference = _reference(trial, references)
+        reference = references[_compared_with(trial.case.kind)]
         made, wanted = timeless(rows), timeless(metrics(reference))
         made, wanted = kills.undisturbed_by_repeats(made), kills.undisturbed_by_repeats(wanted)
         assert made == wanted, f"other numbers: {list(kills.differences(made, wanted))[:5]}"
         assert weights(latest.path) == weights(reference / latest.path.relative_to(trial.run)), "other weights"
 
 
-def _reference(trial: Trial, references: dict[str, Path]) -> Path:
-    """The run of this kind that nobody disturbs; where ranks share nothing of it, those of one process are the same."""
-    kind = KINDS[trial.case.kind]
-    name = trial.case.kind if kind.flags and "--ranks" in kind.flags else kind.function
-    if name not in references:
-        runs = trial.folder / "undisturbed"
-        plain = Trial(case=trial.case, folder=trial.folder, runs=runs, mark=trial.mark)
-        command = _first_command(plain)
-        if name != trial.case.kind:
-            command = [word for word in command if word not in ("--workers", "apart")]
-        assert _undisturbed(plain, command) == 0
-        references[name] = plain.run
-    return references[name]
+def _compared_with(kind: str) -> str:
+    """Several ranks add in another order than one; in all other places the numbers are those of one process."""
+    return kind if "--ranks" in KINDS[kind].flags else KINDS[kind].function
+
+
+def _reference(folder: Path, name: str) -> Path:
+    """The folder of a run that nobody disturbs."""
+    kind = name if name in KINDS else "one"
+    trial = _trial(Case(kind=kind, sent="", when="", group=False, seed=0), folder, f"undisturbed_{name}")
+    assert _undisturbed(trial, _first_command(trial)) == 0
+    return trial.run
 
 
 def main() -> None:
@@ -395,7 +404,9 @@ def main() -> None:
     case = Case(**json.loads(sys.argv[1]))
     with tempfile.TemporaryDirectory(prefix="torture_") as made:
         _prepare(Path(made))
-        print(_outcome(case, Path(made), {}))
+        name = _compared_with(case.kind)
+        references = {name: _reference(Path(made), name)} if KINDS[case.kind].exact else {}
+        print(_outcome(case, Path(made), references))
 
 
 if __name__ == "__main__":
