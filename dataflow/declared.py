@@ -29,6 +29,8 @@ from dataflow.user import OperatorDeclaration
 from dataflow.written import LOST, decode, encode, own, place_of, unread
 
 _ANEW = "write the snapshot anew, by a run of this version"
+_CALLED = ("data_columns", "data_overlap", "data_rows", "data_files")
+"""Fields of an Operator that name a function, which a check or a run calls."""
 _NOT_KEPT = ("row", "vocabulary")
 """What a schema's body may set beside its columns."""
 
@@ -158,10 +160,11 @@ class Declared:
             raise unread(f"expected an operator at {path}, found {type(found).__name__}", _ANEW, where)
         if own(path.partition(":")[0]):
             return found
-        if found.path != path or found.data_columns:
+        called = next((name for f in _CALLED if (name := getattr(found, f))), "")
+        if found.path != path or called:
             said = f"expected the declaration of {path}, found that of {found.path}"
-            reader = f"{path} reads data by {found.data_columns}, and nothing that a file names is called"
-            raise unread(reader if found.data_columns else said, "name its module:function, not graph.json", where)
+            reader = f"{path} reads data by {called}, and nothing that a file names is called"
+            raise unread(reader if called else said, "name its module:function, not graph.json", where)
         return dataclasses.replace(found, path=f"{path}@{at}") if isinstance(entry, dict) else found
 
     def function(self, path: str, where: str) -> Any:

@@ -129,6 +129,8 @@ class Operator:
     data_rows: str = ""
     """Of such a source: module:function of (data, split): how many rows it has; None where that is not to be had
     without reading them."""
+    data_files: str = ""
+    """Likewise: module:function of (data, split) that answers the files behind it, in the order of reading."""
     normalises: Literal["", "group", "batch"] = ""
     """Of an operator on advantages: over which rows it makes them comparable."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)

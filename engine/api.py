@@ -26,6 +26,8 @@ from dataflow.importing import import_from
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
 from engine.attempts import Result, Telling, Until, attempts
+from engine.checkpoint.provenance import Record, provenance
+from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows
@@ -34,6 +36,7 @@ from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.received import reading, text_of
+from engine.resuming import Beginning, beginning
 from engine.runtime.loop import OnStep
 
 __all__ = ["Result", "Until", "peek", "plan", "resume", "run"]
@@ -82,7 +85,8 @@ def run(
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
-        return attempts(planned, options, folder, Telling(on_step=on_step, until=until))
+        begins = Beginning(record=Record(made_of=provenance(source)))
+        return attempts(planned, options, folder, Telling(on_step=on_step, until=until), begins)
 
 
 def resume(
@@ -91,13 +95,17 @@ def resume(
     graph: Graph | None = None,
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
+    accept_changes: bool = False,
     **changes: Any,
 ) -> Result:
     """Go on from a run folder's last checkpoint. changes: options that are to differ, such as steps=.
 
-    A run that was killed before its first checkpoint begins anew. graph: the graph of the run, for one whose functions
-    cannot be imported (a lambda, a notebook's). Raises CheckpointError where every checkpoint is damaged, or where the
-    graph is another one, and RunError where the folder is no run's.
+    A run that was killed before its first checkpoint begins anew, and says so. graph: the graph of the run, for one
+    whose functions cannot be imported (a lambda, a notebook's). accept_changes: of parameters, data, models and source
+    files, which hold from the next Step on; changes.json of the run folder and every later checkpoint say so.
+
+    Raises CheckpointError where every checkpoint is damaged, where something changed that is not accepted, or where
+    metrics of Steps are missing, and RunError where the folder is no run's.
     """
     path = Path(folder)
     with RunFolder.open_existing(path) as opened:
@@ -108,10 +116,14 @@ def resume(
             again = graph or from_json(kept)
             checked = check(again)
         planned = replace(plan(checked, options), digest=fingerprint(again))
+        store = CheckpointStore(opened.checkpoints, keep=options.keep)
+        begins = beginning(opened, store, provenance(again), planned.digest, accept=accept_changes)
+        if graph is not None:
+            opened.write_text("graph.json", to_json(graph))
         opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
         opened.write_text("plan.json", planned.to_json())
         opened.write_text("plan.txt", explain(planned))
-        return attempts(planned, options, opened, Telling(on_step=on_step, until=until), resumed=True)
+        return attempts(planned, options, opened, Telling(on_step=on_step, until=until), begins)
 
 
 def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:

@@ -19,9 +19,10 @@ from typing import Any
 
 from dataflow.errors import DataflowError, RunError
 from engine.checkpoint.best import BestVersions
+from engine.checkpoint.provenance import Record
 from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import Finish, GoBack
+from engine.coordinator.messages import Finish, GoBack, StopRequested
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
@@ -31,8 +32,10 @@ from engine.observe.trace import Trace
 from engine.observe.warned import Warned
 from engine.options import RunOptions
 from engine.plan.plan import Plan
+from engine.resuming import Beginning
 from engine.runtime.files import read_checkpoint
 from engine.runtime.loop import Loop, Observers, OnStep
+from engine.runtime.signals import StopSignals
 from engine.runtime.stop import Stop
 from engine.runtime.workers import Workers
 
@@ -58,8 +61,13 @@ class Result:
     """Model name -> its Hugging Face directory in the last checkpoint."""
     best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     """Evaluate node with keep_best -> the Hugging Face directories of its best versions, the best first."""
-    interrupted: bool = False
-    """Whether Ctrl-C ended it; `resume` goes on from its checkpoint."""
+    signal: int = 0
+    """The signal that ended it (Ctrl-C: SIGINT); `resume` goes on from its checkpoint. 0: none did."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it."""
+        return self.signal != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +78,15 @@ class Telling:
     until: Until | None = None
 
 
-def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Telling, *, resumed: bool = False) -> Result:
-    """Run to the end, in as many attempts as it takes. resumed: the first begins at the last checkpoint, too.
+def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Telling, begins: Beginning) -> Result:
+    """Run to the end, in as many attempts as it takes. begins: where the first of them does.
 
-    Raises what a kernel raised, or RunError, where the run fails.
+    Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt for what ends it at once.
     """
-    run = _Run(plan, options, folder)
+    run = _Run(plan, options, folder, begins.record)
+    latest = begins.checkpoint
     with ExitStack() as stack:
+        run.signals = stack.enter_context(StopSignals(options.grace, run.kept))
         stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
         for warning in plan.warnings:
             run.warned.show(warning)
@@ -87,16 +97,17 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
         furthest, fruitless = 0, 0
         while True:
             with _failure_logged(plan.graph):
-                end = run.attempt(telling, resumed=resumed)
+                end = run.attempt(telling, latest)
             if isinstance(end, Finish):
                 return run.result(end)
             furthest = max(furthest, run.begun)
             fruitless = 0 if run.step > furthest else fruitless + 1
-            furthest, resumed = max(furthest, run.step), True
+            furthest = max(furthest, run.step)
             if fruitless == FRUITLESS:
                 raise RunError(f"{FRUITLESS} attempts in a row came no further than step {furthest}: {end.error}")
             cause = end.error.partition("\n")[0]
             _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause)
+            latest = run.latest()
 
 
 @contextmanager
@@ -112,8 +123,9 @@ def _failure_logged(name: str) -> Iterator[None]:
 class _Run:
     """What the attempts of one run have in common, and how the last of them stands."""
 
-    def __init__(self, plan: Plan, options: RunOptions, folder: RunFolder) -> None:
+    def __init__(self, plan: Plan, options: RunOptions, folder: RunFolder, record: Record) -> None:
         self._plan = plan
+        self._record = record
         self._options = options
         self._folder = folder
         self._store = CheckpointStore(folder.checkpoints, keep=options.keep)
@@ -122,16 +134,32 @@ class _Run:
         self.warned = Warned(strict=options.strict)
         self.begun, self.step = 0, 0
         self._metrics: Mapping[str, float] = {}
-        self._interrupted = False
+        self._stored_at: float | None = None
+        self._stopped: StopRequested | None = None
+        self.signals = StopSignals()
 
-    def attempt(self, telling: Telling, *, resumed: bool) -> Finish | GoBack:
-        """One attempt, from the last checkpoint where `resumed` and there is one, else from the beginning."""
+    def latest(self) -> Checkpoint | None:
+        """The last checkpoint."""
+        return self._store.latest()
+
+    def kept(self) -> str:
+        """What there is to go on from."""
+        steps = self._store.steps()
+        return f"go on from step {steps[-1]} with dataflow resume" if steps else "there is no checkpoint yet"
+
+    def attempt(self, telling: Telling, latest: Checkpoint | None) -> Finish | GoBack:
+        """One attempt, from this checkpoint, or from the beginning."""
         options = self._options
-        settings = Settings(steps=options.steps, checkpoint_every=options.checkpoint_every, patience=options.watchdog)
+        settings = Settings(
+            steps=options.steps,
+            checkpoint_every=options.checkpoint_every,
+            checkpoint_seconds=options.checkpoint_minutes * 60.0,
+            stored_at=self._stored_at,
+            patience=options.watchdog,
+        )
         coordinator = Coordinator(self._plan, settings)
         with ExitStack() as stack:
             workers = self._workers(stack)
-            latest = self._store.latest() if resumed else None
             self.begun = latest.step if latest else 0
             lines = self._lines(self.begun, stack)
             observers = Observers(
@@ -143,12 +171,12 @@ class _Run:
                 warned=self.warned,
             )
             stop = stack.enter_context(
-                Stop(self._options.watchdog, lambda: _describe(workers, coordinator), workers.doing)
+                Stop(self._options.watchdog, lambda: _describe(workers, coordinator), workers.doing, self.signals)
             )
-            loop = Loop(self._plan, coordinator, workers, self._store, self._best, observers, stop)
+            loop = Loop(self._plan, coordinator, workers, self._store, self._best, observers, stop, self._record)
             _log.info("%s begins after step %d", self._plan.graph, self.begun)
             end = self._end(loop, stop, workers, latest)
-            self._interrupted = stop.requested
+            self._stored_at, self._stopped = coordinator.storing.at, loop.stopped
         self.step = max(0, lines.last)
         self._metrics = loop.last or self._metrics
         _log.info("%s ended at step %d: %s", self._plan.graph, self.step, _why(end))
@@ -204,7 +232,7 @@ class _Run:
         they are written anew with the Step, but where the data has ended there is none.
         """
         SampleWriter(self._folder.samples).truncate_after(self.step)
-        last = self._store.latest()
+        last, stopped = self._store.latest(), self._stopped
         return Result(
             folder=self._folder.path,
             reason=finish.reason,
@@ -213,7 +241,7 @@ class _Run:
             checkpoint=last.path if last else None,
             trained={m.name: last.path / m.writer for m in self._plan.models if m.writer} if last else {},
             best=self._best.paths(),
-            interrupted=self._interrupted,
+            signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
         )
 
 

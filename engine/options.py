@@ -34,8 +34,12 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Replace an earlier run of the same name."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes one at the end only."""
+    checkpoint_minutes: float = 10.0
+    """Minutes after the last checkpoint, when the next Step's end gets a timed one; 0: none."""
     keep: int = 2
-    """Checkpoints to keep."""
+    """Checkpoints to keep, and as many timed ones."""
+    grace: float = 60.0
+    """Seconds for the Step under way and its checkpoint after Ctrl-C, SIGTERM or SIGHUP; then the run ends without."""
     samples_every: int = 1
     """Steps between sample files."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()

@@ -29,6 +29,7 @@ PROMPTS = Operator(
     data_columns="operators.data_files:prompt_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
+    data_files="operators.data_files:source_files",
 )
 
 DEMONSTRATIONS = Operator(
@@ -48,6 +49,7 @@ DEMONSTRATIONS = Operator(
     data_columns="operators.data_files:demonstration_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
+    data_files="operators.data_files:source_files",
 )
 
 

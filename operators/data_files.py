@@ -45,6 +45,11 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     return {field.name: _plain(field.type) for field in schema}
 
 
+def source_files(data: str, split: str | None = None) -> list[Path]:
+    """The files behind a source, in order; none for a procedural task. Raises DataError as columns_of does."""
+    return [] if tasks.is_task(data) else files_of(data, split)
+
+
 def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     """The columns of a source of prompts. Raises DataError as columns_of does, and where there is no prompt."""
     columns = columns_of(data, split)

@@ -20,19 +20,27 @@ import pyarrow as pa
 
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import CheckpointError
+from engine.checkpoint.provenance import Record
 from engine.coordinator.messages import Key, SourceCut
 
 FORMAT = 1
+CUT = "cut.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a run stood after Step `step`. seed and graph (a digest) say which run it continues."""
+    """Where a run stood after Step `step`. seed says which run it continues, record of what that is made.
+
+    evaluated: the version at which each evaluate node ran last. graph: a digest of the graph with its paths. Older cuts
+    have neither evaluated nor record.
+    """
 
     step: int
     seed: int
     graph: str
     sources: Mapping[str, SourceCut] = field(default_factory=dict)
+    evaluated: Mapping[str, int] | None = None
+    record: Record | None = None
     format: int = FORMAT
 
     def to_json(self) -> bytes:
@@ -50,17 +58,26 @@ class Cut:
         _refuse("cut", cut)
         return cut
 
-    def must_continue(self, *, graph: str, seed: int) -> None:
-        """Raises CheckpointError unless this cut is of the same graph and seed."""
-        if self.graph != graph:
-            raise CheckpointError(
-                f"cut of Step {self.step}: expected graph {graph}, found {self.graph}. Fix: resume with the "
-                f"file and arguments that the run was started with, or start a new run."
-            )
+    def must_continue(self, *, seed: int) -> None:
+        """Raises CheckpointError unless this cut is of the same seed."""
         if self.seed != seed:
             raise CheckpointError(
                 f"cut of Step {self.step}: expected seed {seed}, found {self.seed}. Fix: seed={self.seed}."
             )
+
+
+def read_cut(folder: Path, step: int) -> Cut:
+    """The cut of the checkpoint of this Step, in its folder. Raises CheckpointError where it is none, or of another."""
+    try:
+        cut = Cut.from_json((folder / CUT).read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{folder}: its cut cannot be read: {error}. Fix: an earlier checkpoint.") from error
+    if cut.step != step:
+        raise CheckpointError(
+            f"{folder}: expected the cut of Step {step}, found that of Step {cut.step!s:.20}. "
+            "Fix: an earlier checkpoint."
+        )
+    return cut
 
 
 def faults(cut: SourceCut) -> list[str]:

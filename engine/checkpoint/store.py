@@ -34,6 +34,8 @@ MANIFEST = "manifest.json"
 _FINAL = re.compile(r"step_(0|[1-9][0-9]*)")
 _TEMP = ".tmp-"
 _REPLACED = ".replaced-"
+_TIMED = "timed"
+"""In the meta of a checkpoint that was due by the clock alone."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -64,7 +66,9 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, the newest `keep` of them. One writer: the holder of the run folder's lock."""
+    """The checkpoints of one run: the newest `keep` of them, and as many timed ones. One writer: the holder of the run
+    folder's lock.
+    """
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
         """Opens the directory (made if absent), clears what a killed writer left behind."""
@@ -81,14 +85,18 @@ class CheckpointStore:
         found = [_FINAL.fullmatch(path.name) for path in self._directory.iterdir()]
         return sorted(int(match[1]) for match in found if match)
 
-    def write(self, step: int, fill: Callable[[Path], None], meta: Mapping[str, Any]) -> Checkpoint:
+    def write(
+        self, step: int, fill: Callable[[Path], None], meta: Mapping[str, Any], *, timed: bool = False
+    ) -> Checkpoint:
         """Make the checkpoint of a Step: `fill` writes its files into the directory that it is given.
 
-        meta: small JSON values, given back by `latest`. A checkpoint of the same Step is replaced, those of later Steps
-        (of a run that was rolled back) and those older than the kept ones are deleted afterwards. Raises
-        CheckpointError where the disk is full; whatever goes wrong, the earlier checkpoints stay as they were.
+        meta: small JSON values, given back by `latest`. timed: it displaces only others that are. A checkpoint of the
+        same Step is replaced, those of later Steps (of a run that was rolled back) and those older than the kept ones
+        are deleted afterwards. Raises CheckpointError where the disk is full; whatever goes wrong, the earlier
+        checkpoints stay as they were.
         """
         final = self._path(step)
+        meta = {**meta, _TIMED: True} if timed else meta
         temp = self._directory / f"{_TEMP}{final.name}"
         done = False
         try:
@@ -162,8 +170,10 @@ class CheckpointStore:
         """Delete what is no longer kept. A failure here costs space, not safety."""
         try:
             self.truncate_after(step)
-            for old in self.steps()[: -self._keep]:
-                self._delete(self._path(old))
+            timed = {found: _is_timed(self._path(found)) for found in self.steps()}
+            for kind in (False, True):
+                for old in [found for found, is_timed in timed.items() if is_timed is kind][: -self._keep]:
+                    self._delete(self._path(old))
         except OSError as error:
             _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
 
@@ -262,6 +272,15 @@ def _examine(path: Path, step: int) -> Checkpoint | str:
     except OSError as error:
         return f"cannot be read ({error})"
     return found or Checkpoint(step=step, path=path, meta=manifest.meta)
+
+
+def _is_timed(path: Path) -> bool:
+    """Whether a checkpoint says that it is; one that cannot be read counts among the others."""
+    try:
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return manifest.meta.get(_TIMED) is True
 
 
 def _first(faults: Iterator[str | None]) -> str | None:

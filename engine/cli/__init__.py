@@ -4,8 +4,8 @@ Owns: which commands there are, and how an error ends a process. Does not own: a
 file each), nor any flag (flags.py derives them).
 
 Exit codes: 0 done, 1 a graph, plan or data that cannot be right, 2 a wrong command line, 3 a run
-that failed, 130 Ctrl-C. The first cause is the last thing on the screen; `--traceback` adds where
-it was raised.
+that failed, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The first cause is the last thing on the screen;
+`--traceback` adds where it was raised.
 """
 
 from __future__ import annotations

@@ -9,18 +9,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.cli.target import UsageError
+from engine.runtime.signals import ending_command
 
-USAGE = "dataflow host CLUSTER NAME [--keys FILE]"
+USAGE = "dataflow host CLUSTER NAME [--keys FILE] [--grace SECONDS]"
+_GRACE = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve one run after another, until it is ended by a signal."""
-    words = [word for word in arguments if word != "--keys"]
-    if len(words) != 2 + (len(words) != len(arguments)) or words[0].startswith("-"):
+    """Serve one run after another, until a signal asks it to stop: the exit code is that of the signal."""
+    words, given = _split(arguments)
+    if len(words) != 2 or any(word.startswith("-") for word in words):
         raise UsageError(
             f"dataflow host: expected two words, found {' '.join(arguments) or 'nothing'!r}. Fix: {USAGE}."
         )
-    keys = Path(words.pop(arguments.index("--keys"))) if len(words) == 3 else None
-    from engine.launch.host import serve
+    keys = Path(given["--keys"]) if "--keys" in given else None
+    with ending_command():
+        from engine.launch.host import serve
 
-    return serve(Path(words[0]), words[1], keys)
+        return serve(Path(words[0]), words[1], keys, _seconds(given.get("--grace", str(_GRACE))))
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words, and the values of flags."""
+    words, given = list(arguments), {}
+    for flag in ("--keys", "--grace"):
+        if flag in words[:-1]:
+            at = words.index(flag)
+            given[flag] = words[at + 1]
+            del words[at : at + 2]
+    return words, given
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"dataflow host: --grace: expected seconds, found {text!r}. Fix: {USAGE}.") from None

@@ -18,19 +18,23 @@ from engine.cli.target import UsageError, tell_imports
 from engine.cli.values import gathered, registry
 from engine.options import RunOptions, from_json
 from engine.received import imports, text_of
+from engine.runtime.signals import ending_command
 
 _FIXED = ("seed", "name", "runs", "overwrite")
 """What makes a run the run it is."""
+_ACCEPT = "--accept-changes"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Resume; raises CheckpointError where there is nothing to go on from."""
     folder, flags = _folder(arguments)
+    accept, flags = _ACCEPT in flags, [flag for flag in flags if flag != _ACCEPT]
     changes = changed_options(flags)
-    from engine.api import resume  # here: it imports what runs kernels
+    with ending_command():
+        from engine.api import resume  # here: it imports what runs kernels
 
-    tell_imports(imports_of(folder))
-    return ended(resume(folder, **changes))
+        tell_imports(imports_of(folder))
+        return ended(resume(folder, accept_changes=accept, **changes))
 
 
 def imports_of(folder: Path) -> list[str]:
@@ -55,7 +59,11 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 def changed_options(flags: Sequence[str]) -> dict[str, Any]:
     """The options that were given, by name; all others stay those of the run. Raises UsageError for a fixed one."""
-    about = "Go on from a run folder's last checkpoint. Options that are not given stay as the run had them."
+    about = (
+        "Go on from a run folder's last checkpoint. Options that are not given stay as the run had them. "
+        f"Where a parameter, data, a model or a source file is another than it was, that is refused; with {_ACCEPT} it "
+        "holds from the next Step on, and is recorded."
+    )
     words = gathered(flags, (RunOptions,))
     prog = "dataflow resume RUN_FOLDER"
     options = tyro.cli(RunOptions, args=words, prog=prog, description=about, registry=registry())

@@ -6,6 +6,8 @@ Owns: what is printed when the run has ended. Does not own: the run (engine.api)
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.options import RunOptions
 from engine.received import reading
+from engine.runtime.signals import code, ending_command
 
 if TYPE_CHECKING:
     from engine.api import Result
@@ -22,10 +25,11 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Run; raises what made the run fail."""
-    graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
-    from engine.api import run  # here: it imports what runs kernels
+    with ending_command():
+        graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
+        from engine.api import run  # here: it imports what runs kernels
 
-    return ended(run(checked(graph, arguments[0]) if arguments[0].endswith(".json") else graph, options))
+        return ended(run(checked(graph, arguments[0]) if arguments[0].endswith(".json") else graph, options))
 
 
 def checked(graph: Graph, text: str) -> CheckedGraph:
@@ -35,9 +39,13 @@ def checked(graph: Graph, text: str) -> CheckedGraph:
 
 
 def ended(result: Result) -> int:
-    """Print how the run ended; the exit code: 130 where Ctrl-C ended it."""
-    say(told(result))
-    return 130 if result.interrupted else 0
+    """Print how the run ended; the exit code: 128 and the signal's number where one ended it."""
+    try:
+        say(told(result))
+        sys.stdout.flush()
+    except OSError:  # whoever read it is gone, as after a Ctrl-C that reached `| tee` too; nothing else is written here
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code(result.signal) if result.signal else 0
 
 
 def told(result: Result) -> str:

@@ -31,6 +31,7 @@ on meanwhile (lane.py). Where only a checkpoint has what was lost, the run goes 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from engine.coordinator import doubtful
@@ -70,6 +71,7 @@ from engine.coordinator.ranks import Ranks
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.sources import Sources
+from engine.coordinator.storing import Storing
 from engine.coordinator.training import Training
 from engine.coordinator.versions import Versions
 from engine.plan.plan import Plan, PlannedNode
@@ -100,9 +102,7 @@ class Coordinator:
         self._round: EvaluationRound | None = None
         self._evaluated: dict[str, int] = {}
         self._closed = -1
-        self._stored = 0
-        self._cut_due = False
-        """Whether a checkpoint is to be told, for the first time or as the one before came to nothing."""
+        self.storing = Storing(settings)
         self._stop, self._at_once = "", False
         self._metrics: dict[str, float] = {}
         self._restored = False
@@ -114,16 +114,19 @@ class Coordinator:
     def start(self, restored: Restored | None = None) -> list[Instruction]:
         """Begin, or go on from a checkpoint. Every reader is told the version it has to have."""
         if restored is not None:
-            self.version = self._stored = self._closed = restored.step
+            self.version = self.storing.step = self._closed = restored.step
             self._restored = True
-            self._evaluated = {n.name: self.version for n in self._due(last=self._done())}  # before it was stored
+            known = restored.evaluated
+            due = {n.name: self.version for n in self._due(last=self._done())}  # before it was stored
+            self._evaluated = due if known is None else dict(known)
             self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
             self.sources.restore(restored)
         self._out += self._versions.publish(self.version, moved=False)
         return self._flush()
 
     def handle(self, event: Event | From, now: float) -> list[Instruction]:
-        """Take note of one event. `now`: seconds, of any clock."""
+        """Take note of one event. now: seconds, by any clock that only goes forward."""
+        self.storing.passes(now)
         for each in self._recovery.in_order(event):
             self._told += self._leases.heard(each)
             heard, told = self._ranks.heard(each)
@@ -200,7 +203,7 @@ class Coordinator:
                 self._round.evaluated(event.node)
                 self._evaluated[event.node] = event.version
             case Checkpointed():
-                self._stored = event.step
+                self.storing.stored(event.step)
             case SourceOpened():
                 self._opened(event)
             case StopRequested():
@@ -297,7 +300,7 @@ class Coordinator:
             self.phase = "gather"
         self._assign(self.sources.lose(gone), 0)
         self._unissue(given_up)
-        self._cut_due = self.phase == "checkpoint"
+        self.storing.wanted = self.phase == "checkpoint"
 
     def _unissue(self, chunks: Iterable[Chunk]) -> None:
         """Chunks above the cut came to nothing: their rows are to be made by others."""
@@ -411,9 +414,9 @@ class Coordinator:
         return True
 
     def _in_checkpoint(self) -> bool:
-        if self._cut_due:
+        if self.storing.wanted:
             self._tell_checkpoint()
-        if self._stored != self.version:
+        if self.storing.step != self.version:
             return False
         self.phase = "gather"
         return True
@@ -440,23 +443,21 @@ class Coordinator:
             self._closed = self.version
             self._out.append(StepClosed(step=self.version, metrics=self._metrics))
             self._metrics = {}
-        every = self.settings.checkpoint_every
-        if every and not self.version % every and self._stored != self.version:
+        if self.storing.due(self.version):
             self._checkpoint()
         else:
             self.phase = "gather"
 
     def _checkpoint(self) -> None:
         self.phase = "checkpoint"
-        self._cut_due = True
         self._tell_checkpoint()
 
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there, and every rank is free to write."""
         message = self.sources.checkpoint(self.version, self._dispatch) if self._versions.offered else None
         if message is not None:
-            self._cut_due = False
-            self._out.append(message)
+            self.storing.wanted = False
+            self._out.append(replace(message, evaluated=dict(self._evaluated), timed=self.storing.timed))
 
     def _end(self) -> bool:
         """Whatever is left to do before the run is over, one after another: evaluate, store, finish."""
@@ -466,7 +467,8 @@ class Coordinator:
         due = [] if self._stop else self._due(last=True)
         if due:  # that this was the last version is known only now: what was on its way came to nothing
             self._evaluate_or_close(due)
-        elif self._stored != self.version:
+        elif self.storing.step != self.version:
+            self.storing.want()
             self._checkpoint()
         else:
             reason = self._stop or ("all steps are done" if self._done() else "the data has ended")

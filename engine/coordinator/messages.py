@@ -218,10 +218,13 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants the run to end after the Step that is under way; at_once: after the last one that is closed."""
+    """Somebody wants the run to end after the Step that is under way; at_once: after the last one that is closed.
+    signal: the one that asked for it, where one did.
+    """
 
     reason: str
     at_once: bool = False
+    signal: int = 0
 
 
 Event = (
@@ -480,11 +483,16 @@ class Warn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys."""
+    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys.
+
+    evaluated: the version at which each evaluate node ran last. timed: it is due by the clock alone.
+    """
 
     step: int
     sources: Mapping[str, SourceCut]
     rows: Mapping[str, tuple[Keys, Gather]]
+    evaluated: Mapping[str, int] = field(default_factory=dict)
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

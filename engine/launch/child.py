@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.importing import interpreter
+from dataflow.signals import held_back
 from engine.observe.ownfiles import own
 from engine.runtime.link import Link
 from engine.runtime.wire import encode
@@ -50,7 +51,7 @@ class Child:
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, open(log, "ab", opener=own) as output:
+        with contextlib.ExitStack() as undo, theirs, open(log, "ab", opener=own) as output, held_back():
             undo.callback(mine.close)
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(

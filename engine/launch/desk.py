@@ -103,6 +103,13 @@ class Desk:
             self._pending = True
             self._inbox.put(CHANGED)
 
+    def wake(self) -> None:
+        """From any thread: whoever takes what comes looks around; where no run has come, none is waited for."""
+        if self._line is None:
+            self._inbox.put(None)
+        else:
+            self.changed()
+
     def say(self, message: Any) -> None:
         """To the run; never blocks."""
         self._settled.clear()

@@ -1,7 +1,7 @@
 """The Supervisor of a host that runs are not started on: it serves one run after another.
 
     waits for                                            unblocked by
-    a run's first message                                a run
+    a run's first message                                a run; a signal that asks the server to stop
     a message of the run, a change among its Workers     the run, its Workers; the end of the lease
 
 Owns: carrying out what the run's process says by a Supervisor of this host, telling what comes of
@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
 from dataflow.importing import import_from, interpreter
+from dataflow.signals import held_back, left_to_the_run
 from engine import options as run_options
+from engine.coordinator.messages import StopRequested
 from engine.launch.desk import CHANGED, Desk
 from engine.launch.keyfile import read_keys
 from engine.launch.local import CONTROL_BYTES, Part, Supervisor
@@ -35,6 +39,7 @@ from engine.plan.cluster import Host, detect, read_cluster
 from engine.runtime.control import Forget, Whereabouts
 from engine.runtime.hosting import Begin, Ended, HostAnswer, HostTold, Relay, RelayAsked, RespawnThere
 from engine.runtime.process import die_with, failure
+from engine.runtime.signals import StopSignals, code
 from engine.runtime.workers import WorkerGone
 
 _log = logging.getLogger(__name__)
@@ -43,23 +48,43 @@ _SETTLE = 5.0
 """Seconds within which the run has to have heard the last word."""
 
 
-def serve(cluster: Path, name: str, keys: Path | None = None) -> int:
-    """Serve runs until this process is ended; the exit code of a server that could not begin."""
+def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
+    """Serve runs until a signal ends this process, at once where it serves none. One that it serves is asked to stop,
+    with a checkpoint; this host is there until it has, or until `grace` is over. Returns the exit code.
+    """
     _own_host(cluster, name, keys)
-    code = "from engine.launch.host import main; main(sys.argv[3:])"
+    asks: list[IO[bytes]] = []
+
+    def asked() -> None:
+        for end in asks:
+            end.close()  # which the process that serves hears of
+
+    with StopSignals(grace, lambda: f"host {name} is given back", asked) as signals:
+        while not signals.requested:
+            failed = _serve_next(cluster, name, keys, asks)
+            if failed > 0 and not signals.requested:
+                return failed
+        return code(signals.number)
+
+
+def _serve_next(cluster: Path, name: str, keys: Path | None, asks: list[IO[bytes]]) -> int:
+    """Serve one run in a process of its own; its exit code. asks: where closing the one entry asks it to stop."""
+    bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
-    command = interpreter(code, "engine.launch.host", *given)
-    while True:
-        ended = subprocess.run(command, check=False).returncode
-        if ended > 0:
-            return ended
-        if ended < 0:
-            print(f"host {name}: the process that served a run was ended by signal {-ended}", file=sys.stderr)
+    with held_back():
+        process = subprocess.Popen(interpreter(bootstrap, "engine.launch.host", *given), stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    asks[:] = [process.stdin]
+    ended = process.wait()
+    if ended < 0:
+        print(f"host {name}: the process that served a run was ended by signal {-ended}", file=sys.stderr)
+    return ended
 
 
 def main(arguments: Sequence[str]) -> None:
     """The process of one run. arguments: the server's process, cluster file, host, key file."""
     die_with(int(arguments[0]))
+    left_to_the_run()
     to_log("%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     cluster, name, *keys = arguments[1:]
     try:
@@ -67,8 +92,6 @@ def main(arguments: Sequence[str]) -> None:
     except DataflowError as error:
         print(error, file=sys.stderr)
         sys.exit(3)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
@@ -76,12 +99,22 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
     host, file = _own_host(cluster, name, keys)
     pair = read_keys(file)
     with closing(Desk(host, pair.host(name), pair.run.public)) as desk:
+        wanted_back = threading.Event()
+        threading.Thread(target=_ask_to_stop, args=(desk, wanted_back), name="stop", daemon=True).start()
         print(f"host {name}: waiting for a run at {host.address}, port {host.port}", flush=True)
         begin = desk.take()
         if begin is not None:
             print(f"host {name}: serves {begin.folder}", flush=True)
-            Served(desk, name, begin).run()
+            Served(desk, name, begin, wanted_back).run()
             print(f"host {name}: {begin.folder} has ended; connections refused: {desk.refused}", flush=True)
+
+
+def _ask_to_stop(desk: Desk, wanted_back: threading.Event) -> None:
+    """Wait until the server wants this host back; then tell the run, or stop waiting for one."""
+    while os.read(0, 1):
+        pass
+    wanted_back.set()
+    desk.wake()
 
 
 def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path | None]:
@@ -92,8 +125,11 @@ def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path |
 class Served:
     """One run on this host. Its thread starts the Workers, which end with it."""
 
-    def __init__(self, desk: Desk, name: str, begin: Begin) -> None:
+    def __init__(self, desk: Desk, name: str, begin: Begin, wanted_back: threading.Event) -> None:
+        """wanted_back: set once the run is to be asked to stop."""
         self._desk = desk
+        self._wanted_back = wanted_back
+        self._asked = False
         self._name = name
         self._begin = begin
         self._carried = 1
@@ -187,6 +223,10 @@ class Served:
         """What is new. Whether it is busy is asked first: where it is not, no event comes after those found here."""
         busy = supervisor.busy
         events = [*opened]
+        if self._wanted_back.is_set() and not self._asked:
+            self._asked = True
+            reason = f"host {self._name} was asked to stop"
+            events.append(StopRequested(reason=reason, signal=signal.SIGTERM))
         while (event := supervisor.next(0.0)) is not None:
             events.append(event)
         told = HostTold(

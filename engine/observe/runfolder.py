@@ -7,6 +7,7 @@ own modules write the text that is stored here).
 
     runs/<name>/
         graph.json  plan.json  plan.txt     what was planned
+        changes.json                        what a resume accepted as changed, and from which Step on
         command.txt  versions.json          what was run: command line; packages, Python, git commit
         metrics.jsonl                       one object a Step
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
@@ -38,7 +39,10 @@ from engine.observe.ownfiles import fresh, own, require_plain
 
 FORMAT = 1
 LOCK = ".lock"
-FILES = ("graph.json", "plan.json", "plan.txt", "options.json", "metrics.jsonl", "command.txt", "versions.json", LOCK)
+FILES = (
+    *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
+    *("metrics.jsonl", "command.txt", "versions.json", LOCK),
+)
 FOLDERS = ("samples", "trace", "checkpoints", "logs")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 from uuid import uuid4
@@ -94,6 +95,17 @@ class JsonLines:
         self._file = open(file.name, "ab+", opener=own)  # noqa: SIM115 - closed by close()
         return numbers
 
+    def sync(self) -> None:
+        """What was written is on the disk itself afterwards. Raises RunError where that fails."""
+        file = self._opened()
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"{file.name}: Step {self._last} and those before did not reach the disk: {error.strerror}. "
+                "Fix: see whether the disk works, then resume."
+            ) from error
+
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later Steps: those that a run which resumes at `step` makes again."""
         self._opened()
@@ -122,6 +134,14 @@ class JsonLines:
             end, self._last = stop, step
         file.truncate(end)
         file.seek(end)
+
+
+def recorded_steps(path: Path) -> list[int]:
+    """The Steps of which a metrics file has whole lines; none where there is no file. Raises DataError as `open`."""
+    if not path.is_file():
+        return []
+    with open(path, "rb") as file:
+        return [step for _, step in _lines(file)]
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:

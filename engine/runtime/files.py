@@ -16,7 +16,8 @@ from pathlib import Path
 
 from dataflow.errors import CheckpointError
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.cut import Cut, positions_of
+from engine.checkpoint.cut import CUT, Cut, positions_of, read_cut
+from engine.checkpoint.provenance import Record
 from engine.checkpoint.store import Checkpoint as Stored
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Restored
@@ -25,38 +26,40 @@ from engine.plan.plan import Plan, PlannedModel
 from engine.runtime.workers import Ask, KeepRows, Restore, Save, SaveWeights, Workers
 
 
-def write_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, message: Checkpoint) -> None:
-    """Every Worker with state writes it, the recorder the rows. Raises WorkerGone where one of them is lost, and
-    CheckpointError where the disk is full; what was there before stays.
+def write_checkpoint(
+    plan: Plan, store: CheckpointStore, workers: Workers, message: Checkpoint, record: Record | None = None
+) -> None:
+    """Every Worker with state writes it, the recorder the rows. record: of what the run is made.
+
+    Raises WorkerGone where one of them is lost, CheckpointError where the disk is full; what was there before stays.
     """
-    cut = Cut(step=message.step, seed=plan.seed, graph=plan.digest, sources=message.sources)
+    cut = Cut(
+        step=message.step,
+        seed=plan.seed,
+        graph=plan.digest,
+        sources=message.sources,
+        evaluated=message.evaluated,
+        record=record,
+    )
 
     def fill(directory: Path) -> None:
-        (directory / "cut.json").write_bytes(cut.to_json())
+        (directory / CUT).write_bytes(cut.to_json())
         if message.rows:
             (directory / "rows").mkdir()
         told: dict[str, Ask] = {w: Save(directory=directory, nodes=nodes) for w, nodes in _writers(plan).items()}
         nodes = _writers(plan).get(plan.recorder, {})
         workers.ask(told | {plan.recorder: Save(directory=directory, nodes=nodes, rows=message.rows)})
 
-    store.write(message.step, fill, {"graph": plan.graph})
+    store.write(message.step, fill, {"graph": plan.graph}, timed=message.timed)
 
 
 def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest: Stored) -> Restored:
     """Read a checkpoint into the (opened) Workers; later ones are forgotten.
 
-    Raises CheckpointError where it is of another graph or seed, WorkerGone where a Worker is lost meanwhile.
+    Raises CheckpointError where it is of another seed, WorkerGone where a Worker is lost meanwhile.
     """
-    try:
-        cut = Cut.from_json((latest.path / "cut.json").read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{latest.path}: its cut cannot be read: {error}. Fix: an earlier checkpoint.") from error
-    if cut.step != latest.step:
-        raise CheckpointError(
-            f"{latest.path}: expected the cut of Step {latest.step}, found that of Step {cut.step!s:.20}. "
-            "Fix: an earlier checkpoint."
-        )
-    cut.must_continue(graph=plan.digest, seed=plan.seed)
+    cut = read_cut(latest.path, latest.step)
+    cut.must_continue(seed=plan.seed)
     told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
     workers.ask(told)
     store.truncate_after(latest.step)
@@ -70,7 +73,7 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
         worker = node.workers[0]
         rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[worker]
         _must_wait(file, cut, node.source)
-    return Restored(step=cut.step, sources=cut.sources, rows=rows)
+    return Restored(step=cut.step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
 
 
 def _must_wait(file: Path, cut: Cut, source: str) -> None:

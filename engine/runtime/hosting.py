@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.coordinator.messages import From, Ref, ToWorker, WorkerLost
+from engine.coordinator.messages import From, Ref, StopRequested, ToWorker, WorkerLost
 from engine.runtime.control import Network
 from engine.runtime.session import Report
 from engine.runtime.workers import Ask, Doing, SpanOf
@@ -82,7 +82,7 @@ class HostTold:
     it has carried out. busy: whether something is still to be expected of its Workers then.
     """
 
-    events: tuple[From | WorkerLost, ...] = ()
+    events: tuple[From | WorkerLost | StopRequested, ...] = ()
     reports: tuple[Report, ...] = ()
     spans: tuple[SpanOf, ...] = ()
     endpoints: tuple[tuple[str, str, int], ...] = ()

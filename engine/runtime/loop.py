@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
 from engine.checkpoint.best import BestVersions
+from engine.checkpoint.provenance import Record
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Coordinator, Restored
 from engine.coordinator.messages import (
@@ -96,7 +97,9 @@ class Loop:
         best: BestVersions,
         observers: Observers,
         stop: Stop,
+        record: Record | None = None,
     ) -> None:
+        """record: of what the run is made, for its checkpoints."""
         self._plan = plan
         self._coordinator = coordinator
         self._workers = workers
@@ -104,12 +107,15 @@ class Loop:
         self._best = best
         self._observers = observers
         self._stop = stop
+        self._record = record
         self._accounts = StepAccounts(plan.workers)
         self._probes = Probes(plan.seed)
         self._reported = RunReports()
         self._told = False
         self._end: Finish | GoBack | None = None
         self.last: dict[str, float] = {}
+        self.stopped: StopRequested | None = None
+        """Who asked for the end last, a host that others lend among them."""
 
     def run(self, restore: Callable[[], Restored | None]) -> Finish | GoBack:
         """Until the coordinator finishes, or says that the run has to go back to its last checkpoint.
@@ -139,7 +145,7 @@ class Loop:
         """Hear the next event, or a Ctrl-C."""
         if self._stop.requested and not self._told:
             self._told = True
-            self._hear(StopRequested(reason=self._stop.reason))
+            self._hear(StopRequested(reason=self._stop.reason, signal=self._stop.signals.number))
             return
         event = self._workers.next(_TICK)
         if event is None and not self._workers.busy:
@@ -158,6 +164,8 @@ class Loop:
             self._lost(what)
         elif isinstance(what, Probed):
             self._probes.hear(what)
+        elif isinstance(what, StopRequested):
+            self.stopped = what
         self._accounts.add(self._reported.hear(what), ())
         self._carry_out(self._coordinator.handle(event, time.monotonic()))
 
@@ -235,15 +243,16 @@ class Loop:
     # --- files --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, message: Checkpoint) -> None:
-        """Write it; sinks are flushed by their own writes, and their lines after it are cut off by a resume.
+        """Write it; the metrics up to it are on the disk first, and later lines are cut off by a resume.
 
         Where a Worker is lost meanwhile there is none: the coordinator hears of the loss, and decides.
         """
         self._drain()
         start = time.monotonic()
         self._accounts.writing(start)
+        self._observers.lines.sync()
         try:
-            write_checkpoint(self._plan, self._store, self._workers, message)
+            write_checkpoint(self._plan, self._store, self._workers, message, self._record)
         except WorkerGone as gone:
             _log.warning("the checkpoint of step %d was not written: %s", message.step, gone)
             return

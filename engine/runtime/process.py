@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, PlanError, RunError
+from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.coordinator.fence import Fence
 from engine.coordinator.messages import (
@@ -414,7 +415,7 @@ def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any,
 def main(descriptor: int, parent: int) -> None:
     """The Worker on the other end of this socket. parent: the process that has to be there."""
     die_with(parent)
-    signal.signal(signal.SIGINT, _ignored)
+    left_to_the_run()
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -466,12 +467,6 @@ def end(code: int, why: str = "") -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _ignored(number: int, frame: object) -> None:
-    """Ctrl-C reaches every process of a terminal, and what it means is decided by the process of the run. A handler,
-    since to ignore a signal would be inherited by processes that the user's functions start.
-    """
 
 
 def die_with(parent: int) -> None:

@@ -1,7 +1,7 @@
-"""Ctrl-C and the watchdog: the two ways in which a run is stopped from outside.
+"""The watchdog: what stops an attempt at a run in which nothing moves; and whether its end was asked for.
 
-Owns: the signal handler and the thread that notices that nothing moves. Does not own: what
-stopping means (the coordinator ends the Step under way and writes a checkpoint).
+Owns: the thread that notices that nothing moves. Does not own: signals (signals.py), what stopping means (the
+coordinator ends the Step under way and writes a checkpoint).
 """
 
 from __future__ import annotations
@@ -9,29 +9,31 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import io
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 from dataflow.shown import printable
+from engine.runtime.signals import StopSignals
 
 
 class Stop:
-    """`requested` after the first Ctrl-C; the second raises KeyboardInterrupt. Use as a context manager.
+    """`requested` once the end of the run was asked for. Use as a context manager.
 
     watchdog: seconds in which neither `alive` was called nor `sign` gave another value, after which `describe` is
     printed with the stack of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A
-    thread other than the main one gets no signals: there Ctrl-C is whoever started it's own, and what never returns to
-    Python cannot be interrupted, only named.
+    thread other than the main one gets no signals, and what never returns to Python cannot be interrupted, only named.
     """
 
-    def __init__(self, watchdog: float, describe: Callable[[], str], sign: Callable[[], object] = int) -> None:
-        self.requested = False
-        self.reason = "stopped by Ctrl-C"
+    def __init__(
+        self,
+        watchdog: float,
+        describe: Callable[[], str],
+        sign: Callable[[], object] = int,
+        signals: StopSignals | None = None,
+    ) -> None:
+        self.signals = signals or StopSignals()
         self.hung = ""
         self._watchdog = watchdog
         self._describe = describe
@@ -40,8 +42,16 @@ class Stop:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._runs = 0
-        self._handles = False
-        self._previous: Any = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self.signals.requested
+
+    @property
+    def reason(self) -> str:
+        """Which."""
+        return self.signals.reason
 
     def alive(self) -> None:
         """Something moved."""
@@ -50,9 +60,6 @@ class Stop:
     def __enter__(self) -> Stop:
         self.alive()
         self._runs = threading.get_ident()
-        self._handles = threading.current_thread() is threading.main_thread()
-        if self._handles:
-            self._previous = signal.signal(signal.SIGINT, self._on_signal)
         if self._watchdog > 0:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
@@ -62,15 +69,6 @@ class Stop:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        if self._handles:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if self.requested or self.hung:
-            raise KeyboardInterrupt
-        self.requested = True
-        print("\nstopping after this Step with a checkpoint; Ctrl-C again to stop now", file=sys.stderr, flush=True)
 
     def _watch(self) -> None:
         before = self._sign()
@@ -87,8 +85,8 @@ class Stop:
                 return
 
     def _interrupt(self) -> None:
-        if self._handles:  # a signal also ends what waits for a lock
-            signal.pthread_kill(self._runs, signal.SIGINT)
+        if self.signals.handles:
+            self.signals.interrupt(self.hung)
         else:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runs), ctypes.py_object(KeyboardInterrupt))
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.coordinator.messages import Event, From, ToWorker, WorkerLost
+from engine.coordinator.messages import Event, From, StopRequested, ToWorker, WorkerLost
 from engine.runtime.control import Asked, Control, Tell, Told
 from engine.runtime.hosting import Hosting, HostTold, Relay, RelayAsked
 from engine.runtime.workers import Ask
@@ -41,7 +41,7 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     Told: ("events", (From,)),
     Relay: ("instruction", INSTRUCTIONS),
     RelayAsked: ("requests", ASKS),
-    HostTold: ("events", (From, WorkerLost)),
+    HostTold: ("events", (From, WorkerLost, StopRequested)),
 }
 """Classes with a field that holds any message of several classes, or a tuple of such: the field, the classes."""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)

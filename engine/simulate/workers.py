@@ -155,7 +155,8 @@ class Simulation:
         for name, (keys, version) in stored.rows.items():
             node = self.nodes[name]
             rows.setdefault(node.source, {})[name] = self.outbox.keep(node.workers[0], name, keys, version)
-        return Restored(step=stored.message.step, sources=stored.message.sources, rows=rows)
+        message = stored.message
+        return Restored(step=message.step, sources=message.sources, rows=rows, evaluated=message.evaluated)
 
     # --- events -------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 
+from dataflow.signals import left_to_the_run
 from operators.rewards import RewardFn, wants
 
 CONVERSATIONAL = b"conversational"
@@ -220,6 +221,7 @@ def _receive(sock: socket.socket, size: int) -> bytearray | None:
 def main(descriptor: int) -> None:
     """The child: take the function, then score chunks until the parent's end closes."""
     die_with_parent()
+    left_to_the_run()
     if isinstance(sys.stdout, io.TextIOWrapper):  # None where the run has no standard output
         sys.stdout.reconfigure(line_buffering=True)
     sock = socket.socket(fileno=descriptor)

@@ -28,6 +28,7 @@ import pyarrow as pa
 from dataflow.errors import KernelError
 from dataflow.importing import interpreter
 from dataflow.shipping import by_value
+from dataflow.signals import held_back
 from operators.kernels.scoring_child import Caught, Fault, Outcome, Scorer, receive_frame, send_frame
 from operators.rewards import RewardFn
 
@@ -141,7 +142,7 @@ class Child:
     def start(self) -> None:
         """A fresh interpreter, and the function on its way to it."""
         self.sock, theirs = socket.socketpair()
-        with theirs:
+        with theirs, held_back():
             self.process = subprocess.Popen(
                 interpreter(_BOOTSTRAP, "operators.kernels.scoring_child", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],

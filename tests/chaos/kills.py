@@ -109,18 +109,23 @@ def processes(trial: Trial, main: int) -> list[Process]:
 
 def everything_gone(trial: Trial) -> None:
     """Raises AssertionError where something of a trial is there after the time that it has to go in."""
+    gone(trial.mark)
+    sockets = [p for p in trial.runs.rglob("*") if p.is_socket()]
+    assert not sockets, f"socket files are left: {sockets}"
+
+
+def gone(mark: str) -> None:
+    """Raises AssertionError where a process is there after the time that it has to go in."""
     end = time.monotonic() + GONE_WITHIN
-    for pid in alive(trial.mark):
+    for pid in alive(mark):
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         with os.fdopen(handle) as opened:
             select.select([opened], [], [], max(0.0, end - time.monotonic()))
-    left = alive(trial.mark)
+    left = alive(mark)
     assert not left, f"processes outlived their run by {GONE_WITHIN:g} s: {[_command(pid) for pid in left]}"
-    sockets = [p for p in trial.runs.rglob("*") if p.is_socket()]
-    assert not sockets, f"socket files are left: {sockets}"
 
 
 def _command(pid: int) -> str:
@@ -241,20 +246,20 @@ def proof(trial: Trial, reference: Path) -> None:
     assert max(row["policy/lag/max"] for row in rows) <= case.max_lag
     samples = read_samples(trial.run / "samples").to_pylist()
     for node in {row["node"] for row in samples}:
-        _whole_groups_once(node, [row for row in samples if row["node"] == node], case.samples)
+        whole_groups_once(node, [row for row in samples if row["node"] == node], case.samples)
     if case.exact:
         made, wanted = undisturbed_by_repeats(timeless(rows)), timeless(metrics(reference))
-        assert made == wanted, f"other numbers: {list(_differences(made, wanted))[:9]}"
+        assert made == wanted, f"other numbers: {list(differences(made, wanted))[:9]}"
         last = f"checkpoints/step_{STEPS}"
         assert weights(trial.run / last) == weights(reference / last)
 
 
-def _whole_groups_once(node: str, samples: list[dict], size: int) -> None:
+def whole_groups_once(node: str, samples: list[dict], size: int, positions: int = BATCH * STEPS) -> None:
     """Assert that a train node trained every row just once, and groups in one Step."""
     keys = [(row["position"], row["sample"]) for row in samples]
     twice = [key for key, count in Counter(keys).items() if count > 1]
     assert not twice, f"{node} trained twice: {twice}"
-    assert sorted(keys) == [(p, s) for p in range(BATCH * STEPS) for s in range(size)], f"{node}: rows are missing"
+    assert sorted(keys) == [(p, s) for p in range(positions) for s in range(size)], f"{node}: rows are missing"
     steps: dict[int, set[int]] = {}
     for row in samples:
         steps.setdefault(row["position"], set()).add(row["step"])
@@ -262,7 +267,7 @@ def _whole_groups_once(node: str, samples: list[dict], size: int) -> None:
     assert not split, f"{node}: groups in two Steps: {split}"
 
 
-def _differences(made: list[dict], wanted: list[dict]) -> Iterator[tuple[int, str, float | None, float | None]]:
+def differences(made: list[dict], wanted: list[dict]) -> Iterator[tuple[int, str, float | None, float | None]]:
     """(Step, metric, found, expected), in the order of the Steps."""
     for one, other in zip(made, wanted, strict=True):
         for name in sorted(one.keys() | other.keys()):

@@ -97,7 +97,7 @@ class HostProcess:
         handles = [os.pidfd_open(pid) for pid in children(self.process.pid)]
         for handle in handles:
             signal.pidfd_send_signal(handle, signal.SIGCONT)
-        self.process.terminate()
+        self.process.kill()
         self.process.wait()
         for handle in handles:
             assert select.select([handle], [], [], 10.0)[0], "what served a run is there still"

@@ -17,9 +17,10 @@ MAKE = {
     "evaluated": lambda folder: run_graphs.evaluated(folder, every=3, keep_best=1),
     "followed": run_graphs.followed,
     "lagging": lambda folder: run_graphs.small(folder, max_lag=1),
+    "apart": lambda folder: run_graphs.evaluated(folder, every=3, keep_best=1),
     "overlapping": lambda folder: run_graphs.small(folder, max_lag=1),
 }
-WORKERS = {"overlapping": "auto"}
+WORKERS = {"overlapping": "auto", "apart": "apart"}
 """Where it is not one."""
 
 
@@ -40,7 +41,7 @@ def main() -> None:
         )
         result = run(MAKE[graph](folder), options, on_step=told)
     print(result.reason, flush=True)
-    sys.exit(130 if result.interrupted else 0)
+    sys.exit(128 + result.signal if result.signal else 0)
 
 
 if __name__ == "__main__":

@@ -353,6 +353,24 @@ def test_a_run_on_two_hosts(
     assert any(marker in path.read_bytes() for path in (two.folder / "samples").iterdir()), "where rows are, it is"
 
 
+@pytest.mark.long
+def test_a_host_that_is_asked_to_stop_lets_the_run_end_its_step(
+    marked: Path, tmp_path: Path, options: Callable[..., Any]
+) -> None:
+    """The run stops with a checkpoint and says which host it was; the host is there until then, and not longer."""
+    cluster = cluster_file(tmp_path)
+    with host(cluster) as there:
+        pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
+        asked = [lambda row: there.process.terminate() if row["step"] == 2 else None]
+        found = run(graph(marked), options(100_000, pin=pin, cluster=cluster), on_step=asked)
+        assert (found.signal, found.reason) == (signal.SIGTERM, "host b was asked to stop")
+        assert found.checkpoint == found.folder / "checkpoints" / f"step_{found.step}"
+        assert there.process.wait(SOON) == 128 + signal.SIGTERM
+    with host(cluster) as there:  # which serves nobody
+        there.process.terminate()
+        assert there.process.wait(SOON) == 128 + signal.SIGTERM
+
+
 def test_what_a_cluster_file_does_not_say_the_host_is_asked_for(
     marked: Path, cluster: Path, there: HostProcess, options: Callable[..., Any]
 ) -> None:

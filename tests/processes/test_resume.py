@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from run_processes import ENVIRONMENT, end_of_children, process, wait_for
 from dataflow.errors import CheckpointError, GraphError
 from dataflow.graph import Graph
 from engine.api import Result, resume, run
+from engine.checkpoint.cut import Cut
 from engine.observe.samples import read_samples
 from graphs.grpo import grpo
 
@@ -164,6 +166,27 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     same_as(whole("followed"), tmp_path / "killed")
 
 
+def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
+    tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
+) -> None:
+    """SIGTERM from a batch system, as the processes start as well: nobody but the process of the run hears of it."""
+    with process(tiny, tmp_path, "apart", STEPS) as made:
+        wait_for(made, "step 3")
+        there = [pid for child in children(made.pid) for pid in (child, *children(child))]
+        for pid in (made.pid, *there):
+            os.kill(pid, signal.SIGTERM)
+        out, err = made.communicate()
+    assert made.returncode == 143, err
+    assert "stopped by SIGTERM" in out
+    assert "SIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to stop now" in err
+    assert "Traceback" not in err
+    end_of_children(there)
+    last = metrics(tmp_path / "killed")[-1]["step"]
+    assert (tmp_path / "killed" / "checkpoints" / f"step_{last}").is_dir()
+    assert resume(tmp_path / "killed").step == STEPS
+    same_as(whole("evaluated"), tmp_path / "killed")
+
+
 def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
     with process(tiny, tmp_path, "lagging", 100_000) as made:
         wait_for(made, "step 3")
@@ -232,8 +255,44 @@ def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: Path, option
 def test_another_graph_is_refused(tiny: Path, options: Options) -> None:
     first = run(small(tiny), options(1))
     other = grpo(str(tiny / "model"), str(tiny / "train.parquet"), vowels, n=2, batch=4, max_tokens=6)
-    with pytest.raises(CheckpointError, match="expected graph"):
+    with pytest.raises(CheckpointError, match=r"node rollout: n: 4 -> 2\n  node train_policy: lr: 0.001 -> 1e-06\n"):
         resume(first.folder, graph=other)
+    before = (first.folder / "graph.json").read_text()
+    assert resume(first.folder, graph=other, accept_changes=True, steps=2).step == 2
+    assert (first.folder / "graph.json").read_text() != before
+    assert resume(first.folder, steps=3).step == 3  # which is asked for once
+    cut = Cut.from_json((first.folder / "checkpoints" / "step_3" / "cut.json").read_bytes())
+    assert cut.record is not None
+    assert [(c.step, c.what, c.new) for c in cut.record.changes] == [(2, "n", "2"), (2, "lr", "1e-06")]
+
+
+# by the clock
+
+
+def test_timed_checkpoints_change_no_bit_wherever_they_fall(
+    tiny: Path, options: Options, whole: Callable[[str], Result]
+) -> None:
+    """At each Step, and at those that the clock says; each of them is one to go on from."""
+    always = run(followed(tiny), options(STEPS, name="always", checkpoint_minutes=1e-9, keep=20))
+    same_as(whole("followed"), always.folder)
+    found = {int(p.name.removeprefix("step_")) for p in (always.folder / "checkpoints").glob("step_*")}
+    assert found == set(range(1, STEPS + 1))
+    for later in range(5, STEPS + 1):
+        shutil.rmtree(always.folder / "checkpoints" / f"step_{later}")
+    resume(always.folder, checkpoint_minutes=0.0005)
+    same_as(whole("followed"), always.folder)
+
+
+# the end of a run that turns out to have been the last Step's
+
+
+def test_the_last_evaluation_is_made_up_for(tiny: Path, options: Options) -> None:
+    graph = evaluated(tiny, every=4)
+    wanted = run(graph, options(3, name="wanted"))
+    stopped = run(graph, options(5, name="stopped"), until=lambda row: row["step"] == 3)
+    assert "eval/vowels" not in metrics(stopped.folder)[-1]
+    resume(stopped.folder, steps=3)
+    assert timeless(metrics(stopped.folder)) == timeless(metrics(wanted.folder))
 
 
 def test_a_damaged_checkpoint_is_passed_over(tiny: Path, options: Options, whole: Callable[[str], Result]) -> None:

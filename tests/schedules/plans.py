@@ -187,6 +187,7 @@ def case(seed: int, *, up: bool = False) -> Case:
         settings=Settings(
             steps=steps,
             checkpoint_every=draw.choice((0, 1, 2, 3)),
+            checkpoint_seconds=_timed(seed),
             error_budget=1.0,
             last_batch=draw.choice(("train", "drop")),
             patience=1e-9,  # no prompt is ever given up in vain, whatever the weather
@@ -220,6 +221,11 @@ def _tensor(seed: int, node: PlannedNode) -> PlannedNode:
     tensor = draw.choice([n for n in range(2, count + 1) if count % n == 0] or [1])
     layout = Layout(data=count // tensor, tensor=tensor)
     return replace(node, layout=layout) if draw.random() < 0.5 else node
+
+
+def _timed(seed: int) -> float:
+    """Half of the runs are stored by the clock, too. Drawn apart from all else, as in _tensor."""
+    return random.Random(f"{seed}/timed").choice((0.0, 0.0, 2.0, 20.0, 100.0))
 
 
 def _patient(plan: Plan) -> Plan:

@@ -19,6 +19,7 @@ from dataflow.batch import Keys
 from engine.coordinator.messages import (
     NO_VERSION,
     Checkpoint,
+    Checkpointed,
     ChunkDone,
     Evaluate,
     Evaluated,
@@ -358,12 +359,15 @@ class Proof:
             assert not others & trained, f"samples of step {step}: {others & trained} are of another"
 
     def cuts_exact(self) -> None:
-        """Checkpoints come every k Steps and at the end; every position is in exactly one state."""
+        """Checkpoints come every k Steps, by the clock and at the end; every position is in exactly one state."""
         every = self.case.settings.checkpoint_every
-        found = self.once(m.step for m in self.said(Checkpoint))
+        found = self.once(m.step for m in self.said(Checkpoint) if not m.timed)
+        timed = self.once(m.step for m in self.said(Checkpoint) if m.timed)
         due = {s for s in range(self.first_step + 1, self.last_step + 1) if every and s % every == 0}
-        due |= {self.last_step} - {self.first_step}
+        assert not due & set(timed), f"due by Steps, and told as timed: {due & set(timed)}"
+        due |= {self.last_step} - {self.first_step, *timed}
         assert found == sorted(due), f"checkpoints at {found}, due were {sorted(due)}"
+        self._by_the_clock()
         for message in self.said(Checkpoint):
             for name, cut in message.sources.items():
                 live = [k[0] for k in (*cut.running, *cut.finished)]
@@ -378,6 +382,21 @@ class Proof:
                     if step <= message.step
                 }
                 assert not trained & set(live), f"{name}: trained and still live at step {message.step}"
+
+    def _by_the_clock(self) -> None:
+        """A timed checkpoint comes at the first end of a Step that is late enough after the last, never sooner."""
+        seconds = self.case.settings.checkpoint_seconds
+        stored = [(at, e.step) for at, e in self.history.events if isinstance(e, Checkpointed)]
+        told = [(at, m) for at, m in self.history.instructions if isinstance(m, Checkpoint)]
+        for at, message in told:
+            before = max((when for when, step in stored if step < message.step), default=0.0)
+            assert not message.timed or (seconds and at - before >= seconds), f"step {message.step} was stored too soon"
+        begun = self.history.events[0][0]
+        closed = [(at, m) for at, m in self.history.instructions if isinstance(m, StepClosed)]
+        for at, message in closed if seconds and self.run.finish is not None else ():
+            before = max((when for when, step in stored if step < message.step), default=begun)
+            if message.step > self.first_step and at - before >= seconds:
+                assert message.step in {m.step for _, m in told}, f"step {message.step} was not stored"
 
     def admitted_in_order(self) -> None:
         """Fresh prompts are admitted in the order of the source; a further attempt follows the one before."""

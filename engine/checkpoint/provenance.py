@@ -1,0 +1,301 @@
+"""What a run is made of: each node's parameters, data, models and the user's source files; and what differs.
+
+Owns: the record that every cut has, its comparison, the changes that were accepted. Does not own: digests of files
+(contents.py), what is done about a difference (engine/resuming.py).
+
+Paths and source lines do not count, nor do names of graphs; our own version is recorded and not compared. Of the user's
+source files those count that define a function or class of the graph, and those that such a file imports, as far as
+their modules are among its names. What is installed (site-packages) is in versions.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dataflow
+from dataflow.graph import Graph
+from dataflow.loss import Loss, LossFunction
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.snapshot import encode
+from engine.checkpoint.contents import code_digest, data_digest, model_digest
+
+CONTENT = "content "
+"""What the value of a file begins with."""
+_INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_ROOT = Path(dataflow.__file__).resolve().parents[1]
+_OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "graphs", "engine"))
+_SHOWN = 60
+
+Values = Mapping[str, str]
+"""Parameter -> its value as text."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """nodes, models: by name. sources: module (`__main__:function` for what stands in no module) -> digest of its code.
+    places: where files were, and version: of this package; neither is compared.
+    """
+
+    nodes: Mapping[str, Values]
+    models: Mapping[str, Values]
+    sources: Values
+    trains: tuple[str, ...]
+    places: Values
+    version: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """where: node, model or source file; what: of it. old, new: as text, empty where there is none."""
+
+    where: str
+    what: str
+    old: str
+    new: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        place = f" ({self.place})" if self.place else ""
+        if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
+            return f"{self.where}: {self.what}{place}: its content is another"
+        return f"{self.where}: {self.what}{place}: {_short(self.old)} -> {_short(self.new)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A difference that was accepted; it holds from this Step on."""
+
+    step: int
+    where: str
+    what: str
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a cut keeps of it: of what the run is made now, and what it was made of before."""
+
+    made_of: Provenance
+    changes: tuple[Change, ...] = ()
+
+
+def provenance(graph: Graph) -> Provenance:
+    """Of a graph, as its files are now. Raises DataError where data is not there, GraphError as `to_json` does."""
+    places: dict[str, str] = {}
+    models: list[Model] = []
+    for state in graph.states:
+        models += [state] if isinstance(state, Model) and state not in models else []
+    nodes = {node.name: _node(node, places) for node in graph.nodes}
+    return Provenance(
+        nodes=nodes,
+        models={model.name: _model(model, places) for model in models},
+        sources=_sources(graph, places),
+        trains=tuple(sink.name for sink in graph.sinks),
+        places=places,
+        version=metadata.version("dataflow-rl"),
+    )
+
+
+def differences(old: Provenance, new: Provenance) -> list[Difference]:
+    """What is another now, in the order of nodes, models, source files."""
+    found = [*_of_groups("node", old.nodes, new.nodes, new.places)]
+    found += _of_groups("model", old.models, new.models, new.places)
+    for name in (name for name in old.sources if name in new.sources):  # whoever names another one differs itself
+        before, now = old.sources[name], new.sources[name]
+        if before and now and before != now:
+            place = new.places.get(f"source {name}", old.places.get(f"source {name}", ""))
+            found.append(Difference(where="source file", what=name, old=before, new=now, place=place))
+    if old.trains != new.trains and set(old.trains) == set(new.trains):
+        before, now = ", ".join(old.trains), ", ".join(new.trains)
+        found.append(Difference(where="graph", what="order of its sinks", old=before, new=now))
+    return found
+
+
+def _of_groups(kind: str, old: Mapping[str, Values], new: Mapping[str, Values], places: Values) -> Iterator[Difference]:
+    for name in _names(old, new):
+        if name not in old or name not in new:
+            before, now = ("there", "not there") if name in old else ("not there", "there")
+            yield Difference(where=kind, what=name, old=before, new=now)
+            continue
+        for key in _names(old[name], new[name]):
+            before, now = old[name].get(key, ""), new[name].get(key, "")
+            if before != now:
+                place = places.get(f"{kind} {name} {key}", "")
+                yield Difference(where=f"{kind} {name}", what=key, old=before, new=now, place=place)
+
+
+def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys([*old, *new]))
+
+
+def _short(value: str) -> str:
+    return (value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...") or "nothing"
+
+
+# --- nodes and models -------------------------------------------------------------------------------------------------
+
+
+def _node(node: Node, places: dict[str, str]) -> dict[str, str]:
+    found = {"operator": node.operator.path.partition("@")[0]}
+    found |= {f"input {key}": port.label for key, port in node.inputs.items()}
+    found |= {f"model {key}": state.name for key, state in node.states.items()}
+    for key, value in node.params.items():
+        if key == "data" and node.operator.data_files and isinstance(value, str):
+            found[key] = _data(node, value)
+            places[f"node {node.name} data"] = value
+        else:
+            found |= _leaves(key, value, f"node {node.name!r}, parameter {key!r}")
+    return found
+
+
+def _data(node: Node, data: str) -> str:
+    module, _, name = node.operator.data_files.partition(":")
+    files = getattr(importlib.import_module(module), name)(data, node.params.get("split"))
+    return f"{CONTENT}{data_digest(files)}" if files else data
+
+
+def _model(model: Model, places: dict[str, str]) -> dict[str, str]:
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.compare}
+    fields["follows"] = model.follows.name if model.follows else None
+    digest = model_digest(fields.pop("base"))
+    places[f"model {model.name} base"] = model.base
+    found = {"base": f"{CONTENT}{digest}" if digest is not None else model.base}
+    for key in (key for key in fields if key != "name"):
+        found |= _leaves(key, fields[key], f"model {model.name!r}")
+    return found
+
+
+def _leaves(key: str, value: Any, where: str) -> dict[str, str]:
+    """A parameter as texts, those of a loss one by one."""
+    if not isinstance(value, Loss):
+        return {key: _text(value, where)}
+    found = {}
+    for term in value.terms:
+        label = f"{key}.{term.label or term.function.name}"
+        found |= {label: term.function.path.partition("@")[0], f"{label}.weight": _text(term.weight, where)}
+        found |= {f"{label}.{name}": _text(given, where) for name, given in term.params}
+        found |= {f"{label}.now": ", ".join(term.now)} if term.now else {}
+    return found
+
+
+def _text(value: Any, where: str) -> str:
+    written = _placeless(encode(value, where))
+    return written if isinstance(written, str) else json.dumps(written)
+
+
+def _placeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        if len(value) == 1 and "function" in value:
+            return value["function"]
+        return {key: _placeless(part) for key, part in value.items() if key not in ("origin", "at")}
+    return [_placeless(part) for part in value] if isinstance(value, list) else value
+
+
+# --- the user's source files ------------------------------------------------------------------------------------------
+
+
+def _sources(graph: Graph, places: dict[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    modules: dict[str, ModuleType] = {}
+    for thing in _things(graph):
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        if module is not None and _is_users(module):
+            modules.setdefault(module.__name__, module)
+        elif _stands_alone(thing, module):
+            name = f"__main__:{thing.__qualname__}"
+            text = _source(thing)
+            found[name] = f"{CONTENT}{code_digest(text)}" if text else ""
+    for name, module in _with_imports(modules).items():
+        path = Path(module.__file__ or "")
+        found[name] = f"{CONTENT}{code_digest(path.read_text(encoding='utf-8', errors='surrogateescape'))}"
+        places[f"source {name}"] = path.name
+    return dict(sorted(found.items()))
+
+
+def _things(graph: Graph) -> Iterator[Any]:
+    """Every function and class that a graph names."""
+    for node in graph.nodes:
+        if node.operator.function is not None:
+            yield node.operator.function
+        yield from node.schemas
+        for value in node.params.values():
+            yield from _within(value)
+
+
+def _within(value: Any) -> Iterator[Any]:
+    if isinstance(value, functools.partial):
+        yield from _within((value.func, value.args, value.keywords))
+    elif isinstance(value, LossFunction):
+        yield value.fn
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield type(value)
+        yield from _within([getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif isinstance(value, Mapping):
+        yield from _within(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _within(part)
+    elif inspect.ismethod(value):
+        yield from (value.__func__, type(value.__self__))
+    elif isinstance(value, type) or inspect.isroutine(value):
+        yield inspect.unwrap(value) if callable(value) else value
+    elif callable(value):
+        yield type(value)
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether a module is a file of the user's: not installed, not ours, and not the script itself, whose other lines
+    say how the run is started.
+    """
+    file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
+        return False
+    return not file.startswith(_INSTALLED) and not str(Path(file).resolve()).startswith((*_INSTALLED, *_OURS))
+
+
+def _stands_alone(thing: Any, module: ModuleType | None) -> bool:
+    """Whether only its own text says what it is: it stands in the script or the notebook."""
+    own = getattr(thing, "__qualname__", None) is not None
+    return own and (module is None or module.__name__ == "__main__")
+
+
+def _source(thing: Any) -> str:
+    """Empty where nobody knows it any more; then it is not compared."""
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return ""
+
+
+def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+    """These modules, and those of the user's that they import by name or from which they import something."""
+    found, left = dict(modules), list(modules.values())
+    while left:
+        importer = left.pop()
+        for value in list(vars(importer).values()):
+            module = value if isinstance(value, ModuleType) else sys.modules.get(_module_of(value))
+            if module is None or module.__name__ in found or not _is_users(module):
+                continue
+            if module is value and module.__name__.startswith(f"{importer.__name__}."):
+                continue  # a package has the name of each part that anybody has imported
+            found[module.__name__] = module
+            left.append(module)
+    return found
+
+
+def _module_of(value: Any) -> str:
+    name = getattr(value, "__module__", None) if isinstance(value, type) or inspect.isroutine(value) else None
+    return name if isinstance(name, str) else ""

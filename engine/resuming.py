@@ -1,0 +1,131 @@
+"""Where a run begins: anew, or at a checkpoint that it may go on from.
+
+Owns: choosing that checkpoint, refusing a run that is made of something else now or whose metrics have a gap, the
+record of changes that were accepted. Does not own: what counts as a change (engine/checkpoint/provenance.py), reading
+the checkpoint (engine/runtime/files.py).
+
+    changes.json    {"step": of the cut, "made_of": since then, "changes": [{step, where, what, old, new}, ...]}
+
+A going back within a run is no resume: whatever the run began with was looked at then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dataflow.errors import CheckpointError, RunError
+from engine.checkpoint.cut import Cut, read_cut
+from engine.checkpoint.provenance import Change, Difference, Provenance, Record, differences
+from engine.checkpoint.store import Checkpoint, CheckpointStore
+from engine.observe.runfolder import RunFolder
+from engine.observe.sinks import recorded_steps
+
+CHANGES = "changes.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Of the first attempt: at this checkpoint, or at the beginning. record: for every cut from here on."""
+
+    record: Record
+    checkpoint: Checkpoint | None = None
+
+
+class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """changes.json: what was accepted last, and everything that ever was."""
+
+    step: int
+    made_of: Provenance
+    changes: list[Change]
+
+
+def beginning(
+    folder: RunFolder, store: CheckpointStore, made_of: Provenance, graph: str, *, accept: bool = False
+) -> Beginning:
+    """Of a resume. made_of, graph (a digest): of the run as it would go on. accept: record differences, refuse none.
+
+    Raises CheckpointError where something differs, each named, and where all checkpoints are damaged.
+    """
+    latest = store.latest()
+    if latest is None:
+        _say_anew(folder)
+        return Beginning(record=Record(made_of=made_of))
+    cut = read_cut(latest.path, latest.step)
+    known = _accepted(folder, cut)
+    found = _differences(known, cut, made_of, graph) + _gap(folder, cut.step)
+    if not found:
+        return Beginning(record=Record(made_of=made_of, changes=known.changes if known else ()), checkpoint=latest)
+    if not accept:
+        raise CheckpointError(_refusal(folder, cut.step, found))
+    now = [Change(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new) for d in found]
+    record = Record(made_of=made_of, changes=(*(known.changes if known else ()), *now))
+    kept = _Accepted(step=cut.step, made_of=made_of, changes=list(record.changes))
+    folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
+    _say(f"{folder.path}: from step {cut.step + 1} on:\n" + "\n".join(f"  {each}" for each in found))
+    return Beginning(record=record, checkpoint=latest)
+
+
+def _accepted(folder: RunFolder, cut: Cut) -> Record | None:
+    """What the run was made of when it ended: what was accepted after the cut, before another was written, else the
+    cut's own. None where an older release wrote it.
+    """
+    path = folder.path / CHANGES
+    if path.is_file():
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{path}: cannot be read: {error}. Fix: restore it, or delete it.") from error
+        if found.step >= cut.step:
+            return Record(made_of=found.made_of, changes=tuple(found.changes))
+    return cut.record
+
+
+def _differences(known: Record | None, cut: Cut, made_of: Provenance, graph: str) -> list[Difference]:
+    if known is not None:
+        return differences(known.made_of, made_of)
+    same = cut.graph == graph  # a digest is all that there is
+    return [] if same else [Difference(where="graph", what="its digest", old=cut.graph, new=graph)]
+
+
+def _gap(folder: RunFolder, until: int) -> list[Difference]:
+    """Steps up to the cut that the metrics do not have."""
+    missing = sorted(set(range(1, until + 1)) - set(recorded_steps(folder.metrics)))
+    if not missing:
+        return []
+    wanted = f"steps 1 to {until}"
+    return [Difference(where=folder.metrics.name, what="steps", old=wanted, new=f"all but {_spans(missing)}")]
+
+
+def _spans(steps: Sequence[int]) -> str:
+    """`3, 5-7`."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and step == found[-1][1] + 1:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in found]
+    return ", ".join(shown[:5] + (["..."] if len(shown) > 5 else []))
+
+
+def _refusal(folder: RunFolder, step: int, found: Sequence[Difference]) -> str:
+    lines = "\n".join(f"  {each}" for each in found)
+    what = "one thing is" if len(found) == 1 else f"{len(found)} things are"
+    return (
+        f"{folder.path}: expected what the run had up to step {step}, found that {what} another:\n{lines}\n"
+        f"Fix: undo that; or --accept-changes, which records that it holds from step {step + 1} on."
+    )
+
+
+def _say_anew(folder: RunFolder) -> None:
+    reached = max(recorded_steps(folder.metrics), default=0)
+    lost = f"; its metrics came to step {reached}, which nothing is left of" if reached else ""
+    _say(f"{folder.path}: no checkpoint was written before the run ended{lost}. It begins anew, with the same seed.")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

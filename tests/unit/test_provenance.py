@@ -1,0 +1,236 @@
+"""What a run is made of: which changes of parameters, data, models and source files count, and which do not."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.errors import CheckpointError
+from dataflow.graph import Graph
+from engine.checkpoint.contents import code_digest, model_digest
+from engine.checkpoint.cut import Cut
+from engine.checkpoint.provenance import Record, differences, provenance
+from engine.checkpoint.store import CheckpointStore
+from engine.observe.runfolder import RunFolder
+from engine.resuming import beginning
+from graphs.grpo import grpo
+
+REWARD = """import my_helpers
+
+def same(completions, answer):
+    return my_helpers.compare(completions, answer)
+"""
+HELPERS = "def compare(a, b):\n    return [float(x == y) for x, y in zip(a, b)]\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with data, a model's files, and a reward file that imports another."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 32, "hidden_size": 8}')
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n")
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    (tmp_path / "my_helpers.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("my_rewards", "my_helpers"):
+        sys.modules.pop(name, None)
+
+
+def module(name: str) -> ModuleType:
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def made(here: Path, *, model: str = "model", data: str = "rows.jsonl", **parameters: object) -> Graph:
+    given: dict[str, Any] = {"n": 2, "batch": 1, "beta": 0.04} | parameters
+    return grpo(str(here / model), str(here / data), module("my_rewards").same, **given)
+
+
+def changed(here: Path, change: Callable[[], object], **parameters: object) -> list[str]:
+    before = provenance(made(here))
+    change()
+    return [str(each) for each in differences(before, provenance(made(here, **parameters)))]
+
+
+def test_a_parameter_is_named_with_both_values(here: Path) -> None:
+    assert changed(here, lambda: None, lr=1e-3) == ["node train_policy: lr: 1e-06 -> 0.001"]
+    found = changed(here, lambda: None, beta=0.5)
+    assert found == ["node train_policy: loss.clipped_policy_loss.beta: 0.04 -> 0.5"]
+
+
+def test_data_counts_by_its_content(here: Path) -> None:
+    row = json.dumps({"prompt": "a", "answer": "c"}) + "\n"
+    found = changed(here, lambda: (here / "rows.jsonl").write_text(row))
+    assert found == [f"node prompts: data ({here}/rows.jsonl): its content is another"]
+
+
+def test_a_model_counts_by_its_files(here: Path) -> None:
+    found = changed(here, lambda: (here / "model" / "model.safetensors").write_bytes(bytes(99) + b"x"))
+    assert found == [
+        f"model policy: base ({here}/model): its content is another",
+        f"model reference: base ({here}/model): its content is another",
+    ]
+
+
+def test_source_files_count_with_those_that_they_import(here: Path) -> None:
+    rewards, helpers = here / "my_rewards.py", here / "my_helpers.py"
+    assert changed(here, lambda: rewards.write_text(REWARD + "\n\nBONUS = 1.0\n")) == [
+        "source file: my_rewards (my_rewards.py): its content is another"
+    ]
+    assert changed(here, lambda: helpers.write_text(HELPERS.replace("==", "!="))) == [
+        "source file: my_helpers (my_helpers.py): its content is another"
+    ]
+
+
+def test_paths_lines_comments_and_dates_do_not_count(here: Path) -> None:
+    def change() -> None:
+        (here / "elsewhere").mkdir()
+        (here / "model").rename(here / "elsewhere" / "other")
+        (here / "rows.jsonl").rename(here / "elsewhere" / "moved.jsonl")
+        (here / "my_rewards.py").write_text("# what is compared\n\n\n" + REWARD.replace("):", "):  # both", 1))
+        os.utime(here / "elsewhere" / "moved.jsonl", (1, 1))
+
+    before = provenance(made(here))
+    change()
+    sys.modules.pop("my_rewards")
+    after = provenance(made(here, model="elsewhere/other", data="elsewhere/moved.jsonl"))
+    assert differences(before, after) == []
+
+
+def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    size = (64 << 20) + 12_345
+    with open(path, "wb") as file:
+        file.truncate(size)
+    found = {model_digest(str(tmp_path))}
+    for place in (5, 1 << 20, size // 2 - size // 2 % 65_536, size - 3):  # header, first piece, one between, the end
+        with open(path, "r+b") as file:
+            file.seek(place)
+            file.write(b"x" * 8 * 65_536 if place == size // 2 - size // 2 % 65_536 else b"x")
+            file.truncate(size)
+        found.add(model_digest(str(tmp_path)))
+    assert len(found) == 5
+    assert model_digest("hub/name") is None
+
+
+CODE = st.lists(
+    st.sampled_from(["x = 1", "def f():", "    return '''a", "b'''", "", "  ", "y = '#no'", "# c", "z = f'{x}'"])
+)
+
+
+@given(CODE)
+def test_what_is_no_code_never_counts_and_texts_do(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    assert code_digest(text) == code_digest(text)
+    try:
+        compile(text, "", "exec")
+    except SyntaxError:
+        return
+    assert code_digest(f"# first\n\n{text}\n\n# last\n") == code_digest(text)
+    assert code_digest(text + "\nw = 2") != code_digest(text)
+
+
+def test_blank_lines_and_hashes_within_texts_count() -> None:
+    assert code_digest('a = """x\n\ny"""') != code_digest('a = """x\ny"""')
+    assert code_digest("a = 'x # y'") != code_digest("a = 'x # z'")
+    assert code_digest("a = 1  # y") == code_digest("a = 1")
+    assert code_digest("if a:\n    b") != code_digest("if a:\n        b")
+
+
+# --- what a resume makes of it ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(here: Path) -> Iterator[RunFolder]:
+    """The folder of a run that was stored at Step 2 and came to Step 3."""
+    with RunFolder.create("r", here / "runs") as folder:
+        store_at(folder, 2, Record(made_of=provenance(made(here))))
+        steps(folder, 1, 2, 3)
+        yield folder
+
+
+def store_at(folder: RunFolder, step: int, record: Record | None, graph: str = "g") -> CheckpointStore:
+    store = CheckpointStore(folder.checkpoints)
+    cut = Cut(step=step, seed=0, graph=graph, record=record)
+    store.write(step, lambda directory: (directory / "cut.json").write_bytes(cut.to_json()), {})
+    return store
+
+
+def steps(folder: RunFolder, *found: int) -> None:
+    folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in found))
+
+
+def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Record:
+    found = beginning(folder, CheckpointStore(folder.checkpoints), provenance(graph), "g", accept=accept)
+    return found.record
+
+
+def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> None:
+    begin(run, made(here))
+    (here / "my_helpers.py").write_text(HELPERS.replace("==", "!="))
+    with pytest.raises(CheckpointError) as refused:
+        begin(run, made(here, lr=1e-3))
+    assert str(refused.value) == (
+        f"{run.path}: expected what the run had up to step 2, found that 2 things are another:\n"
+        "  node train_policy: lr: 1e-06 -> 0.001\n"
+        "  source file: my_helpers (my_helpers.py): its content is another\n"
+        "Fix: undo that; or --accept-changes, which records that it holds from step 3 on."
+    )
+
+
+def test_what_was_accepted_is_recorded_and_not_asked_again(here: Path, run: RunFolder) -> None:
+    record = begin(run, made(here, lr=1e-3), accept=True)
+    (change,) = record.changes
+    assert (change.step, change.where, change.what, change.old, change.new) == (
+        3,
+        "node train_policy",
+        "lr",
+        "1e-06",
+        "0.001",
+    )
+    assert json.loads((run.path / "changes.json").read_text())["changes"][0]["step"] == 3
+    assert begin(run, made(here, lr=1e-3)) == record  # it died before its next checkpoint
+    store_at(run, 3, record)
+    assert begin(run, made(here, lr=1e-3)) == record
+    with pytest.raises(CheckpointError, match=r"lr: 0\.001 -> 1e-06"):
+        begin(run, made(here))
+    assert [c.step for c in begin(run, made(here), accept=True).changes] == [3, 4]
+
+
+def test_a_gap_in_the_metrics_is_refused(here: Path, run: RunFolder) -> None:
+    store_at(run, 9, Record(made_of=provenance(made(here))))
+    steps(run, 1, 3, 4, 8, 9)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: steps: steps 1 to 9 -> all but 2, 5-7"):
+        begin(run, made(here))
+    begin(run, made(here), accept=True)
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunFolder.create("new", here / "runs") as folder:
+        found = beginning(folder, CheckpointStore(folder.checkpoints), provenance(made(here)), "g")
+        assert found.checkpoint is None
+        assert "no checkpoint was written before the run ended. It begins anew" in capsys.readouterr().err
+        steps(folder, 1, 2)
+        beginning(folder, CheckpointStore(folder.checkpoints), provenance(made(here)), "g")
+        assert "its metrics came to step 2, which nothing is left of" in capsys.readouterr().err
+
+
+def test_an_older_cut_is_compared_by_its_digest(here: Path, run: RunFolder) -> None:
+    store_at(run, 2, None, graph="g")
+    begin(run, made(here, lr=1e-3))
+    store_at(run, 2, None, graph="h")
+    with pytest.raises(CheckpointError, match="graph: its digest: h -> g"):
+        begin(run, made(here))
