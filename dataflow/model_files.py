@@ -177,7 +177,8 @@ def _checked(path: Path, name: str, entry: Any) -> int:
     """Where the tensor's bytes end, after what the header begins."""
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        right = 0 <= begin <= end and end - begin == prod(shape) * _BYTES.get(kind, (end - begin) / max(1, prod(shape)))
+        size = prod(shape) * _BYTES[kind] if kind in _BYTES else end - begin
+        right = 0 <= begin <= end and end - begin == size
     except (TypeError, KeyError, ValueError):
         right = False
     if not right:
@@ -270,8 +271,7 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     scaling = scaling if isinstance(scaling, dict) else {}
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    stretched = kind in ("yarn", "linear", "dynamic") and isinstance(factor, (int, float)) and 1 <= factor < math.inf
-    if not stretched:
+    if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
         return min(found)
     before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
     return int((before if type(before) is int else min(found)) * factor)

@@ -163,7 +163,7 @@ def apart(case: Case, folder: Path, *more: str) -> Said:
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = made.communicate(timeout=120)
+        out, err = made.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         os.killpg(made.pid, 9)
         out, err = made.communicate()
@@ -218,8 +218,7 @@ def prepare(folder: Path, seed: int) -> None:
     """A good model, a spoilt copy for each case, the graphs, and their data."""
     import shutil
 
-    sys.path.insert(0, str(ROOT / "tests" / "unit"))
-    from torch_models import save_tiny
+    from tests.unit.torch_models import save_tiny
 
     save_tiny(folder / "good")
     for case in cases():

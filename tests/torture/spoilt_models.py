@@ -58,7 +58,10 @@ def without(name: str) -> Spoil:
 
 
 def with_text(name: str, text: str) -> Spoil:
-    return lambda folder, draw: (folder / name).write_text(text) and None
+    def spoil(folder: Path, draw: random.Random) -> None:
+        (folder / name).write_text(text)
+
+    return spoil
 
 
 def with_json(name: str, **changes: Any) -> Spoil:
