@@ -1,8 +1,8 @@
-"""Trained at: log-probs that a loss compares are of one temperature.
+"""Trained at: a stated temperature of training is that of the log-probs that the loss compares with.
 
-Owns: the temperature at which a train node computes log-probs, against those that it compares them with: the sampler's
-recorded ones, and those of `logprobs`. Does not own: which temperature a node gets where none is stated (a pass of the
-planner).
+Owns: the temperature at which a train node computes log-probs, against that of the sampler's recorded ones, and of
+`logprobs` that follow the rollout. Does not own: a temperature stated in `logprobs`, which is meant (a reference may
+have its own), nor which one a node gets where none is stated (a pass of the planner).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataflow.schema import Logprobs
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Ratios and divergences of two temperatures."""
+    """Log-probs of two temperatures, where one was stated for training."""
     for node in context.graph.nodes:
         loss = node.params.get("loss")
         if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
@@ -47,22 +47,19 @@ def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
 
 
 def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
-    """A port of log-probs that an operator of ours computed."""
-    if not issubclass(wire.input.schema, Logprobs):
-        return
+    """A port of log-probs that are computed at the rollout's temperature."""
     maker = _behind_selects(wire.port).node
-    if maker.operator.work != "forward" or "temperature" not in maker.params:
+    follows = maker.operator.work == "forward" and maker.params.get("temperature", 0) is None
+    if not follows or not issubclass(wire.input.schema, Logprobs):
         return
-    at = _logprobs_at(maker)
+    at = _sampled(maker.inputs["rows"])
     if at is None or at == trained:
         return
     problem = (
-        f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}, and {node.name} is at "
+        f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}, that of its rows, and "
     )
-    problem += f"{trained}: they are of two distributions"
-    stated = maker.params["temperature"] is not None
-    one, other = (maker.name, trained) if stated else (node.name, at)
-    fix = f"leave temperature= out of {one!r}, or temperature={other}"
+    problem += f"{node.name} is at {trained}: they are of two distributions"
+    fix = f"leave temperature= out of {node.name!r}, or temperature={trained} in {maker.name!r}, too"
     yield Fault(rule="trained_at", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
 
 
@@ -72,11 +69,6 @@ def _trained(node: Node, loss: Loss) -> float | None:
     if stated is not None:
         return _at(stated)
     return 1.0 if loss.supervised else _sampled(node.inputs["rows"])
-
-
-def _logprobs_at(maker: Node) -> float | None:
-    stated = maker.params["temperature"]
-    return _at(stated) if stated is not None else _sampled(maker.inputs["rows"])
 
 
 def _sampled(rows: Port[Any]) -> float | None:

@@ -34,7 +34,7 @@ from operators.losses import clipped_policy_loss, policy_gradient_loss
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-from tests.right_graphs import RIGHT, teacher_advantage
+from tests.right_graphs import RIGHT
 from tests.unit.planning import CLUSTER, ask, brief, exact, make_tiny, placed, planned
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
@@ -95,7 +95,8 @@ def test_old_of_two_updates_stays() -> None:
     assert with_old(minibatches=2).node("old").region == "step"
 
 
-def test_old_at_the_stated_temperature_of_the_rows_is_the_current_logprob() -> None:
+def test_old_at_another_temperature_than_the_rows_is_no_current_logprob() -> None:
+    assert with_old(temperature=1.0).node("old").operator == "logprobs"
     assert "old" not in [n.name for n in with_old(temperature=0.7).nodes]
 
 
@@ -112,12 +113,9 @@ def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:
 
 
 def test_a_temperature_that_the_user_gave_stays() -> None:
-    teacher = logprobs(Model("teacher", "tiny"), sampled(temperature=0.7), temperature=1.0)
-    rollout = teacher.node.inputs["rows"]
-    loss = policy_gradient_loss(teacher_advantage(rollout, teacher))
-    plan = planned(Graph("g", train(policy, rollout, loss=loss, lr=1e-3)))
+    plan = with_old(minibatches=2, temperature=1.0)
     assert plan.program is not None
-    assert plan.program.node("teacher").params["temperature"] == 1.0
+    assert plan.program.node("old").params["temperature"] == 1.0
 
 
 def test_the_temperature_is_found_behind_a_selection_and_not_on_another_line() -> None:
