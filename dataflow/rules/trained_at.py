@@ -1,8 +1,8 @@
-"""Trained at: log-probs that a loss compares are of one temperature.
+"""Trained at: a stated temperature of training is that of the log-probs that the loss compares with.
 
-Owns: the temperature at which a train node computes log-probs, against those that it compares them with: the sampler's
-recorded ones, and those of `logprobs`. Does not own: which temperature a node gets where none is stated (a pass of the
-planner).
+Owns: the temperature at which a train node computes log-probs, against that of the sampler's recorded ones, and of
+`logprobs` that follow the rollout or that a ratio is made with. Does not own: a temperature stated for a reference,
+which is meant, nor which one a node gets where none is stated (a pass of the planner).
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from dataflow.rows import generations, physical
 from dataflow.rules.context import Context, Wire, line_of
 from dataflow.schema import Logprobs
 
+_RATIOS = ("old", "proximal")
+"""Ports whose log-probs are divided into those of training."""
+
 
 def check(context: Context) -> Iterator[Fault]:
-    """Ratios and divergences of two temperatures."""
+    """Ratios of two temperatures, and references at another one than training that nobody stated."""
     for node in context.graph.nodes:
         loss = node.params.get("loss")
         if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
@@ -48,22 +51,22 @@ def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
 
 
 def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
-    """A port of log-probs that an operator of ours computed."""
+    """A port of log-probs that are computed at another temperature; a reference may have one of its own, if stated."""
     if not issubclass(wire.input.schema, Logprobs):
         return
     maker = physical(wire.port).node
     if maker.operator.work != "forward" or "temperature" not in maker.params:
         return
-    at = _logprobs_at(maker)
+    stated = maker.params["temperature"] is not None
+    if stated and wire.name not in _RATIOS:
+        return
+    at = _at(maker.params["temperature"]) if stated else _sampled(maker.inputs["rows"])
     if at is None or at == trained:
         return
-    problem = (
-        f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}, and {node.name} is at "
-    )
-    problem += f"{trained}: they are of two distributions"
-    stated = maker.params["temperature"] is not None
-    one, other = (maker.name, trained) if stated else (node.name, at)
-    fix = f"leave temperature= out of {one!r}, or temperature={other}"
+    where = "" if stated else ", that of its rows,"
+    problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}{where} and "
+    problem += f"{node.name} is at {trained}: they are of two distributions"
+    fix = f"leave temperature= out of {(maker if stated else node).name!r}, or temperature={trained} in {maker.name!r}"
     yield Fault(rule="trained_at", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
 
 
@@ -73,11 +76,6 @@ def _trained(node: Node, loss: Loss) -> float | None:
     if stated is not None:
         return _at(stated)
     return 1.0 if loss.supervised else _sampled(node.inputs["rows"])
-
-
-def _logprobs_at(maker: Node) -> float | None:
-    stated = maker.params["temperature"]
-    return _at(stated) if stated is not None else _sampled(maker.inputs["rows"])
 
 
 def _sampled(rows: Port[Any]) -> float | None:

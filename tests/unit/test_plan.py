@@ -37,7 +37,7 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-from tests.right_graphs import RIGHT, teacher_advantage
+from tests.right_graphs import RIGHT
 from tests.unit.planning import CLUSTER, ask, brief, exact, make_tiny, placed, planned
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
@@ -134,12 +134,12 @@ def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:
 
 
 def test_a_temperature_that_the_user_gave_stays() -> None:
-    teacher = logprobs(Model("teacher", "tiny"), sampled(temperature=0.7), temperature=1.0)
-    rollout = teacher.node.inputs["rows"]
-    loss = policy_gradient_loss(teacher_advantage(rollout, teacher))
+    rollout = sampled(temperature=0.7)
+    reference = logprobs(Model("reference", "tiny"), rollout, temperature=1.0)
+    loss = clipped_policy_loss(scored(rollout), reference=reference, beta=0.1)
     plan = planned(Graph("g", train(policy, rollout, loss=loss, lr=1e-3)))
     assert plan.program is not None
-    assert plan.program.node("teacher").params["temperature"] == 1.0
+    assert plan.program.node("reference").params["temperature"] == 1.0
 
 
 def test_rows_of_two_generations_have_nobodys_temperature() -> None:

@@ -38,8 +38,8 @@ def reference_at_another_temperature() -> Graph:
     rollout = cool()
     pairs = pair(scored(rollout))
     rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
-    reference = logprobs(Model("reference", BASE), rollout, temperature=1.0)
-    return graph(train(policy, rollout, loss=dpo_loss(pairs, reference=reference), lr=1e-6))
+    reference = logprobs(Model("reference", BASE), rollout)
+    return graph(train(policy, rollout, loss=dpo_loss(pairs, reference=reference), temperature=1.0, lr=1e-6))
 
 
 def imitation_at_a_temperature_of_zero() -> Graph:
