@@ -1,43 +1,60 @@
 """The parent's end of reward processes: start, ask, wait, kill.
 
-Owns: one child process for each function, the socket to it, and time limits. Does not own: the child's inside
-(scoring_child.py), and what follows from a fault (scoring.py).
+    waits for                                   unblocked by
+    an answer, room to send, what is printed    the function's process; its keeper, which tells of its end; a deadline
+
+Owns: for each function a keeper and the function's process below it, the sockets to both, the pipe of what they print,
+and time limits. Does not own: the child's inside (scoring_child.py), how everything below it ends (scoring_keeper.py),
+frames (scoring_frames.py), and what follows from a fault (scoring.py).
 
 Columns go out as an Arrow IPC stream, numbers come back as msgpack. The only pickle is the function itself, sent once
 at the start of a child. The child is a fresh interpreter and not a spawn of multiprocessing, which would import the
-parent's main module again.
+parent's main module again. Waiting is by poll: descriptors may have any number.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import wait
 from typing import Protocol
 
 import cloudpickle
-import msgspec
 import pyarrow as pa
 
 from dataflow.errors import KernelError
 from dataflow.shipping import by_value
-from operators.kernels.scoring_child import Caught, Fault, Outcome, Scorer, receive_frame, send_frame
+from operators.kernels.scoring_child import STACK_SIGNAL, Caught, Scorer
+from operators.kernels.scoring_frames import HEADER, MARK, Answers, Fault, FaultKind, Garbled, Outcome, judged_answer
+from operators.kernels.scoring_keeper import sweep
+from operators.kernels.scoring_output import Output
 from operators.rewards import RewardFn
+
+_log = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
 """For a child to import what its function imports; torch alone takes seconds."""
 _GOODBYE_SECONDS = 2.0
+_KEEPER_SECONDS = 8.0
+"""In which a keeper has ended everything, and itself."""
+_STACK_SECONDS = 0.3
+"""Without a further word, after which a stack that was asked for is complete, or does not come."""
+_STACK_LINES = 200
+_MARK = "DATAFLOW_REWARD"
+_READ = 1 << 16
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from operators.kernels.scoring_child import main; main(int(sys.argv[2]))"
+    "from operators.kernels.scoring_keeper import main; main(*map(int, sys.argv[2:]))"
 )
 
 
@@ -92,27 +109,19 @@ class Children:
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
         """See Scorers. timeout seconds for all of them together, since they run at the same time."""
-        self._start([self._children[index] for index in calls if not self._children[index].running])
-        deadline = time.monotonic() + self._timeout
-        outcomes: dict[int, Outcome] = {}
-        for index, records in calls.items():
-            lost = self._children[index].ask(_stream(records), deadline)
-            if lost is not None:
-                outcomes[index] = lost
-        waiting = {self._children[index].sock: index for index in calls if index not in outcomes}
-        while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            for sock in ready or list(waiting):
-                index = waiting.pop(sock)  # type: ignore[call-overload]
-                outcomes[index] = self._children[index].answer(deadline)
-        return outcomes
+        asked = {index: self._children[index] for index in calls}
+        self._start([child for child in asked.values() if not child.running])
+        for index, child in asked.items():
+            child.ask(_stream(calls[index]), calls[index].num_rows)
+        await_outcomes(list(asked.values()), time.monotonic() + self._timeout)
+        return {index: child.take() for index, child in asked.items()}
 
     def replace(self, index: int) -> None:
         """Kill the child; the next call starts another."""
         self._children[index].kill()
 
     def close(self) -> None:
-        """End all children; those still busy are killed."""
+        """End all children and what they started; those still busy are killed."""
         for child in self._children:
             child.hang_up()
         for child in self._children:
@@ -120,118 +129,292 @@ class Children:
         self._starter.shutdown()
 
     def pids(self) -> list[int]:
-        """Of the children that run now, in the order of the functions."""
-        return [child.process.pid for child in self._children if child.running and child.process is not None]
+        """Of the functions' processes that run now, in the order of the functions."""
+        return [child.pid for child in self._children if child.running]
 
     def _start(self, children: Sequence[Child]) -> None:
         """All at once; one that somebody killed while it started is started once more."""
-        deadline = time.monotonic() + _START_SECONDS
         for again in (True, False):
             for child in children:
                 self._starter.submit(child.start).result()
-            children = [child for child in children if not child.is_ready(deadline, or_killed=again)]
+            await_outcomes(children, time.monotonic() + _START_SECONDS)
+            children = [child for child in children if not child.is_ready(or_killed=again)]
+
+
+def await_outcomes(children: Sequence[Child], deadline: float) -> None:
+    """Until each of them has an outcome of what it was asked; who has none at the deadline has timed out."""
+    while waiting := [child for child in children if child.outcome is None]:
+        poll, parts = select.poll(), {}
+        for child in waiting:
+            for descriptor, events, part in child.parts():
+                poll.register(descriptor, events)
+                parts[descriptor] = child, part
+        left = deadline - time.monotonic()
+        for descriptor, _ in poll.poll(max(0.0, left) * 1e3):
+            child, part = parts[descriptor]
+            if child.outcome is None:  # else what was heard of it just before has closed them all
+                part()
+        if left <= 0:
+            for child in waiting:
+                child.late()
 
 
 class Child:
-    """One process with one function."""
+    """One function's process and its keeper.
+
+    outcome: of what it was asked last; None while that is not known. pid: the function's process, once that is told.
+    process: the keeper.
+    """
 
     def __init__(self, name: str, shipped: bytes) -> None:
         self._name, self._shipped = name, shipped
         self.process: subprocess.Popen[bytes] | None = None
-        self.sock = socket.socket()
-        self.sock.close()
+        self.pid = 0
         self.running = False
+        self.outcome: Outcome | None = None
+        self._output = Output(name)
+        self._number, self._rows = 0, 0
+        self._unsent = memoryview(b"")
+        self._code: int | None = None
+        self._told = b""
+        self._sock, self._life, self._printed = _closed(), _closed(), -1
 
     def start(self) -> None:
-        """A fresh interpreter, and the function on its way to it."""
-        self.sock, theirs = socket.socketpair()
-        with theirs:
+        """A fresh interpreter, and the function on its way to it; its outcome is whether it could be loaded."""
+        self._sock, theirs = socket.socketpair()
+        self._life, their_life = socket.socketpair()
+        self._printed, printing = os.pipe()
+        self._mark = f"{_MARK}={secrets.token_hex(16)}"
+        with theirs, their_life, os.fdopen(printing, "wb") as output:
+            descriptors = [theirs.fileno(), their_life.fileno()]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), *map(str, descriptors), str(os.getpid())],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict([self._mark.split("=")]),
                 start_new_session=True,
             )
-        self.running = True
+        for end in (self._sock, self._life):
+            end.setblocking(False)
+        os.set_blocking(self._printed, False)
+        self._answers = Answers()
+        self.running, self.pid, self._code, self._told, self._number = True, 0, None, b"", 0
+        self.ask(self._shipped, 0)
 
-    def is_ready(self, deadline: float, *, or_killed: bool) -> bool:
-        """Wait until the function is loaded. False where a signal ended the process before, and `or_killed` allows it.
+    def is_ready(self, *, or_killed: bool) -> bool:
+        """Whether the function is loaded. False where a signal ended its process before, and `or_killed` allows it.
 
         Raises KernelError, with the child's traceback, where it cannot be loaded.
         """
-        lost = self._send(self._shipped, deadline)
-        fault = (lost or self.answer(deadline)).fault
+        fault = self.take().fault
         if fault is None:
             return True
-        self.end()
-        if or_killed and fault.kind == "died" and self.process is not None and self.process.returncode < 0:
+        self.kill()
+        if or_killed and fault.kind == "died" and (self._code is None or self._code < 0):
             return False
         raise KernelError(
             f"reward {self._name!r}: its process could not load it: {fault.text}. "
             f"Fix: what the function imports has to be importable from sys.path.\n{fault.detail}"
         )
 
-    def ask(self, request: pa.Buffer, deadline: float) -> Outcome | None:
-        """Send one chunk; an Outcome only where that failed."""
-        return self._send(request, deadline)
+    def ask(self, payload: bytes | pa.Buffer, rows: int) -> None:
+        """Put a question; it is sent, and the outcome comes, while somebody waits for it."""
+        self._number += 1
+        self._rows = rows
+        self._unsent = memoryview(HEADER.pack(MARK, 0, self._number, len(memoryview(payload))) + bytes(payload))
+        self.outcome = None
+        self._output.forget()
 
-    def answer(self, deadline: float) -> Outcome:
-        """The reply to the last question; a fault, and the child killed, where there is none in time."""
-        try:
-            self.sock.settimeout(max(1e-3, deadline - time.monotonic()))
-            frame = receive_frame(self.sock)
-        except TimeoutError:
-            return self._timed_out()
-        except ConnectionError:
-            return self._died()
-        return self._died() if frame is None else msgspec.msgpack.decode(frame, type=Outcome)
+    def take(self) -> Outcome:
+        """The outcome, once."""
+        assert self.outcome is not None, "taken before it was awaited"
+        if self.running:
+            self._hear_output()  # what was printed before the answer
+        self._output.settle()
+        return self.outcome
+
+    def parts(self) -> list[tuple[int, int, Callable[[], None]]]:
+        """What to wait for: (descriptor, events, whom to call)."""
+        sending = select.POLLOUT if self._unsent else 0
+        found: list[tuple[int, int, Callable[[], None]]] = [
+            (self._life.fileno(), select.POLLIN, self._hear_keeper),
+            (self._printed, select.POLLIN, self._hear_output),
+        ]
+        if self.pid:  # answers are of that process
+            found.append((self._sock.fileno(), select.POLLIN | sending, self._talk))
+        return found
 
     def hang_up(self) -> None:
-        """Close the socket: an idle child ends by itself."""
-        self.sock.close()
+        """An idle child ends by itself now."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Wait for the child's end, and kill it where it does not come."""
+        """Wait for the end of the function's process, and kill it where that does not come."""
+        if not self.running:
+            return
+        with contextlib.suppress(OSError):
+            self._answers.add(self._sock.recv(_READ))
+        if self.outcome is not None and len(self._answers):
+            _log.warning("reward %r: %d bytes came after its last answer", self._name, len(self._answers))
         self.hang_up()
-        if self.process is not None and self.running:
-            try:
-                self.process.wait(_GOODBYE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self.running = False
-
-    def _send(self, payload: bytes | pa.Buffer, deadline: float) -> Outcome | None:
-        try:
-            self.sock.settimeout(max(1e-3, deadline - time.monotonic()))
-            send_frame(self.sock, payload)
-        except TimeoutError:
-            return self._timed_out()
-        except ConnectionError:
-            return self._died()
-        return None
-
-    def _timed_out(self) -> Outcome:
+        self._await_code(_GOODBYE_SECONDS)
         self.kill()
-        return Outcome(fault=Fault(kind="timeout", text="timed out"))
 
-    def _died(self) -> Outcome:
-        self.kill(grace=_GOODBYE_SECONDS)
-        code = self.process.returncode if self.process is not None else 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return Outcome(fault=Fault(kind="died", text=f"lost its process, which {how}"))
-
-    def kill(self, grace: float = 0.0) -> None:
-        """Kill the child and what it started; grace: seconds to end by itself, so that its exit code is its own."""
-        self.sock.close()
+    def kill(self) -> None:
+        """End the child and everything that it started."""
+        if not self.running or self.process is None:
+            return
         self.running = False
-        if self.process is None:
+        with contextlib.suppress(OSError):
+            self._life.shutdown(socket.SHUT_RDWR)  # which the keeper hears
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.wait(_KEEPER_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.returncode != 0:  # it was ended before it could end the others
+            sweep(self._mark)
+        self._hear_output()
+        self._output.settle()
+        self._sock.close()
+        self._life.close()
+        os.close(self._printed)
+
+    def late(self) -> None:
+        """The time is over; where it stood is asked for before it is killed."""
+        if self.outcome is not None:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace)
+        stack = self._stack()
+        self.kill()
+        self.outcome = _faulty("timeout", "timed out", stack or self._printed_last())
+
+    def _talk(self) -> None:
+        """Send what there is room for, and take what has come."""
+        if self.outcome is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        try:
+            if self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
+            came = self._sock.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            came = b""
+        if not came:
+            self._died()
+            return
+        self._answers.add(came)
+        try:
+            payload = self._answers.take(self.pid, self._number)
+            if payload is not None:
+                self.outcome = judged_answer(payload, self._rows)
+        except Garbled as garbled:
+            self.kill()
+            self.outcome = _faulty("answer", f"broke the connection to its process: {garbled}", self._printed_last())
+
+    def _hear_keeper(self) -> None:
+        there = self._keeper_says()
+        if self.outcome is None and (not there or self._code is not None):
+            self._talk()  # it may have answered before its end
+            if self.outcome is None:
+                self._died()
+
+    def _keeper_says(self) -> bool:
+        """Take in what the keeper has told; False where it is gone."""
+        try:
+            came = self._life.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        *lines, self._told = (self._told + came).split(b"\n")
+        for line in lines:
+            what, _, number = line.partition(b" ")
+            if what == b"pid":
+                self.pid = int(number)
+            else:
+                self._code = int(number)
+        return bool(came)
+
+    def _hear_output(self) -> None:
+        """What is there, but not for ever where something prints without end."""
+        for _ in range(16):
+            try:
+                came = os.read(self._printed, _READ)
+            except BlockingIOError:
+                return
+            if not came:
+                return
+            self._output.add(came)
+
+    def _died(self) -> None:
+        """The outcome of a process that can no longer answer."""
+        self._await_code(_GOODBYE_SECONDS)
+        closed = self._code is None and self.process is not None and self.process.poll() is None
+        self.kill()
+        if closed:
+            text = "closed the connection to its process, or left it to another one"
+        elif self._code is None:
+            text = "lost its process, as the one that watches over it was killed"
+        else:
+            text = f"lost its process, which {_ended(self._code)}"
+        self.outcome = _faulty("died", text, self._printed_last())
+
+    def _await_code(self, seconds: float) -> None:
+        """Until the keeper has told how the function's process ended, or is gone itself."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        for descriptor in (self._life.fileno(), self._printed):
+            poll.register(descriptor, select.POLLIN)
+        while self._code is None and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1e3):
+                if descriptor == self._printed:
+                    self._hear_output()
+                elif not self._keeper_says():
+                    return
+
+    def _stack(self) -> str:
+        """Where the function's main thread stands, asked of the process by a signal; empty where it does not say."""
+        if not self.pid:
+            return ""
+        self._hear_output()
+        poll = select.poll()
+        poll.register(self._printed, select.POLLIN)
+        with self._output.captured() as lines:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, STACK_SIGNAL)
+            while len(lines) < _STACK_LINES and poll.poll(_STACK_SECONDS * 1e3):
+                self._hear_output()
+        frames = [line for line in lines if line.startswith("  File ")]
+        ours = next((at for at, line in enumerate(frames) if "scoring_child.py" in line), len(frames))
+        return "It stood at (the innermost call first):\n" + "\n".join(frames[:ours]) if frames[:ours] else ""
+
+    def _printed_last(self) -> str:
+        last = self._output.last()
+        return f"It printed last:\n{last}" if last else ""
+
+
+def _faulty(kind: FaultKind, text: str, detail: str = "") -> Outcome:
+    return Outcome(fault=Fault(kind=kind, text=text, detail=detail))
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def _name(number: int) -> str:
+    """Of a signal; real-time ones have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _closed() -> socket.socket:
+    made = socket.socket()
+    made.close()
+    return made
 
 
 def ship(name: str, fn: RewardFn) -> bytes:

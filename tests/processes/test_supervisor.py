@@ -378,7 +378,7 @@ def test_ctrl_c_does_not_end_a_worker(start: Start) -> None:
 def test_a_child_of_a_killed_worker_ends_too(start: Start) -> None:
     with start(plan(source="host_plans:WithChild")) as supervisor:
         worker = supervisor.pids()["source"]
-        (child,) = children(worker)
+        (child,) = children(worker)  # the keeper of its reward function
         supervisor.tell(chunk(1, range(2)))
         os.kill(worker, signal.SIGKILL)
         until(supervisor, WorkerLost)
