@@ -60,6 +60,8 @@ _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
 """Seconds within which the kernel has ended a process that was killed."""
+_STACK = 0.5
+"""Seconds for a process that is going to be killed to write where it stands."""
 _STOOD_STILL = 5.0
 """Seconds after which this process itself is taken to have been stopped, and nobody's silence counts."""
 
@@ -238,7 +240,9 @@ class Supervisor:
                 return
             number = child.said
             child.said += 1
-            child.told += not isinstance(instruction, Release)
+            if not isinstance(instruction, Release):
+                child.told += 1
+                child.under_way.append(getattr(instruction, "node", type(instruction).__name__))
         self._connect(child, sources(instruction))
         child.send(Tell(epoch=child.epoch, number=number, instruction=instruction))
         self._wake_if_unsent(child)
@@ -467,6 +471,8 @@ class Supervisor:
         self._part.on_change()
 
     def _take(self, child: Child, told: Told) -> None:
+        for _ in range(min(told.ended - child.ended, len(child.under_way))):
+            child.under_way.popleft()
         child.ended = max(child.ended, told.ended)
         child.opened = child.opened or any(isinstance(e.event, WorkerOpened) for e in told.events)
         self._events.extend(told.events)
@@ -485,9 +491,16 @@ class Supervisor:
                 if now - before > _STOOD_STILL:
                     child.heard = now
             silent = [c for c in children if now - c.heard > (self._options.heartbeat if c.spoke else _FIRST)]
+            asked = [c for c in silent if c.heard > c.asked_where]
+            silent = [c for c in silent if c.heard <= c.asked_where <= now - _STACK]
+            for child in asked:
+                child.ask_where(now)
             for child in silent:
                 child.lost = True
-                child.error = f"was killed as nothing was heard of it for {now - child.heard:.1f} s"
+                child.error = (
+                    f"was killed as nothing was heard of it for {now - child.heard:.1f} s{child.where()}: it was "
+                    "stopped, or is in code that holds the interpreter's lock"
+                )
         for child in silent:
             child.kill()
         if failed is not None:

@@ -17,6 +17,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from engine.runtime.outside import Outside
+
+_OUTSIDE = 30.0
+"""Seconds at least for which the interpreter's lock may be held: an import of large libraries takes some."""
+
 
 class Stop:
     """`requested` after the first Ctrl-C; the second raises KeyboardInterrupt. Use as a context manager.
@@ -24,7 +29,8 @@ class Stop:
     watchdog: seconds in which neither `alive` was called nor `sign` gave another value, after which `describe` is
     printed with the stack of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A
     thread other than the main one gets no signals: there Ctrl-C is whoever started it's own, and what never returns to
-    Python cannot be interrupted, only named.
+    Python cannot be interrupted, only named. In the main thread, what cannot be interrupted ends by the end of the
+    process, and so does what holds the interpreter's lock, by a process outside (outside.py).
     """
 
     def __init__(self, watchdog: float, describe: Callable[[], str], sign: Callable[[], object] = int) -> None:
@@ -37,6 +43,7 @@ class Stop:
         self._last = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._outside: Outside | None = None
         self._runs = 0
         self._handles = False
         self._previous: Any = None
@@ -52,6 +59,8 @@ class Stop:
         if self._handles:
             self._previous = signal.signal(signal.SIGINT, self._on_signal)
         if self._watchdog > 0:
+            if sys.platform == "linux":
+                self._outside = Outside(max(self._watchdog, _OUTSIDE), kills=self._handles)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self
@@ -60,6 +69,8 @@ class Stop:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+        if self._outside is not None:
+            self._outside.close()
         if self._handles:
             signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
 
@@ -73,6 +84,8 @@ class Stop:
     def _watch(self) -> None:
         before = self._sign()
         while not self._over.wait(min(1.0, self._watchdog / 4)):
+            if self._outside is not None:
+                self._outside.beat()
             now = self._sign()
             if now != before:
                 before = now
@@ -82,6 +95,8 @@ class Stop:
                 print(self.hung, file=sys.stderr, flush=True)
                 _print_stacks()
                 self._interrupt()
+                if self._outside is not None:
+                    self._outside.interrupted()
                 return
 
     def _interrupt(self) -> None:

@@ -1,7 +1,7 @@
 """What a Worker is doing and how long that takes.
 
 Owns: the one thing under way, its span and its time as a metric; an error that leaves a kernel
-names its node. Does not own: where spans and metrics go (loop.py).
+names its node, an exit of the user's code (sys.exit) among them. Does not own: where spans and metrics go (loop.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from dataflow.errors import DataError, DataflowError, KernelError
+from engine.runtime.outside import show
 from engine.runtime.session import Report
 from engine.runtime.workers import Doing
 
@@ -56,13 +57,15 @@ class During:
         self._start = time.monotonic()
         worker = self._timing.worker
         self._timing.doing = Doing(worker=worker, node=self._node, what=self._what, since=self._start)
+        show(f"{worker} is in {self._node} ({self._what})")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._timing.doing = self._timing.idle
         self._timing.note(self._node, self._what, self._start, time.monotonic(), counted=self._counted)
         if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
             raise KernelError(f"{self._node}: {self._what}: {error}") from error
-        if isinstance(error, Exception) and not isinstance(error, DataflowError):
+        show(f"{self._timing.worker} is between two kernels")
+        if error is not None and not isinstance(error, (DataflowError, KeyboardInterrupt, GeneratorExit)):
             told = "".join(traceback.format_exception(error)).rstrip()
             raise KernelError(
                 f"{self._node}: {self._what}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"

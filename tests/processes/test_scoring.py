@@ -173,7 +173,7 @@ def test_async_functions_are_awaited() -> None:
 
 def test_the_child_imports_no_torch_and_its_prints_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
     def look(completions: list[str]) -> list[float]:
-        print("seen:", *completions)
+        print("seen:", *completions, "\x1b[2J")
         return [float("torch" in sys.modules)] * len(completions)
 
     with kernel(look) as (made, _):
