@@ -24,6 +24,9 @@ from engine.runtime import watcher
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
 """Makes a process of a run write the stacks of its threads, whoever holds the interpreter's lock."""
 
+TO_END = 60.0
+"""Seconds in which a run that was interrupted has ended."""
+
 _board: mmap.mmap | None = None
 """One for this process: of several runs in it one at a time computes."""
 
@@ -47,7 +50,7 @@ class Outside:
         given = (theirs, board, stacks)
         _board = self._board = mmap.mmap(board, watcher.BOARD)
         faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
-        arguments = [*given, int(STACK_SIGNAL), limit, int(kills)]
+        arguments = [*given, int(STACK_SIGNAL), limit, TO_END, int(kills)]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(watcher.__file__)), *map(str, arguments)],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The process that watches another one from outside: `watcher.py BEATS BOARD STACKS SIGNAL LIMIT KILLS`.
+"""The process that watches another one from outside: `watcher.py BEATS BOARD STACKS SIGNAL LIMIT TO_END KILLS`.
 
 Where beats stay away for so long that its threads cannot run any more, it says what the process was doing and where it
 stands, and ends it if it is to.
@@ -22,12 +22,10 @@ BEAT, INTERRUPTED = b".", b"!"
 _ROUND = 0.5
 _STOOD_STILL = 4.0
 """Seconds of one round after which this process was itself stopped, and nobody's silence counts."""
-_TO_END = 60.0
-"""Seconds in which a run that was interrupted has ended."""
 _STACKS = 1.0
 
 
-def main(beats: int, board: int, stacks: int, number: int, limit: float, kills: bool) -> None:
+def main(beats: int, board: int, stacks: int, number: int, limit: float, to_end: float, kills: bool) -> None:
     """Until the run ends, or does not move."""
     watched = os.getppid()
     poll = select.poll()
@@ -40,7 +38,7 @@ def main(beats: int, board: int, stacks: int, number: int, limit: float, kills: 
         if (ready and not said) or os.getppid() != watched:
             return
         if INTERRUPTED in said:
-            limit, why = _TO_END, "in code that cannot be interrupted"
+            limit, why = to_end, "in code that cannot be interrupted"
         stood = now - before > _STOOD_STILL or _is_stopped(watched)
         silent = 0.0 if said else silent if stood else silent + now - before
         before = now
@@ -73,4 +71,4 @@ def _is_stopped(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), float(sys.argv[5]), sys.argv[6] == "1")
+    main(*map(int, sys.argv[1:5]), float(sys.argv[5]), float(sys.argv[6]), sys.argv[7] == "1")
