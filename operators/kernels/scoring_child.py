@@ -71,18 +71,28 @@ class Caught:
     ) -> bool:
         if error is None or trace is None or isinstance(error, self._passes):
             return False
-        detail = "".join(traceback.format_exception(type(error), error, _users_part(trace)))
-        self.fault = Fault(kind="raised", text=f"raised {said(error)}", detail=escaped(bounded(detail, _DETAIL)))
+        self.fault = Fault(kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace)))
         return True
+
+
+def _detail(error: BaseException, trace: TracebackType) -> str:
+    """The traceback; where the error's text alone is longer than it may be, without what led to it."""
+    lines = traceback.format_tb(trace)
+    if len(_text(error)) <= _DETAIL:
+        lines = traceback.format_exception(type(error), error, trace)
+    return escaped(bounded("".join(lines), _DETAIL))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # the user's class
+        return f"(its str raised {type(second).__name__})"
 
 
 def said(error: BaseException) -> str:
     """`ValueError: boom`: the class, and of what the error says the first line that says something."""
-    try:
-        lines = str(error).split("\n")
-    except Exception as second:  # the user's class
-        lines = [f"(its str raised {type(second).__name__})"]
-    first = next((line.strip() for line in lines if line.strip()), "")
+    first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
     return escaped(bounded(f"{name}: {first}" if first else name, _TEXT))
 

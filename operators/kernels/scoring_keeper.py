@@ -39,6 +39,7 @@ def main(answers: int, life: int, parent: int) -> None:
     to_parent = socket.socket(fileno=life)
     for descriptor in (answers, life):
         os.set_inheritable(descriptor, False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whatever the kernel's process held back when it started this
     _prctl(_SUBREAPER, 1)
     keeper = os.getpid()
     pid = os.fork()

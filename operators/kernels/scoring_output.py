@@ -54,10 +54,10 @@ class Output:
             _log.warning("reward %r printed %d bytes more, which are not kept", self._name, self._skipped)
         self._left, self._skipped = _CALL, 0
 
-    def last(self) -> str:
-        """The last lines that were printed since `forget`, each on a line of its own behind a bar; empty if none."""
+    def last(self) -> list[str]:
+        """The last lines that were printed since `forget`."""
         pending = [_line(bytes(self._pending))] if self._pending else []
-        return "\n".join(f"  | {line}" for line in [*self._last, *pending][-_LAST:])
+        return [*self._last, *pending]
 
     def forget(self) -> None:
         """What was printed up to now is of an earlier call."""

@@ -353,10 +353,9 @@ class Child:
 
     def _died(self) -> None:
         """The outcome of a process that can no longer answer."""
-        self._await_code(_GOODBYE_SECONDS)
-        closed = self._code is None and self.process is not None and self.process.poll() is None
+        kept = self._await_code(_GOODBYE_SECONDS)
         self.kill()
-        if closed:
+        if kept and self._code is None:
             text = "closed the connection to its process, or left it to another one"
         elif self._code is None:
             text = "lost its process, as the one that watches over it was killed"
@@ -364,8 +363,8 @@ class Child:
             text = f"lost its process, which {_ended(self._code)}"
         self.outcome = _faulty("died", text, self._printed_last())
 
-    def _await_code(self, seconds: float) -> None:
-        """Until the keeper has told how the function's process ended, or is gone itself."""
+    def _await_code(self, seconds: float) -> bool:
+        """Until the keeper has told how the function's process ended, or is gone itself, which is False."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         for descriptor in (self._life.fileno(), self._printed):
@@ -375,7 +374,8 @@ class Child:
                 if descriptor == self._printed:
                     self._hear_output()
                 elif not self._keeper_says():
-                    return
+                    return False
+        return True
 
     def _stack(self) -> str:
         """Where the function's main thread stands, asked of the process by a signal; empty where it does not say."""
@@ -394,8 +394,10 @@ class Child:
         return "It stood at (the innermost call first):\n" + "\n".join(frames[:ours]) if frames[:ours] else ""
 
     def _printed_last(self) -> str:
-        last = self._output.last()
-        return f"It printed last:\n{last}" if last else ""
+        """What it said before its end: of a crash the stack, without the frames of this package."""
+        ours = os.path.dirname(__file__)
+        last = [line for line in self._output.last() if not (line.startswith("  File ") and ours in line)]
+        return "\n".join(["It printed last:", *(f"  | {line}" for line in last)]) if last else ""
 
 
 def _faulty(kind: FaultKind, text: str, detail: str = "") -> Outcome:
