@@ -71,4 +71,5 @@ def _is_stopped(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), float(sys.argv[5]), float(sys.argv[6]), sys.argv[7] == "1")
+    beats, board, stacks, number = map(int, sys.argv[1:5])
+    main(beats, board, stacks, number, float(sys.argv[5]), float(sys.argv[6]), sys.argv[7] == "1")
