@@ -221,7 +221,7 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 def _describe(workers: Workers, coordinator: Coordinator) -> str:
     """What every Worker does, and who waits for whom."""
     lines = [f"{each.worker} is in {each.node} ({each.what})" for each in workers.doing() if each.node]
-    return "\n  ".join([*lines, *coordinator.waiting()])
+    return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
 
 
 def _why(end: Finish | GoBack) -> str:

@@ -128,9 +128,11 @@ class Child:
         self.link.close()
         os.close(self.ends)
         how = f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        return f"process {self.process.pid} {self.error or how}{self._stack() or self._last_lines()}"
+        stack = self.stack()
+        stood = f"\n  it{stack}" if stack else self._last_lines()
+        return f"process {self.process.pid} {self.error or how}{stood}"
 
-    def _stack(self) -> str:
+    def stack(self) -> str:
         """Where its main thread stood, innermost call first; empty where it was not asked, or did not say."""
         if self._asked_at < 0:
             return ""
@@ -138,7 +140,7 @@ class Child:
             file.seek(self._asked_at)
             *_, main = file.read(_STACK_BYTES).decode(errors="replace").split("(most recent call first):")
         frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")][:_STACK_LINES]
-        return "".join(["\n  it stood at:", *(f"\n  | {line}" for line in frames)]) if frames else ""
+        return "".join([" stood at:", *(f"\n  | {line}" for line in frames)]) if frames else ""
 
     def _last_lines(self) -> str:
         """What it wrote last, from its log."""

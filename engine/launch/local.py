@@ -310,6 +310,17 @@ class Supervisor:
         with self._changed:
             return [c.doing for c in self._children.values()]
 
+    def stacks(self) -> list[str]:
+        """Of each that does something the stack of its main thread, which it writes into its log when it is asked."""
+        with self._changed:
+            busy = [c for c in self._children.values() if c.doing.node and not c.gone]
+            for child in busy:
+                child.ask_where(time.monotonic())
+        end = time.monotonic() + _STACK
+        for child in busy:
+            child.over.wait(max(0.0, end - time.monotonic()))
+        return [f"{child.name}, process {child.process.pid},{stack}" for child in busy if (stack := child.stack())]
+
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
         """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone, or begins."""
         with self._changed:

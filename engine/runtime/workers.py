@@ -133,6 +133,12 @@ class Workers(Protocol):
         """What each Worker is doing now; callable from any thread."""
         ...
 
+    def stacks(self) -> list[str]:
+        """Where the Workers that are doing something stand, those on this host and in processes of their own; takes up to
+        a second, and is for what hangs. Callable from any thread.
+        """
+        ...
+
     def close(self) -> None:
         """End every Worker, whatever it is doing; afterwards no process, file descriptor or memory of them is left."""
         ...

@@ -177,6 +177,12 @@ def kills_its_keeper(completions: list[str], log_metric: Any) -> Any:
     signal.pause()
 
 
+@bad("")
+def stops_its_keeper(completions: list[str], log_metric: Any) -> Any:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return good(completions)
+
+
 @bad("lost its process, which was killed by SIGKILL|timed out")
 def kills_its_group(completions: list[str], log_metric: Any) -> Any:
     os.killpg(0, signal.SIGKILL)
