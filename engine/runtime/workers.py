@@ -134,8 +134,8 @@ class Workers(Protocol):
         ...
 
     def stacks(self) -> list[str]:
-        """Where the Workers that are doing something stand, those on this host and in processes of their own; takes up to
-        a second, and is for what hangs. Callable from any thread.
+        """Where the Workers of this host that are doing something stand, each in a process of its own; takes up to a
+        second, and is for what hangs. Callable from any thread.
         """
         ...
 
