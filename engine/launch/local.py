@@ -30,6 +30,7 @@ from engine.launch.child import Child
 from engine.launch.failures import Failures
 from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
+from engine.launch.silence import silent, stacks
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster, detect
@@ -54,16 +55,10 @@ from engine.runtime.session import Report
 from engine.runtime.wire import decode
 from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
 
-_FIRST = 120.0
-"""Seconds within which the first heartbeat has to come: an interpreter starts, and many may at once."""
 _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
 """Seconds within which the kernel has ended a process that was killed."""
-_STACK = 0.5
-"""Seconds for a process that is going to be killed to write where it stands."""
-_STOOD_STILL = 5.0
-"""Seconds after which this process itself is taken to have been stopped, and nobody's silence counts."""
 
 _FROM_WORKER = (Bound, Told, Answer, Beat, Failed)
 CONTROL_BYTES = "coordinator/bytes"
@@ -314,12 +309,7 @@ class Supervisor:
         """Of each that does something the stack of its main thread, which it writes into its log when it is asked."""
         with self._changed:
             busy = [c for c in self._children.values() if c.doing.node and not c.gone]
-            for child in busy:
-                child.ask_where(time.monotonic())
-        end = time.monotonic() + _STACK
-        for child in busy:
-            child.over.wait(max(0.0, end - time.monotonic()))
-        return [f"{child.name}, process {child.process.pid},{stack}" for child in busy if (stack := child.stack())]
+        return stacks(busy)
 
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
         """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone, or begins."""
@@ -498,21 +488,8 @@ class Supervisor:
         with self._changed:
             failed = self._failures.judged(self._children, now)
             children = [c for c in self._watched.values() if not c.lost]
-            for child in children:
-                if now - before > _STOOD_STILL:
-                    child.heard = now
-            silent = [c for c in children if now - c.heard > (self._options.heartbeat if c.spoke else _FIRST)]
-            asked = [c for c in silent if c.heard > c.asked_where]
-            silent = [c for c in silent if c.heard <= c.asked_where <= now - _STACK]
-            for child in asked:
-                child.ask_where(now)
-            for child in silent:
-                child.lost = True
-                child.error = (
-                    f"was killed as nothing was heard of it for {now - child.heard:.1f} s{child.where()}: it was "
-                    "stopped, or is in code that holds the interpreter's lock"
-                )
-        for child in silent:
+            given_up = silent(children, before, now, self._options.heartbeat)
+        for child in given_up:
             child.kill()
         if failed is not None:
             self.abandon(failed)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dataflow.errors import RunError
 from engine.runtime import watcher
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
@@ -51,15 +52,22 @@ class Outside:
         _board = self._board = mmap.mmap(board, watcher.BOARD)
         faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
         arguments = [*given, int(STACK_SIGNAL), limit, TO_END, int(kills)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(watcher.__file__)), *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=given,
-            start_new_session=True,  # no Ctrl-C of a terminal
-        )
-        for descriptor in given:
-            os.close(descriptor)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(watcher.__file__)), *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=given,
+                start_new_session=True,  # no Ctrl-C of a terminal
+            )
+        except OSError as error:
+            raise RunError(
+                f"expected the process that watches this one to start, found: {error}. Fix: allow more processes and "
+                "open files (ulimit -u, ulimit -n), or --watchdog 0."
+            ) from error
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
 
     def beat(self) -> None:
         """Threads can run."""

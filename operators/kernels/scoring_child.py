@@ -1,7 +1,7 @@
 """The inside of a reward process: one user's function, called chunk after chunk.
 
 Owns: turning columns into the keywords of TRL's signature, calling, judging what comes back, and the child's loop and
-end. Does not own: the form of frames (scoring_frames.py), the parent's end (scoring_process.py), what the function
+end. Does not own: the form of frames (scoring_frames.py), the parent's end (scoring_parent.py), what the function
 starts (scoring_keeper.py), what a fault leads to (scoring.py). Imports no torch: that is left to the user's function.
 Also runs in the kernel's own process, for breakpoints (inproc).
 """

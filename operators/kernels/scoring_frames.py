@@ -2,7 +2,7 @@
 
 Owns: the form and the limits of frames, Outcome and Fault, and the judgement of what a process of the user's code sent:
 it shares memory with whatever the function did, so nothing of it is taken on trust, and nothing is unpickled. Does not
-own: sockets (scoring_process.py, scoring_child.py), what a fault leads to (scoring.py).
+own: sockets (scoring_parent.py, scoring_child.py), what a fault leads to (scoring.py).
 
     frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; then the payload
 """

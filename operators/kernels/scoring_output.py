@@ -1,6 +1,6 @@
 """What a user's function prints, in the log of its Worker.
 
-Owns: lines, their limits, the last of them. Does not own: the pipe (scoring_process.py), the log (whoever runs the
+Owns: lines, their limits, the last of them. Does not own: the pipe (scoring_parent.py), the log (whoever runs the
 kernel: these are records of logging).
 """
 

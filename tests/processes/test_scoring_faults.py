@@ -277,3 +277,11 @@ def test_what_is_no_list_of_numbers(make: Callable[[], Any], said: str) -> None:
     with kernel(lambda completions: make(), inproc=True) as (made, _), pytest.raises(KernelError) as caught:
         list(made.run(chunk(["x"])))
     assert said in str(caught.value)
+
+
+def test_a_process_that_cannot_start_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(KernelError, match=r"reward 'hostile': expected its process to start.*Fix: "), kernel(hostile):
+        pytest.fail("it opened")
+    assert len(os.listdir("/proc/self/fd")) == before
