@@ -255,9 +255,12 @@ def returns_nothing(completions: list[str], log_metric: Any) -> Any:
     return None
 
 
-@bad("returned None")
-def returns_nones(completions: list[str], log_metric: Any) -> Any:
-    return [None] * len(completions)
+def returns_nones(prompts: list[str], completions: list[str], **columns: Any) -> Any:
+    """For its row alone, as None is an answer like any other."""
+    return [None if p.endswith("!") else worth for p, worth in zip(prompts, good(completions), strict=True)]
+
+
+BAD["returns_nones"] = "returned None", lambda completions, log_metric: [None] * len(completions)
 
 
 @bad(r"returned nan as value")
