@@ -300,13 +300,20 @@ class Wire:
         said over was closed, or is now something else.
         """
         payload = msgspec.msgpack.encode(outcome)
-        with contextlib.suppress(OSError):
-            if os.fstat(self._sock.fileno())[1:3] == self._file:
+        if self._is_there():
+            with contextlib.suppress(OSError):  # the parent has gone, or has hung up: nobody wants to know
                 self._sock.sendall(HEADER.pack(MARK, os.getpid(), self._number, len(payload)) + payload)
                 return
-        with contextlib.suppress(OSError, ValueError):
-            print("nothing can be answered: a file descriptor that is not the function's own was closed by it")
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                print("nothing can be answered: a file descriptor that is not the function's own was closed by it")
         os._exit(_CUT_OFF)
+
+    def _is_there(self) -> bool:
+        """Whether its descriptor is the socket that it was."""
+        with contextlib.suppress(OSError):
+            return os.fstat(self._sock.fileno())[1:3] == self._file
+        return False
 
     def _receive(self, size: int) -> bytearray | None:
         buffer = bytearray(size)
