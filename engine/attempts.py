@@ -271,7 +271,7 @@ def _describe(workers: Workers, coordinator: Coordinator) -> str:
     """What every Worker does, and who waits for whom."""
     place = coordinator.plan.place
     lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in workers.doing() if each.node]
-    return "\n  ".join([*lines, *coordinator.waiting()])
+    return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
 
 
 def _why(end: Finish | GoBack) -> str:

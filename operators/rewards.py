@@ -27,6 +27,8 @@ PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 """Keywords that are not dataset columns."""
 
 EVERY_COLUMN = "*"
+_LONGEST = 100
+"""Characters of a function's name, which is part of a column's and a metric's."""
 _VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -46,6 +48,9 @@ class Wants:
 def wants(fn: RewardFn) -> Wants:
     """What a reward function's signature asks for. Raises GraphError where it cannot be called with keywords."""
     name = reward_name(fn)
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST:
+        found = f"expected a name of 1 to {_LONGEST} characters that can be printed, found {name!r:.60}"
+        raise _unfit(type(fn).__name__, found)
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError) as error:

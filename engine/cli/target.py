@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +39,8 @@ class Target:
 
     def graph(self, **arguments: Any) -> Graph:
         """Call it. Raises UsageError where it makes no Graph."""
-        made = self.function(**arguments)
+        with _no_exit(self.text):
+            made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
             raise UsageError(f"{self.text}: expected a function that returns a Graph, found {found}.")
@@ -80,13 +83,27 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
         raise UsageError(f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo.")
-    module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
+    with _no_exit(text):
+        module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
         raise UsageError(_missing(module, name, what, text))
     return found
+
+
+@contextmanager
+def _no_exit(text: str) -> Iterator[None]:
+    """An exit of the user's code ends no command as if it were done."""
+    try:
+        yield
+    except SystemExit as stop:
+        place = traceback.extract_tb(stop.__traceback__)[-1]
+        raise UsageError(
+            f"{text}: expected a module and a function that return, found sys.exit({stop.code!r}) at "
+            f'{place.filename}:{place.lineno}. Fix: if __name__ == "__main__" in front of it.'
+        ) from stop
 
 
 def _missing(module: ModuleType, name: str, what: str, text: str) -> str:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dataflow.importing import interpreter
 from dataflow.signals import held_back
 from engine.observe.ownfiles import own
 from engine.runtime.link import Link
+from engine.runtime.outside import STACK_SIGNAL
 from engine.runtime.wire import encode
 from engine.runtime.workers import Doing
 
@@ -31,6 +33,8 @@ _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
+_STACK_BYTES = 1 << 16
+_STACK_LINES = 12
 
 
 class Child:
@@ -76,6 +80,10 @@ class Child:
         self.said = 0
         self.told = 0
         self.ended = 0
+        self.under_way: deque[str] = deque()
+        """Nodes of what it was told and has not ended, in order."""
+        self.asked_where = 0.0
+        self._asked_at = -1
         self.connected: set[tuple[str, int]] = set()
         self.endpoint = ""
         self.over = threading.Event()
@@ -100,13 +108,37 @@ class Child:
         if not self.over.is_set():
             self.process.send_signal(signal.SIGKILL)
 
+    def ask_where(self, now: float) -> None:
+        """Let it write the stacks of its threads into its log, which it does at C level, whoever holds its lock."""
+        self.asked_where, self._asked_at = now, self._log.stat().st_size
+        if self.spoke and not self.over.is_set():  # before that it may not know what the signal means
+            self.process.send_signal(STACK_SIGNAL)
+
+    def where(self) -> str:
+        """What it is in, as far as that is known: of its last heartbeat, or the first thing that it has not ended."""
+        if self.doing.node:
+            return f", in {self.doing.node} ({self.doing.what})"
+        return f", in {self.under_way[0]}" if self.under_way else ""
+
     def reap(self) -> str:
         """After its end: close everything of it, and say how it ended."""
         code = self.process.wait()
         self.link.close()
         os.close(self.ends)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"process {self.process.pid} {self.error or how}{self._last_lines()}"
+        how = f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        stack = self.stack()
+        stood = f"\n  it{stack}" if stack else self._last_lines()
+        return f"process {self.process.pid} {self.error or how}{stood}"
+
+    def stack(self) -> str:
+        """Where its main thread stood, innermost call first; empty where it was not asked, or did not say."""
+        if self._asked_at < 0:
+            return ""
+        with open(self._log, "rb") as file:
+            file.seek(self._asked_at)
+            *_, main = file.read(_STACK_BYTES).decode(errors="replace").split("(most recent call first):")
+        frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")][:_STACK_LINES]
+        return "".join([" stood at:", *(f"\n  | {line}" for line in frames)]) if frames else ""
 
     def _last_lines(self) -> str:
         """What it wrote last, from its log."""
@@ -114,6 +146,11 @@ class Child:
             file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         return "".join(f"\n  | {line}" for line in lines)
+
+
+def _name(number: int) -> str:
+    """Of a signal; those between SIGRTMIN and SIGRTMAX have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:

@@ -266,6 +266,10 @@ class HostsWorkers:
         """What each said last; from any thread."""
         return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.doing())]
 
+    def stacks(self) -> list[str]:
+        """Of those on this host."""
+        return self._local.stacks()
+
     def _until(self, holds: Callable[[], bool]) -> None:
         """Hear the other hosts until this holds. Raises what went wrong there."""
         while True:

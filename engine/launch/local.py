@@ -30,6 +30,7 @@ from engine.launch.child import Child
 from engine.launch.failures import Failures
 from engine.launch.ranks import Meeting, groups, meetings
 from engine.launch.routes import sources
+from engine.launch.silence import silent, stacks
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster, detect
@@ -54,14 +55,10 @@ from engine.runtime.session import Report
 from engine.runtime.wire import decode
 from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
 
-_FIRST = 120.0
-"""Seconds within which the first heartbeat has to come: an interpreter starts, and many may at once."""
 _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
 """Seconds within which the kernel has ended a process that was killed."""
-_STOOD_STILL = 5.0
-"""Seconds after which this process itself is taken to have been stopped, and nobody's silence counts."""
 
 _FROM_WORKER = (Bound, Told, Answer, Beat, Failed)
 CONTROL_BYTES = "coordinator/bytes"
@@ -238,7 +235,9 @@ class Supervisor:
                 return
             number = child.said
             child.said += 1
-            child.told += not isinstance(instruction, Release)
+            if not isinstance(instruction, Release):
+                child.told += 1
+                child.under_way.append(getattr(instruction, "node", type(instruction).__name__))
         self._connect(child, sources(instruction))
         child.send(Tell(epoch=child.epoch, number=number, instruction=instruction))
         self._wake_if_unsent(child)
@@ -305,6 +304,12 @@ class Supervisor:
         """What each said in its last heartbeat; from any thread."""
         with self._changed:
             return [c.doing for c in self._children.values()]
+
+    def stacks(self) -> list[str]:
+        """Of each that does something the stack of its main thread, which it writes into its log when it is asked."""
+        with self._changed:
+            busy = [c for c in self._children.values() if c.doing.node and not c.gone]
+        return stacks(busy)
 
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
         """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone, or begins."""
@@ -470,6 +475,8 @@ class Supervisor:
         self._part.on_change()
 
     def _take(self, child: Child, told: Told) -> None:
+        for _ in range(min(told.ended - child.ended, len(child.under_way))):
+            child.under_way.popleft()
         child.ended = max(child.ended, told.ended)
         child.opened = child.opened or any(isinstance(e.event, WorkerOpened) for e in told.events)
         self._events.extend(told.events)
@@ -484,14 +491,8 @@ class Supervisor:
         with self._changed:
             failed = self._failures.judged(self._children, now)
             children = [c for c in self._watched.values() if not c.lost]
-            for child in children:
-                if now - before > _STOOD_STILL:
-                    child.heard = now
-            silent = [c for c in children if now - c.heard > (self._options.heartbeat if c.spoke else _FIRST)]
-            for child in silent:
-                child.lost = True
-                child.error = f"was killed as nothing was heard of it for {now - child.heard:.1f} s"
-        for child in silent:
+            given_up = silent(children, before, now, self._options.heartbeat)
+        for child in given_up:
             child.kill()
         if failed is not None:
             self.abandon(failed)

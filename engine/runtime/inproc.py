@@ -87,6 +87,10 @@ class InprocWorkers:
         """From any thread."""
         return [self._worker.doing]
 
+    def stacks(self) -> list[str]:
+        """Of this process the watchdog shows them."""
+        return []
+
     def close(self) -> None:
         """End what is under way, and close its kernels."""
         under_way, self._under_way = self._under_way, None

@@ -70,6 +70,7 @@ from engine.runtime.control import (
 )
 from engine.runtime.inbox import Inbox
 from engine.runtime.link import Frame, Link
+from engine.runtime.outside import STACK_SIGNAL
 from engine.runtime.wire import decode, encode
 from engine.runtime.workers import Doing, SpanOf
 
@@ -186,7 +187,9 @@ class Peers:
 
 
 class Telling:
-    """Whatever leaves this context as an exception is told to the Supervisor, and `failed` is set. An exit is none."""
+    """Whatever leaves this context as an exception, an exit of the user's code included, is told to the Supervisor, and
+    `failed` is set.
+    """
 
     def __init__(self, link: Link, worker: str) -> None:
         self._link, self._worker = link, worker
@@ -198,7 +201,7 @@ class Telling:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
+        if error is None:
             return False
         self.failed = True
         traceback.print_exception(error)
@@ -206,7 +209,7 @@ class Telling:
         return True
 
 
-def failure(error: Exception, worker: str) -> Failed:
+def failure(error: BaseException, worker: str) -> Failed:
     """What an exception is told as; one that is not ours is a fault of the engine, and comes with its traceback."""
     if isinstance(error, DataflowError):
         kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__)
@@ -243,12 +246,14 @@ class Incarnation:
         """Frames and heartbeats, until the process ends. early: frames that came with the one that opened it."""
         for frame in early:
             self._hear(frame)
+        poll = select.poll()  # select knows no descriptor above 1,023
+        poll.register(self._link, select.POLLIN)
         due = time.monotonic()
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
                 self._link.send(encode(Beat(doing=self._doing())))
-            if not select.select([self._link], [], [], max(0.0, due - time.monotonic()))[0]:
+            if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
                 continue
             frames = self._link.receive()
             if frames is None:
@@ -417,6 +422,7 @@ def main(descriptor: int, parent: int) -> None:
     die_with(parent)
     left_to_the_run()
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")

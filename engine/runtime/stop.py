@@ -15,7 +15,11 @@ import time
 from collections.abc import Callable
 
 from dataflow.shown import printable
+from engine.runtime.outside import Outside
 from engine.runtime.signals import StopSignals
+
+_OUTSIDE = 30.0
+"""Seconds at least for which the interpreter's lock may be held: an import of large libraries takes some."""
 
 
 class Stop:
@@ -24,6 +28,8 @@ class Stop:
     watchdog: seconds in which neither `alive` was called nor `sign` gave another value, after which `describe` is
     printed with the stack of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A
     thread other than the main one gets no signals, and what never returns to Python cannot be interrupted, only named.
+    In the main thread, what cannot be interrupted ends by the end of the process, and so does what holds the
+    interpreter's lock, by a process outside (outside.py).
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class Stop:
         self._last = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._outside: Outside | None = None
         self._runs = 0
 
     @property
@@ -61,6 +68,8 @@ class Stop:
         self.alive()
         self._runs = threading.get_ident()
         if self._watchdog > 0:
+            if sys.platform == "linux":
+                self._outside = Outside(max(self._watchdog, _OUTSIDE), kills=self.signals.handles)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self
@@ -69,10 +78,14 @@ class Stop:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+        if self._outside is not None:
+            self._outside.close()
 
     def _watch(self) -> None:
         before = self._sign()
         while not self._over.wait(min(1.0, self._watchdog / 4)):
+            if self._outside is not None:
+                self._outside.beat()
             now = self._sign()
             if now != before:
                 before = now
@@ -82,6 +95,8 @@ class Stop:
                 print(printable(self.hung), file=sys.stderr, flush=True)
                 _print_stacks()
                 self._interrupt()
+                if self._outside is not None:
+                    self._outside.interrupted()
                 return
 
     def _interrupt(self) -> None:

@@ -1,7 +1,7 @@
 """What a Worker is doing and how long that takes.
 
 Owns: the one thing under way, its span and its time as a metric; an error that leaves a kernel
-names its node. Does not own: where spans and metrics go (loop.py).
+names its node, an exit of the user's code (sys.exit) among them. Does not own: where spans and metrics go (loop.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
+from engine.runtime.outside import show
 from engine.runtime.session import Report
 from engine.runtime.workers import Doing
 
@@ -57,9 +58,11 @@ class During:
         self._start = time.monotonic()
         worker = self._timing.worker
         self._timing.doing = Doing(worker=worker, node=self._node, what=self._what, since=self._start)
+        show(f"{worker} is in {self._placed()} ({self._what})")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._timing.doing = self._timing.idle
+        show(f"{self._timing.worker} is between two kernels")
         self._timing.note(self._node, self._what, self._start, time.monotonic(), counted=self._counted)
         if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
             raise KernelError(f"{self._placed()}: {self._what}: {error}") from error
@@ -71,7 +74,7 @@ class During:
                 f"{self._placed()}: expected files that it wrote in the checkpoint, found others ({said}). "
                 "Fix: an earlier checkpoint."
             ) from error
-        elif isinstance(error, Exception):
+        elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):  # sys.exit() is one
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
             raise KernelError(f"{self._placed()}: {self._what}: {why}") from error

@@ -131,7 +131,8 @@ class Worker:
             names = {use.model: use.module for use in node.models}
             ranks = Ranks(rank=self._rank(node), world=node.ranks, group=self._group if node.ranks > 1 else None)
             session = NodeSession(node.name, self._plan.seed, self._modules, names, ranks, self.channel.allocate)
-            kernel = kernel_class(node)()
+            with self._timing.during(node.name, "imports", counted=False):
+                kernel = kernel_class(node)()
             self._sessions[node.name] = session
             self._kernels[node.name] = kernel
             with self._during(node.name, "open"), named(self._plan.program.node(node.name)):

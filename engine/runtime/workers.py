@@ -133,6 +133,12 @@ class Workers(Protocol):
         """What each Worker is doing now; callable from any thread."""
         ...
 
+    def stacks(self) -> list[str]:
+        """Where the Workers of this host that are doing something stand, each in a process of its own; takes up to a
+        second, and is for what hangs. Callable from any thread.
+        """
+        ...
+
     def close(self) -> None:
         """End every Worker, whatever it is doing; afterwards no process, file descriptor or memory of them is left."""
         ...

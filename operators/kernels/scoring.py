@@ -8,6 +8,7 @@ to: which row it was, and whether the run stops or the row is given up. Does not
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,13 @@ from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Episode
 from dataflow.schema import Reward as RewardSchema
-from operators.kernels.scoring_child import CONVERSATIONAL, Fault, FaultKind, Outcome
+from operators.kernels.scoring_child import CONVERSATIONAL
+from operators.kernels.scoring_frames import Fault, FaultKind, Outcome
 from operators.kernels.scoring_process import Children, InProcess, Scorers
 from operators.kernels.text import is_conversational
 from operators.rewards import PASSED, Wants, reward_names, wants
+
+_log = logging.getLogger(__name__)
 
 _COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
 _ENGINES = frozenset(Episode.columns) | {"prompt"}
@@ -34,6 +38,9 @@ _FIXES: dict[FaultKind, str] = {
     "length": "one value per completion; None where it does not apply",
     "value": "one finite number per completion; None where it does not apply",
     "timeout": 'a faster function, a longer timeout=, or on_error="drop_group" to go on without such rows',
+    "metric": "log_metric(name, value): a name of 1 to 100 characters that can be printed, and a finite number",
+    "answer": "a function that ends its forks by os._exit and leaves descriptors alone that it did not open, or "
+    'on_error="drop_group" to go on without such rows',
     "died": 'a function that does not end its process, or on_error="drop_group" to go on without such rows',
 }
 
@@ -123,7 +130,8 @@ class Reward:
         if again:
             return
         self._session.metric(f"reward/{self._functions[i].name}/passed_when_repeated", 1.0)
-        if fault.kind in ("type", "length", "value"):
+        _log.warning("passed when repeated: %s", self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
+        if fault.kind in ("type", "length", "value", "metric"):
             # It answers wrongly only for rows together: which rows share a chunk is chance, so no answer of it holds.
             raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
 

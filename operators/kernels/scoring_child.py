@@ -1,66 +1,68 @@
 """The inside of a reward process: one user's function, called chunk after chunk.
 
 Owns: turning columns into the keywords of TRL's signature, calling, judging what comes back, and the child's loop and
-end. Does not own: the parent's end (scoring_process.py), what a fault leads to (scoring.py). Imports no torch: that
-is left to the user's function. Also runs in the kernel's own process, for breakpoints (inproc).
+end. Does not own: the form of frames (scoring_frames.py), the parent's end (scoring_parent.py), what the function
+starts (scoring_keeper.py), what a fault leads to (scoring.py). Imports no torch: that is left to the user's function.
+Also runs in the kernel's own process, for breakpoints (inproc).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import faulthandler
 import inspect
 import io
 import itertools
-import math
+import os
 import signal
 import socket
-import struct
 import sys
 import traceback
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import cloudpickle
 import msgspec
 import pyarrow as pa
 
 from dataflow.signals import left_to_the_run
+from operators.kernels.scoring_frames import (
+    HEADER,
+    MARK,
+    Fault,
+    FaultKind,
+    Outcome,
+    bounded,
+    escaped,
+    is_reward,
+    metric_problem,
+    shown,
+)
 from operators.rewards import RewardFn, wants
 
 CONVERSATIONAL = b"conversational"
 """Schema metadata: prompts are message lists, so completions are to be as well."""
 
-_LARGEST = 3.4028234663852886e38  # of float32, the type that rewards travel as
-_HEADER = struct.Struct("<Q")
-
-FaultKind = Literal["raised", "type", "length", "value", "timeout", "died"]
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong in one call. detail: a traceback, where there is one."""
-
-    kind: FaultKind
-    text: str
-    detail: str = ""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call gave: values (None: does not apply) and metrics, or a fault."""
-
-    values: list[float | None] = []
-    metrics: list[tuple[str, float]] = []
-    fault: Fault | None = None
+STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
+"""Makes a reward process print the stack of its main thread, even where that holds the interpreter's lock."""
+_TEXT, _DETAIL = 300, 20_000
+"""Characters of an exception's text, and of its traceback."""
+_CUT_OFF = 1
+"""Exit code of a process whose function closed the socket over which it answers."""
 
 
 class Caught:
-    """Keeps an exception of the user's code as a Fault. Only Exception: an exit still ends the process."""
+    """Keeps what the user's code raises as a Fault, exits included: a function is not what ends a run.
 
-    def __init__(self) -> None:
+    interrupts: KeyboardInterrupt, too, where nobody's Ctrl-C can be the cause.
+    """
+
+    def __init__(self, *, interrupts: bool = False) -> None:
         self.fault: Fault | None = None
+        self._passes = (GeneratorExit,) if interrupts else (GeneratorExit, KeyboardInterrupt)
 
     def __enter__(self) -> Caught:
         return self
@@ -68,35 +70,80 @@ class Caught:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception) or trace is None:
+        if error is None or trace is None or isinstance(error, self._passes):
             return False
-        text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        detail = "".join(traceback.format_exception(type(error), error, _users_part(trace)))
-        self.fault = Fault(kind="raised", text=f"raised {text}", detail=detail)
+        self.fault = Fault(kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace)))
         return True
+
+
+def _detail(error: BaseException, trace: TracebackType) -> str:
+    """The traceback; where the error's text alone is longer than it may be, without what led to it."""
+    lines = traceback.format_tb(trace)
+    if len(_text(error)) <= _DETAIL:
+        lines = traceback.format_exception(type(error), error, trace)
+    return escaped(bounded("".join(lines), _DETAIL))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # the user's class
+        return f"(its str raised {type(second).__name__})"
+
+
+def said(error: BaseException) -> str:
+    """`ValueError: boom`: the class, and of what the error says the first line that says something."""
+    first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
+    name = type(error).__qualname__.rpartition(".")[2]
+    return escaped(bounded(f"{name}: {first}" if first else name, _TEXT))
+
+
+class MetricRefused(ValueError):
+    """log_metric was called with what cannot be a metric."""
+
+
+class Metrics:
+    """What a function logs in one call."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, float]] = []
+        self.fault: Fault | None = None
+        """Kept, as the function may catch what `log` raises."""
+
+    def log(self, name: Any, value: Any) -> None:
+        """log_metric(name, value). Raises MetricRefused."""
+        problem = metric_problem(name, value, len(self.found))
+        if problem:
+            self.fault = self.fault or Fault(kind="metric", text=f"logged a metric that {problem}")
+            raise MetricRefused(f"log_metric: this {problem}")
+        self.found.append((name, float(value)))
 
 
 class Scorer:
     """Calls one function; keeps an event loop for those that are async."""
 
-    def __init__(self, fn: RewardFn) -> None:
+    def __init__(self, fn: RewardFn, *, interrupts: bool = False) -> None:
+        """interrupts: a KeyboardInterrupt is the function's own."""
         self._fn, self._wants = fn, wants(fn)
+        self._interrupts = interrupts
         self._runner: asyncio.Runner | None = None
         self._thread: ThreadPoolExecutor | None = None
         """For async functions where this thread has a loop that runs already, as a notebook's has."""
 
     def score(self, records: pa.RecordBatch) -> Outcome:
         """One call on these rows: `completion`, and of prompt, completion_ids and dataset columns what there is."""
-        metrics: list[tuple[str, float]] = []
+        metrics = Metrics()
         keywords = {name: value for name, value in as_keywords(records).items() if self._wants.takes(name)}
         if "log_metric" in self._wants.names:
-            keywords["log_metric"] = lambda name, value: metrics.append((str(name), float(value)))
+            keywords["log_metric"] = metrics.log
         if "log_extra" in self._wants.names:
             keywords["log_extra"] = _ignore_extra
-        with Caught() as caught:
+        outcome = None
+        with Caught(interrupts=self._interrupts) as caught:
             made = self._call(keywords)
-            return judged(made, records.num_rows, metrics)
-        return Outcome(fault=caught.fault)
+            outcome = judged(made, records.num_rows, metrics.found)
+        fault = metrics.fault or caught.fault
+        return outcome if outcome is not None and fault is None else Outcome(fault=fault)
 
     def _call(self, keywords: dict[str, Any]) -> Any:
         made = self._fn(**keywords)
@@ -154,9 +201,13 @@ def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> Outcome:
     """What a function returned as an Outcome: a fault unless it is one finite number, or None, for each row."""
     if isinstance(made, str | bytes | dict) or not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         return _faulty("type", f"returned {type(made).__name__}, expected a list with a number for each completion")
+    if len(getattr(made, "shape", (0,))) != 1:
+        return _faulty("type", f"returned an array of shape {tuple(made.shape)}, expected ({rows},)")
     if len(made) != rows:
         return _faulty("length", f"returned {len(made)} values for {rows} completions")
-    values = [None if value is None else _number(value) for value in made]
+    values = [None if value is None else _number(value) for value in itertools.islice(made, rows + 1)]
+    if len(values) != rows:
+        return _faulty("length", f"returned {type(made).__name__} of length {rows} with another number of values")
     for index, value in enumerate(values):
         if isinstance(value, str):
             return _faulty("value", f"returned {value} as value {index} of {rows}")
@@ -166,12 +217,12 @@ def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> Outcome:
 def _number(value: Any) -> float | str:
     """The value as a float, or how to show what is none."""
     if not hasattr(value, "__float__"):
-        return f"{value!r:.60}"
+        return shown(value)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        return f"{value!r:.60}"
-    return number if math.isfinite(number) and abs(number) <= _LARGEST else repr(number)
+        return shown(value)
+    return number if is_reward(number) else repr(number)
 
 
 def _faulty(kind: FaultKind, text: str) -> Outcome:
@@ -188,68 +239,92 @@ def _users_part(trace: TracebackType) -> TracebackType:
     return users or trace
 
 
-# Frames: 8 bytes of length, then as many bytes.
-
-
-def send_frame(sock: socket.socket, payload: bytes | memoryview | pa.Buffer) -> None:
-    """One frame; with a time-out on the socket, TimeoutError when the peer does not read in time."""
-    view = memoryview(payload)
-    sock.sendall(_HEADER.pack(view.nbytes))
-    sock.sendall(view)
-
-
-def receive_frame(sock: socket.socket) -> bytearray | None:
-    """One frame, or None where the peer has closed."""
-    header = _receive(sock, _HEADER.size)
-    return None if header is None else _receive(sock, _HEADER.unpack(header)[0])
-
-
-def _receive(sock: socket.socket, size: int) -> bytearray | None:
-    buffer = bytearray(size)
-    view, got = memoryview(buffer), 0
-    while got < size:
-        read = sock.recv_into(view[got:])
-        if not read:
-            return None
-        got += read
-    return buffer
-
-
 # The process
 
 
 def main(descriptor: int) -> None:
-    """The child: take the function, then score chunks until the parent's end closes."""
-    die_with_parent()
+    """The child: take the function, then score chunks until the parent's end closes. Its keeper has set it up."""
     left_to_the_run()
+    complaints = os.dup(2)  # the function may do what it likes to the other
+    faulthandler.enable(complaints)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(STACK_SIGNAL, complaints, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):  # None where the run has no standard output
         sys.stdout.reconfigure(line_buffering=True)
-    sock = socket.socket(fileno=descriptor)
-    sock.set_inheritable(False)
-    shipped = receive_frame(sock)
+    wire = Wire(descriptor)
+    shipped = wire.receive()
     if shipped is None:
         return
     scorer = None
-    with Caught() as loading:
-        scorer = Scorer(cloudpickle.loads(shipped))
-    with contextlib.suppress(ConnectionError):  # the parent is gone, and so is whoever would read a complaint
-        _reply(sock, Outcome(fault=loading.fault))
-        if scorer is not None:
-            _serve(sock, scorer)
+    with Caught(interrupts=True) as loading:
+        scorer = Scorer(cloudpickle.loads(shipped), interrupts=True)
+    wire.reply(Outcome(fault=loading.fault))
+    if scorer is not None:
+        _serve(wire, scorer)
 
 
-def _serve(sock: socket.socket, scorer: Scorer) -> None:
-    while (frame := receive_frame(sock)) is not None:
-        _reply(sock, scorer.score(pa.ipc.open_stream(frame).read_next_batch()))
+def _serve(wire: Wire, scorer: Scorer) -> None:
+    while (frame := wire.receive()) is not None:
+        outcome = scorer.score(pa.ipc.open_stream(frame).read_next_batch())
+        if os.getpid() != wire.pid:
+            _end_fork(wire, outcome)
+        wire.reply(outcome)
     scorer.close()
 
 
-def _reply(sock: socket.socket, outcome: Outcome) -> None:
-    send_frame(sock, msgspec.msgpack.encode(outcome))
+def _end_fork(wire: Wire, outcome: Outcome) -> None:
+    """This process came out of the function as a fork of it: one that returned is told of, which makes it a fault."""
+    if outcome.fault is None:
+        wire.reply(outcome)
+    sys.stderr.write(f"a fork of the function {outcome.fault.text if outcome.fault else 'returned'}\n")
+    os._exit(1)
 
 
-def die_with_parent() -> None:
-    """On Linux: SIGKILL for this process when its parent ends, even in the middle of a call that never returns."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+class Wire:
+    """The socket to the kernel's process; requests are numbered, and answers have the number of theirs."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._sock = socket.socket(fileno=descriptor)
+        self._file = os.fstat(descriptor)[1:3]
+        self._number = 0
+        self.pid = os.getpid()
+
+    def receive(self) -> bytearray | None:
+        """The next request, or None where the parent has closed."""
+        header = self._receive(HEADER.size)
+        if header is None:
+            return None
+        _, _, self._number, size = HEADER.unpack(header)
+        return self._receive(size)
+
+    def reply(self, outcome: Outcome) -> None:
+        """Answer the last request. Ends the process where nobody hears it: the parent is gone, or what it was to be
+        said over was closed, or is now something else.
+        """
+        payload = msgspec.msgpack.encode(outcome)
+        if self._is_there():
+            with contextlib.suppress(OSError):  # the parent has gone, or has hung up: nobody wants to know
+                self._sock.sendall(HEADER.pack(MARK, os.getpid(), self._number, len(payload)) + payload)
+                return
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                print("nothing can be answered: a file descriptor that is not the function's own was closed by it")
+        os._exit(_CUT_OFF)
+
+    def _is_there(self) -> bool:
+        """Whether its descriptor is the socket that it was."""
+        with contextlib.suppress(OSError):
+            return os.fstat(self._sock.fileno())[1:3] == self._file
+        return False
+
+    def _receive(self, size: int) -> bytearray | None:
+        buffer = bytearray(size)
+        view, got = memoryview(buffer), 0
+        while got < size:
+            with contextlib.suppress(OSError):
+                read = self._sock.recv_into(view[got:])
+                if read:
+                    got += read
+                    continue
+            return None
+        return buffer

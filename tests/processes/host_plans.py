@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,20 @@ def refuses(prompt: Columns[Prompt]) -> Columns[Reward]:
 def hangs(prompt: Columns[Prompt]) -> Columns[Reward]:
     threading.Event().wait()
     return doubled.fn(prompt)
+
+
+@operator()
+def holds(prompt: Columns[Prompt]) -> Columns[Reward]:
+    """Holds the interpreter's lock: for longer than there are atoms."""
+    re.match("(a+)+$", "a" * 60 + "b")
+    return doubled.fn(prompt)
+
+
+@operator()
+def dies(prompt: Columns[Prompt]) -> Columns[Reward]:
+    print("about to die")
+    sys.stdout.flush()
+    os._exit(7)
 
 
 @operator()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +92,16 @@ def hangs(score: Columns[Reward]) -> Columns[Reward]:
 @operator()
 def breaks(score: Columns[Reward]) -> Columns[Reward]:
     raise RuntimeError("out of luck")
+
+
+@operator()
+def leaves(score: Columns[Reward]) -> Columns[Reward]:
+    sys.exit(0)
+
+
+@loss(scope="token")
+def leaves_in_its_loss(now: Now, advantage: Tensors[Advantage]) -> Terms:
+    sys.exit("enough")
 
 
 @loss(scope="token")

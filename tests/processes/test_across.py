@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,6 +222,7 @@ def test_an_error_arrives_with_its_names(
 
 def test_a_node_that_hangs_is_named(tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]) -> None:
     named = r"nothing has moved for 10 s; ops is in hangs \(chunk \d+, 8 rows\)"
-    with pytest.raises(RunError, match=named):
+    with pytest.raises(RunError, match=named) as caught:
         run(with_score(tiny, hangs), options(2, watchdog=10.0, pin={"hangs": "ops"}))
+    assert re.search(r"ops, process \d+, stood at:(\n.*)*/run_graphs.py\", line \d+ in hangs\n", str(caught.value))
     assert "advantage: " in capfd.readouterr().err, "who waits for it"

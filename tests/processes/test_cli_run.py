@@ -20,7 +20,21 @@ from torch_models import save_tiny
 save_tiny(Path("model"), layers=1)
 """
 CALL = "import sys; from engine.cli import main; sys.exit(main())"
-REWARDS = "def same(completions, answer):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
+REWARDS = """
+import os, time
+
+def same(completions, answer):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def leaves_a_daemon(completions, answer):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            print("still here", os.getpid(), flush=True)
+            time.sleep(1000)
+        os._exit(0)
+    return same(completions, answer)
+"""
 FLAGS = [
     *("--base", "model", "--data", "rows.jsonl", "--reward-fn", "my_rewards:same"),
     *("--n", "2", "--batch", "2", "--max-tokens", "3"),
@@ -62,6 +76,17 @@ def test_run_then_resume(folder: Path) -> None:
     done = python(folder, CALL, "resume", "runs/grpo", "--steps", "3")
     assert done.returncode == 0, done.stderr
     assert steps_of(folder / "runs" / "grpo") == [1, 2, 3]
+
+
+def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_daemon(folder: Path) -> None:
+    """`dataflow run ... | cat`, and 2>&1, too: the call below returns when both pipes are at their end."""
+    flags = [flag.replace(":same", ":leaves_a_daemon") for flag in FLAGS]
+    done = python(folder, CALL, "run", "graphs.grpo:grpo", *flags, "--steps", "1", "--threads", "1", "--name", "left")
+    assert done.returncode == 0, done.stderr
+    said = "reward 'leaves_a_daemon' printed: still here "
+    assert said in (folder / "runs" / "left" / "logs" / "main.log").read_text()
+    for pid in [int(line.split()[-1]) for line in done.stderr.splitlines() if said in line]:
+        assert not Path(f"/proc/{pid}").exists()
 
 
 def test_explain_shows_every_node(folder: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import random
+import resource
 import select
 import selectors
 import signal
@@ -19,8 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from host_plans import Bomb, chunk, chunk_of, environment, exits, garbles, hangs, plan, refuses
+from host_plans import Bomb, chunk, chunk_of, dies, environment, exits, garbles, hangs, holds, plan, refuses
 from left_by_runs import ROOT, children
 
 from dataflow.batch import Batch, Keys
@@ -45,6 +47,7 @@ from engine.plan.plan import Plan
 from engine.runtime.control import Open
 from engine.runtime.wire import encode
 from engine.runtime.workers import KeepRows, Save, WorkerGone
+from operators.kernels.scoring_process import Children
 
 pytestmark = pytest.mark.timeout(60)
 Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
@@ -341,12 +344,49 @@ def test_a_process_that_cannot_start(start: Start, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_kernel_that_ends_its_process(start: Start) -> None:
+    with start(plan(dies)) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="dies"))
+        end = until(supervisor, WorkerLost)[-1]
+        assert "ended with exit code 7" in end.error
+        assert "about to die" in end.error
+
+
+def test_a_kernel_that_calls_exit_has_failed(start: Start) -> None:
     with start(plan(exits)) as supervisor:
         supervisor.tell(chunk_of(1, made(supervisor), node="exits"))
-        end = until(supervisor, WorkerLost)[-1]
-        assert "ended with exit code 1" in end.error
-        assert "SystemExit: 7" in end.error
+        with pytest.raises(KernelError, match=r"(?s)exits: .*raised SystemExit: 7.*host_plans.py"):
+            until(supervisor, WorkerLost)
         assert "about to leave" in log(supervisor, "host")
+
+
+def test_what_holds_the_interpreters_lock_is_killed_and_named(start: Start) -> None:
+    with start(plan(holds), heartbeat=2.5) as supervisor:
+        supervisor.tell(chunk_of(1, made(supervisor), node="holds"))
+        error = until(supervisor, WorkerLost)[-1].error
+        assert "nothing was heard of it for" in error
+        assert ", in holds" in error
+        assert "or is in code that holds the interpreter's lock" in error
+        first, *rest = error.partition("it stood at:")[2].strip().splitlines()
+        assert "/re/" in first
+        assert any("host_plans.py" in line and line.endswith("in holds") for line in rest)
+
+
+def test_descriptors_may_have_any_number(start: Start) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with start(plan()) as supervisor:
+            assert supervisor._children["host"].link.fileno() > 1023
+            supervisor.tell(chunk_of(2, made(supervisor), node="doubled"))
+            until(supervisor, ChunkDone)
+        children_ = Children(["f"], [lambda completions: [1.0]], 20.0)
+        assert children_.score({0: pa.RecordBatch.from_pydict({"completion": ["x"]})})[0].values == [1.0]
+        children_.close()
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_pickle_from_a_worker_is_refused(start: Start) -> None:
@@ -378,7 +418,7 @@ def test_ctrl_c_does_not_end_a_worker(start: Start) -> None:
 def test_a_child_of_a_killed_worker_ends_too(start: Start) -> None:
     with start(plan(source="host_plans:WithChild")) as supervisor:
         worker = supervisor.pids()["source"]
-        (child,) = children(worker)
+        (child,) = children(worker)  # the keeper of its reward function
         supervisor.tell(chunk(1, range(2)))
         os.kill(worker, signal.SIGKILL)
         until(supervisor, WorkerLost)

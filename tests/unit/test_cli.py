@@ -216,6 +216,15 @@ def test_what_a_users_module_raises_is_shown_as_it_is(folder: Path) -> None:
         load_target("broken_graphs.py:f")
 
 
+def test_a_users_module_that_exits_does_not_end_the_command_as_if_it_were_done(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    assert main(["check", "leaves.py:graph"]) == 2
+    assert "found sys.exit(0) at " in (said := capsys.readouterr().err)
+    assert "leaves.py:2. Fix: " in said
+
+
 def test_a_file_that_has_another_modules_name_is_refused(folder: Path) -> None:
     (folder / "json.py").write_text("def f(): ...\n")
     with pytest.raises(UsageError, match=r"Python has another module 'json' .*Fix: give the file another name"):

@@ -58,6 +58,18 @@ def test_names_come_from_functions_partials_lambdas_and_classes_and_repeat_with_
     )
 
 
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J", "x" * 101, 7])
+def test_a_function_whose_name_cannot_be_a_metrics_is_refused(name: Any) -> None:
+    class Named:
+        def __call__(self, completions: list[str]) -> list[float]:
+            return []
+
+    named = Named()
+    named.__name__ = name  # type: ignore[attr-defined]
+    with pytest.raises(GraphError, match="reward 'Named': expected a name of 1 to 100 characters that can be printed"):
+        wants(named)
+
+
 def test_functions_that_cannot_be_called_with_keywords_are_refused() -> None:
     def positional(completions: list[str], /) -> list[float]:
         return []

@@ -1,0 +1,149 @@
+"""What goes between a reward process and the kernel: frames, what an answer may be, how text of the user's is shown.
+
+Owns: the form and the limits of frames, Outcome and Fault, and the judgement of what a process of the user's code sent:
+it shares memory with whatever the function did, so nothing of it is taken on trust, and nothing is unpickled. Does not
+own: sockets (scoring_parent.py, scoring_child.py), what a fault leads to (scoring.py).
+
+    frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; then the payload
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Literal
+
+import msgspec
+
+MARK = b"dfr\x01"
+HEADER = struct.Struct("<4sIQQ")
+LARGEST_ANSWER = 64 << 20
+"""Bytes of an answer: some millions of rewards."""
+_LARGEST = 3.4028234663852886e38  # of float32, the type that rewards travel as
+_TEXT, _DETAIL, _NAME = 500, 20_000, 100
+_METRICS = 10_000
+"""Calls of log_metric in one call of a function."""
+_OWN = ("mean", "std", "passed_when_repeated")
+"""Metrics that every reward has: reward/<function>/mean is the reward's own."""
+
+FaultKind = Literal["raised", "type", "length", "value", "metric", "answer", "timeout", "died"]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong in one call. detail: a traceback, a stack or what was printed last, where there is one."""
+
+    kind: FaultKind
+    text: str
+    detail: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call gave: values (None: does not apply) and metrics, or a fault."""
+
+    values: list[float | None] = []
+    metrics: list[tuple[str, float]] = []
+    fault: Fault | None = None
+
+
+class Garbled(Exception):
+    """What came over a reward's socket is no answer of its process to this call; says why."""
+
+
+class Answers:
+    """The bytes that came from one process; whole frames out of them."""
+
+    def __init__(self) -> None:
+        self._came = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """More bytes."""
+        self._came += data
+
+    def __len__(self) -> int:
+        """Bytes that are not taken."""
+        return len(self._came)
+
+    def take(self, pid: int, number: int) -> bytes | None:
+        """The answer of this process to this call once it is there. Raises Garbled for anything else."""
+        if not MARK.startswith(self._came[: len(MARK)]):
+            raise Garbled(f"{shown(bytes(self._came[:40]))} came where its answer was expected")
+        if len(self._came) < HEADER.size:
+            return None
+        _, sender, answered, size = HEADER.unpack_from(self._came)
+        if sender != pid:
+            raise Garbled(f"process {sender}, which it had forked, answered, too: a fork has to end by os._exit")
+        if answered != number:
+            raise Garbled(f"an answer to call {answered} came where one to call {number} was expected")
+        if size > LARGEST_ANSWER:
+            raise Garbled(f"an answer of {size} bytes came, and one may have {LARGEST_ANSWER}")
+        end = HEADER.size + size
+        if len(self._came) < end:
+            return None
+        found = bytes(memoryview(self._came)[HEADER.size : end])
+        del self._came[:end]
+        if self._came:
+            raise Garbled("more than one answer came")
+        return found
+
+
+def judged_answer(payload: bytes, rows: int) -> Outcome:
+    """The Outcome in an answer for so many rows. Raises Garbled where it is none, or none that a call can give."""
+    try:
+        outcome = msgspec.msgpack.decode(payload, type=Outcome)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Garbled(f"an answer came that cannot be read ({error})") from error
+    if (fault := outcome.fault) is not None:
+        cut = Fault(kind=fault.kind, text=bounded(fault.text, _TEXT), detail=bounded(fault.detail, _DETAIL))
+        return Outcome(fault=cut)
+    if len(outcome.values) != rows:
+        raise Garbled(f"an answer with {len(outcome.values)} values came for {rows} rows")
+    if any(value is not None and not is_reward(value) for value in outcome.values):
+        raise Garbled("an answer came with a value that is no finite float32")
+    for name, value in outcome.metrics:
+        if problem := metric_problem(name, value):
+            raise Garbled(f"an answer came with a metric that {problem}")
+    return outcome
+
+
+def is_reward(number: float) -> bool:
+    """Whether it is finite as a float32."""
+    return math.isfinite(number) and abs(number) <= _LARGEST
+
+
+def metric_problem(name: object, value: object, so_far: int = 0) -> str:
+    """Why this cannot be a metric of a function that has logged so many before it in this call; empty if it can be."""
+    if not isinstance(name, str):
+        return f"has a name of type {type(name).__name__}, not str"
+    if not name or len(name) > _NAME or not name.isprintable() or name != name.strip():
+        return f"has the name {shown(name)}, not 1 to {_NAME} characters that can be printed"
+    if name in _OWN:
+        return f"has the name {name!r}, which every reward has already"
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return f"{name!r} has the value {shown(value)}, not a number"
+    if not math.isfinite(float(value)):  # type: ignore[arg-type]
+        return f"{name!r} has the value {float(value)!r}, not a finite number"  # type: ignore[arg-type]
+    return f"{name!r} is number {so_far + 1} of one call, and {_METRICS} are the most" if so_far >= _METRICS else ""
+
+
+def shown(value: object, most: int = 60) -> str:
+    """A value of the user's as a short text, whatever its repr does."""
+    try:
+        text = repr(value)
+    except Exception as error:  # the user's class; what is wanted is a text
+        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    return escaped(bounded(text, most))
+
+
+def escaped(text: str) -> str:
+    """Without characters that a terminal obeys: each is shown as Python would write it. Line feeds and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def bounded(text: str, most: int) -> str:
+    """The text, or its beginning and its end with how many characters were left out between them."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"

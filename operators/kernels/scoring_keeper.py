@@ -1,0 +1,193 @@
+"""The process between the kernel and a user's function: nothing that the function starts outlives it.
+
+    waits for                                      unblocked by
+    the function's end                             the kernel (SIGCHLD)
+    the end of the socket to the kernel's process  that process, whatever ended it; the death signal where it forked
+
+Owns: starting the function's process, and ending everything below it. Descendants that went into sessions of their own
+come back to it, since it is their subreaper (Linux; elsewhere only the function's own process group is ended). Does not
+own: what the function is asked (scoring_child.py), time limits (scoring_process.py).
+
+    socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; in: its end
+
+Imports the standard library alone, and starts no thread, so that a fork is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+_SUBREAPER, _DEATH_SIGNAL = 36, 1
+_ORPHANED = signal.SIGUSR1
+"""Comes when the kernel's process ends. Signals that ask a whole run to stop mean nothing here: the run decides."""
+_HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SECONDS = 5.0
+"""In which everything that is killed has ended, unless it cannot be killed (another user's, or waiting for a disk)."""
+_ROUND = 0.05
+
+
+def main(answers: int, life: int, parent: int) -> None:
+    """Start the function's process on the socket `answers`, and keep it until it or the parent ends.
+
+    answers, life: descriptors of the two sockets to the parent's process.
+    """
+    to_parent = socket.socket(fileno=life)
+    for descriptor in (answers, life):
+        os.set_inheritable(descriptor, False)
+    for number in _HEARD:
+        signal.signal(number, _noted)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whatever the kernel's process held back when it started this
+    _prctl(_SUBREAPER, 1)
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        to_parent.close()
+        for number in (signal.SIGCHLD, _ORPHANED):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        die_with(keeper)
+        from operators.kernels.scoring_child import main as serve
+
+        serve(answers)
+        return
+    os.close(answers)
+    with contextlib.suppress(OSError):
+        to_parent.send(b"pid %d\n" % pid)
+    Keeper(pid, to_parent, parent).keep()
+    os._exit(0)
+
+
+def die_with(parent: int) -> None:
+    """On Linux: SIGKILL for this process when its parent ends, even in the middle of a call that never returns."""
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class Keeper:
+    """Waits for the end of the function's process or of the kernel's, and then ends whatever is left."""
+
+    def __init__(self, pid: int, to_parent: socket.socket, parent: int) -> None:
+        self._pid = pid
+        self._parent = to_parent
+        self._code: int | None = None
+        self._woken, wake = os.pipe()
+        for descriptor in (self._woken, wake):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        _prctl(_DEATH_SIGNAL, _ORPHANED)
+        self._orphan = os.getppid() != parent
+
+    def keep(self) -> None:
+        """Until nothing is left."""
+        poll = select.poll()
+        poll.register(self._parent, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        over = self._orphan
+        while self._reap() and self._code is None and not over:
+            for descriptor, _ in poll.poll():
+                over = over or descriptor == self._parent.fileno() or self._asked_to_end()
+        if over and self._code is None:
+            self._code = -signal.SIGTERM
+        self._end_all()
+        with contextlib.suppress(OSError):
+            self._parent.send(b"ended %d\n" % (self._code if self._code is not None else 0))
+
+    def _asked_to_end(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return _ORPHANED in os.read(self._woken, 4096)
+        return False
+
+    def _reap(self) -> bool:
+        """Take in every child that has ended; whether others are left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._pid and self._code is None:
+                self._code = os.waitstatus_to_exitcode(status)
+
+    def _end_all(self) -> None:
+        """Kill until no child is left; what was started in between is found by the next round."""
+        deadline = time.monotonic() + _SECONDS
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        while self._reap() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, signal.SIGKILL)
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if poll.poll(_ROUND * 1e3):
+                self._asked_to_end()
+
+
+def descendants(of: int) -> list[int]:
+    """Processes below this one, however deep; none where there is no /proc."""
+    below: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])
+            below.setdefault(parent, []).append(int(stat.parent.name))
+    found: list[int] = []
+    todo = [of]
+    while todo:
+        children = below.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def sweep(mark: str) -> None:
+    """Kill every process whose environment has this mark: what is left where a keeper itself was killed."""
+    wanted = mark.encode()
+    for _ in range(int(_SECONDS / _ROUND)):
+        found = [pid for pid in _processes() if wanted in _environment(pid)]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            _wait(pid)
+
+
+def _wait(pid: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        handle = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(_ROUND * 1e3)
+        finally:
+            os.close(handle)
+
+
+def _processes() -> list[int]:
+    return [int(found.name) for found in Path("/proc").glob("[0-9]*")]
+
+
+def _environment(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _noted(number: int, frame: object) -> None:
+    """It is read from the wake-up descriptor."""
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)

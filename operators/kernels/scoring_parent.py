@@ -1,0 +1,349 @@
+"""The parent's end of one reward process: start, ask, wait, kill.
+
+    waits for                                   unblocked by
+    an answer, room to send, what is printed    the function's process; its keeper, which tells of its end; a deadline
+
+Owns: a keeper and the function's process below it, the sockets to both, the pipe of what they print. Does not own: the
+child's inside (scoring_child.py), how everything below the keeper ends (scoring_keeper.py), frames (scoring_frames.py).
+
+The child is a fresh interpreter and not a spawn of multiprocessing, which would import the parent's main module again.
+Waiting is by poll: descriptors may have any number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+import pyarrow as pa
+
+from dataflow.errors import KernelError
+from dataflow.importing import interpreter
+from dataflow.signals import held_back
+from operators.kernels.scoring_child import STACK_SIGNAL
+from operators.kernels.scoring_frames import HEADER, MARK, Answers, Fault, FaultKind, Garbled, Outcome, judged_answer
+from operators.kernels.scoring_keeper import sweep
+from operators.kernels.scoring_output import Output
+
+_log = logging.getLogger(__name__)
+
+_GOODBYE_SECONDS = 2.0
+_KEEPER_SECONDS = 8.0
+"""In which a keeper has ended everything, and itself."""
+_STACK_SECONDS = 0.3
+"""Without a further word, after which a stack that was asked for is complete, or does not come."""
+_STACK_LINES = 200
+_MARK = "DATAFLOW_REWARD"
+_READ = 1 << 16
+_BOOTSTRAP = "from operators.kernels.scoring_keeper import main; main(*map(int, sys.argv[3:]))"
+
+
+def await_outcomes(children: Sequence[Child], deadline: float) -> None:
+    """Until each of them has an outcome of what it was asked; who has none at the deadline has timed out."""
+    while waiting := [child for child in children if child.outcome is None]:
+        poll, parts = select.poll(), {}
+        for child in waiting:
+            for descriptor, events, part in child.parts():
+                poll.register(descriptor, events)
+                parts[descriptor] = child, part
+        left = deadline - time.monotonic()
+        for descriptor, _ in poll.poll(max(0.0, left) * 1e3):
+            child, part = parts[descriptor]
+            if child.outcome is None:  # else what was heard of it just before has closed them all
+                part()
+        if left <= 0:
+            for child in waiting:
+                child.late()
+
+
+class Child:
+    """One function's process and its keeper.
+
+    outcome: of what it was asked last; None while that is not known. pid: the function's process, once that is told.
+    process: the keeper.
+    """
+
+    def __init__(self, name: str, shipped: bytes) -> None:
+        self._name, self._shipped = name, shipped
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        self.running = False
+        self.outcome: Outcome | None = None
+        self._output = Output(name)
+        self._number, self._rows = 0, 0
+        self._unsent = memoryview(b"")
+        self._code: int | None = None
+        self._told = b""
+        self._sock, self._life, self._printed = _closed(), _closed(), -1
+
+    def start(self) -> None:
+        """A fresh interpreter, and the function on its way to it; its outcome is whether it could be loaded.
+
+        Raises KernelError where no process can be started.
+        """
+        try:
+            with contextlib.ExitStack() as undo:
+                self._open(undo)
+                undo.pop_all()
+        except OSError as error:
+            raise KernelError(
+                f"reward {self._name!r}: expected its process to start, found: {error}. Fix: allow more processes and "
+                "open files (ulimit -u, ulimit -n)."
+            ) from error
+        for end in (self._sock, self._life):
+            end.setblocking(False)
+        os.set_blocking(self._printed, False)
+        self._answers = Answers()
+        self.running, self.pid, self._code, self._told, self._number = True, 0, None, b"", 0
+        self.ask(self._shipped, 0)
+
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        """Sockets, a pipe and the keeper; undo: closes what is there if something is missing."""
+        self._sock, theirs = socket.socketpair()
+        undo.callback(self._sock.close)
+        with theirs:
+            self._life, their_life = socket.socketpair()
+            undo.callback(self._life.close)
+            with their_life:
+                self._printed, printing = os.pipe()
+                undo.callback(os.close, self._printed)
+                with os.fdopen(printing, "wb") as output:
+                    self.process = self._keeper(theirs.fileno(), their_life.fileno(), output)
+
+    def _keeper(self, answers: int, life: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        self._mark = f"{_MARK}={secrets.token_hex(16)}"
+        given = map(str, (answers, life, os.getpid()))
+        with held_back():
+            return subprocess.Popen(
+                interpreter(_BOOTSTRAP, "operators.kernels.scoring_keeper", *given),
+                pass_fds=(answers, life),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict([self._mark.split("=")]),
+                start_new_session=True,
+            )
+
+    def is_ready(self, *, or_killed: bool) -> bool:
+        """Whether the function is loaded. False where a signal ended its process before, and `or_killed` allows it.
+
+        Raises KernelError, with the child's traceback, where it cannot be loaded.
+        """
+        fault = self.take().fault
+        if fault is None:
+            return True
+        self.kill()
+        if or_killed and fault.kind == "died" and (self._code is None or self._code < 0):
+            return False
+        raise KernelError(
+            f"reward {self._name!r}: its process could not load it: {fault.text}. "
+            f"Fix: what the function imports has to be importable from sys.path.\n{fault.detail}"
+        )
+
+    def ask(self, payload: bytes | pa.Buffer, rows: int) -> None:
+        """Put a question; it is sent, and the outcome comes, while somebody waits for it."""
+        self._number += 1
+        self._rows = rows
+        self._unsent = memoryview(HEADER.pack(MARK, 0, self._number, len(memoryview(payload))) + bytes(payload))
+        self.outcome = None
+        self._output.forget()
+
+    def take(self) -> Outcome:
+        """The outcome, once."""
+        assert self.outcome is not None, "taken before it was awaited"
+        if self.running:
+            self._hear_output()  # what was printed before the answer
+        self._output.settle()
+        return self.outcome
+
+    def parts(self) -> list[tuple[int, int, Callable[[], None]]]:
+        """What to wait for: (descriptor, events, whom to call)."""
+        sending = select.POLLOUT if self._unsent else 0
+        found: list[tuple[int, int, Callable[[], None]]] = [
+            (self._life.fileno(), select.POLLIN, self._hear_keeper),
+            (self._printed, select.POLLIN, self._hear_output),
+        ]
+        if self.pid:  # answers are of that process
+            found.append((self._sock.fileno(), select.POLLIN | sending, self._talk))
+        return found
+
+    def hang_up(self) -> None:
+        """An idle child ends by itself now."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Wait for the end of the function's process, and kill it where that does not come."""
+        if not self.running:
+            return
+        with contextlib.suppress(OSError):
+            self._answers.add(self._sock.recv(_READ))
+        if self.outcome is not None and len(self._answers):
+            _log.warning("reward %r: %d bytes came after its last answer", self._name, len(self._answers))
+        self.hang_up()
+        self._await_code(_GOODBYE_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the child and everything that it started."""
+        if not self.running or self.process is None:
+            return
+        self.running = False
+        with contextlib.suppress(OSError):
+            self._life.shutdown(socket.SHUT_RDWR)  # which the keeper hears
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.wait(_KEEPER_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.returncode != 0:  # it was ended before it could end the others
+            sweep(self._mark)
+        self._hear_output()
+        self._output.settle()
+        self._sock.close()
+        self._life.close()
+        os.close(self._printed)
+
+    def late(self) -> None:
+        """The time is over; where it stood is asked for before it is killed."""
+        if self.outcome is not None:
+            return
+        stack = self._stack()
+        self.kill()
+        self.outcome = _faulty("timeout", "timed out", stack or self._printed_last())
+
+    def _talk(self) -> None:
+        """Send what there is room for, and take what has come."""
+        if self.outcome is not None:
+            return
+        try:
+            if self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
+            came = self._sock.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            came = b""
+        if not came:
+            self._died()
+            return
+        self._answers.add(came)
+        try:
+            payload = self._answers.take(self.pid, self._number)
+            if payload is not None:
+                self.outcome = judged_answer(payload, self._rows)
+        except Garbled as garbled:
+            self.kill()
+            self.outcome = _faulty("answer", f"broke the connection to its process: {garbled}", self._printed_last())
+
+    def _hear_keeper(self) -> None:
+        there = self._keeper_says()
+        if self.outcome is None and (not there or self._code is not None):
+            self._talk()  # it may have answered before its end
+            if self.outcome is None:
+                self._died()
+
+    def _keeper_says(self) -> bool:
+        """Take in what the keeper has told; False where it is gone."""
+        try:
+            came = self._life.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        *lines, self._told = (self._told + came).split(b"\n")
+        for line in lines:
+            what, _, number = line.partition(b" ")
+            if what == b"pid":
+                self.pid = int(number)
+            else:
+                self._code = int(number)
+        return bool(came)
+
+    def _hear_output(self) -> None:
+        """What is there, but not for ever where something prints without end."""
+        for _ in range(16):
+            try:
+                came = os.read(self._printed, _READ)
+            except BlockingIOError:
+                return
+            if not came:
+                return
+            self._output.add(came)
+
+    def _died(self) -> None:
+        """The outcome of a process that can no longer answer."""
+        kept = self._await_code(_GOODBYE_SECONDS)
+        self.kill()
+        if kept and self._code is None:
+            text = "closed the connection to its process, or left it to another one"
+        elif self._code is None:
+            text = "lost its process, as the one that watches over it was killed"
+        else:
+            text = f"lost its process, which {_ended(self._code)}"
+        self.outcome = _faulty("died", text, self._printed_last())
+
+    def _await_code(self, seconds: float) -> bool:
+        """Until the keeper has told how the function's process ended, or is gone itself, which is False."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        for descriptor in (self._life.fileno(), self._printed):
+            poll.register(descriptor, select.POLLIN)
+        while self._code is None and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1e3):
+                if descriptor == self._printed:
+                    self._hear_output()
+                elif not self._keeper_says():
+                    return False
+        return True
+
+    def _stack(self) -> str:
+        """Where the function's main thread stands, asked of the process by a signal; empty where it does not say."""
+        if not self.pid:
+            return ""
+        self._hear_output()
+        poll = select.poll()
+        poll.register(self._printed, select.POLLIN)
+        with self._output.captured() as lines:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, STACK_SIGNAL)
+            while len(lines) < _STACK_LINES and poll.poll(_STACK_SECONDS * 1e3):
+                self._hear_output()
+        frames = [line for line in lines if line.startswith("  File ")]
+        ours = next((at for at, line in enumerate(frames) if "scoring_child.py" in line), len(frames))
+        return "It stood at (the innermost call first):\n" + "\n".join(frames[:ours]) if frames[:ours] else ""
+
+    def _printed_last(self) -> str:
+        """What it said before its end: of a crash the stack, without the frames of this package."""
+        ours = os.path.dirname(__file__)
+        last = [line for line in self._output.last() if not (line.startswith("  File ") and ours in line)]
+        return "\n".join(["It printed last:", *(f"  | {line}" for line in last)]) if last else ""
+
+
+def _faulty(kind: FaultKind, text: str, detail: str = "") -> Outcome:
+    return Outcome(fault=Fault(kind=kind, text=text, detail=detail))
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def _name(number: int) -> str:
+    """Of a signal; real-time ones have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _closed() -> socket.socket:
+    made = socket.socket()
+    made.close()
+    return made

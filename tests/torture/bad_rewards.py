@@ -1,0 +1,520 @@
+"""Reward functions that misbehave, each in one way; the file of rewards that `tests.torture.rewards` runs.
+
+Owns: the functions, and of each what is to be said of it. Does not own: how they are run and judged (rewards.py).
+
+Each misbehaves where the prompt of a row ends with `!`, and is right for all other rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import ctypes
+import decimal
+import faulthandler
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Bad = Callable[[list[str], Any], Any]
+BAD: dict[str, tuple[str, Bad]] = {}
+"""By name: what is said of it, a regular expression (empty: it does no harm), and what it does, given completions and
+log_metric.
+"""
+
+
+def good(completions: list[str]) -> list[float]:
+    """What a row is worth where nothing is wrong."""
+    return [0.5 + len(text) % 7 for text in completions]
+
+
+def bad(said: str) -> Callable[[Bad], Callable[..., Any]]:
+    """One more kind; the name is then that of its reward function."""
+
+    def keep(does: Bad) -> Callable[..., Any]:
+        def reward(prompts: list[str], completions: list[str], log_metric: Any, **columns: Any) -> Any:
+            if any(prompt.endswith("!") for prompt in prompts):
+                return does(completions, log_metric)
+            return good(completions)
+
+        BAD[does.__name__] = said, does
+        reward.__name__, reward.__qualname__ = does.__name__, does.__qualname__
+        return reward
+
+    return keep
+
+
+def any_kind(prompts: list[str], completions: list[str], log_metric: Any, **columns: Any) -> Any:
+    """What the last prompt names, `raises!`."""
+    kind, mark, _ = prompts[-1].partition("!")
+    return BAD[kind][1](completions, log_metric) if mark else good(completions)
+
+
+# --- what it raises ---------------------------------------------------------------------------------------------------
+
+
+@bad("raised ZeroDivisionError: division by zero")
+def raises(completions: list[str], log_metric: Any) -> Any:
+    return 1 / 0
+
+
+@bad("raised SystemExit: 0")
+def exits(completions: list[str], log_metric: Any) -> Any:
+    sys.exit(0)
+
+
+@bad("raised KeyboardInterrupt")
+def interrupts(completions: list[str], log_metric: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+class Odd(BaseException):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be sent anywhere")
+
+
+@bad(r"raised Odd: \(its str raised RuntimeError\)")
+def raises_what_has_no_text(completions: list[str], log_metric: Any) -> Any:
+    raise Odd
+
+
+@bad("raised ValueError: xxxxx")
+def raises_a_long_text(completions: list[str], log_metric: Any) -> Any:
+    raise ValueError("x" * 100_000_000)
+
+
+@bad(r"raised ValueError: \\x1b\[2Jred\\x07")
+def raises_what_a_terminal_obeys(completions: list[str], log_metric: Any) -> Any:
+    raise ValueError("\x1b[2Jred\x07\nsecond line")
+
+
+@bad("raised RecursionError")
+def recurses(completions: list[str], log_metric: Any) -> Any:
+    def deeper() -> Any:
+        return deeper()
+
+    return deeper()
+
+
+@bad("raised ExceptionGroup")
+def raises_a_group(completions: list[str], log_metric: Any) -> Any:
+    raise ExceptionGroup("many", [ValueError(str(i)) for i in range(1000)])
+
+
+@bad("raised MemoryError")
+def wants_more_memory_than_there_is(completions: list[str], log_metric: Any) -> Any:
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), now + (256 << 20)))
+    return [bytearray(1 << 40)]
+
+
+@bad("raised ModuleNotFoundError: No module named 'no_such_library'")
+def imports_what_is_not_there(completions: list[str], log_metric: Any) -> Any:
+    return __import__("no_such_library")
+
+
+@bad("raised UnicodeEncodeError")
+def raises_with_half_a_character(completions: list[str], log_metric: Any) -> Any:
+    return "\udc80".encode()
+
+
+# --- how its process ends ---------------------------------------------------------------------------------------------
+
+
+@bad("lost its process, which ended with exit code 0")
+def ends_at_once(completions: list[str], log_metric: Any) -> Any:
+    os._exit(0)
+
+
+@bad("lost its process, which was killed by SIGKILL")
+def kills_itself(completions: list[str], log_metric: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@bad("lost its process, which was killed by SIGSEGV")
+def crashes(completions: list[str], log_metric: Any) -> Any:
+    ctypes.string_at(0)
+
+
+@bad("lost its process, which was killed by SIGABRT")
+def aborts(completions: list[str], log_metric: Any) -> Any:
+    os.abort()
+
+
+@bad("timed out")
+def stops_itself(completions: list[str], log_metric: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@bad("lost its process, (which was killed by SIGTERM|as the one that watches over it was killed)")
+def ends_its_keeper(completions: list[str], log_metric: Any) -> Any:
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
+
+
+@bad("lost its process, as the one that watches over it was killed")
+def kills_its_keeper(completions: list[str], log_metric: Any) -> Any:
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+@bad("")
+def stops_its_keeper(completions: list[str], log_metric: Any) -> Any:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return good(completions)
+
+
+@bad("lost its process, which was killed by SIGKILL|timed out")
+def kills_its_group(completions: list[str], log_metric: Any) -> Any:
+    os.killpg(0, signal.SIGKILL)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@bad(r"timed out after [\d.]+ s(.|\n)*in loops")
+def loops(completions: list[str], log_metric: Any) -> Any:
+    while True:
+        pass
+
+
+@bad(r"timed out after [\d.]+ s(.|\n)*in holds_the_lock")
+def holds_the_lock(completions: list[str], log_metric: Any) -> Any:
+    return re.match("(a+)+$", "a" * 60 + "b")
+
+
+@bad("timed out")
+def hears_no_signal(completions: list[str], log_metric: Any) -> Any:
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        with contextlib.suppress(BaseException):
+            signal.pause()
+
+
+@bad("timed out")
+def awaits_for_ever(completions: list[str], log_metric: Any) -> Any:
+    async def waits() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    return waits()
+
+
+@bad("timed out")
+def waits_for_a_lock(completions: list[str], log_metric: Any) -> Any:
+    lock = threading.Lock()
+    with lock, lock:
+        return None
+
+
+# --- what it returns --------------------------------------------------------------------------------------------------
+
+
+@bad("returned 0 values for 1 completions")
+def returns_too_few(completions: list[str], log_metric: Any) -> Any:
+    return good(completions)[1:]
+
+
+@bad("returned 2 values for 1 completions")
+def returns_too_many(completions: list[str], log_metric: Any) -> Any:
+    return [*good(completions), 1.0]
+
+
+@bad("returned generator")
+def returns_a_generator(completions: list[str], log_metric: Any) -> Any:
+    return (1.0 for _ in completions)
+
+
+@bad("returned dict")
+def returns_a_dict(completions: list[str], log_metric: Any) -> Any:
+    return dict(enumerate(good(completions)))
+
+
+@bad("returned NoneType")
+def returns_nothing(completions: list[str], log_metric: Any) -> Any:
+    return None
+
+
+def returns_nones(prompts: list[str], completions: list[str], **columns: Any) -> Any:
+    """For its row alone, as None is an answer like any other."""
+    return [None if p.endswith("!") else worth for p, worth in zip(prompts, good(completions), strict=True)]
+
+
+BAD["returns_nones"] = "returned None", lambda completions, log_metric: [None] * len(completions)
+
+
+@bad(r"returned nan as value")
+def returns_nan(completions: list[str], log_metric: Any) -> Any:
+    return [float("nan")] * len(completions)
+
+
+@bad(r"returned inf as value")
+def returns_inf(completions: list[str], log_metric: Any) -> Any:
+    return [decimal.Decimal("Infinity")] * len(completions)
+
+
+@bad(r"returned 1e\+300 as value")
+def returns_more_than_a_float32(completions: list[str], log_metric: Any) -> Any:
+    return [1e300] * len(completions)
+
+
+@bad(r"returned 1000000.* as value")
+def returns_a_huge_int(completions: list[str], log_metric: Any) -> Any:
+    return [10**1000] * len(completions)
+
+
+@bad(r"returned '1.0' as value")
+def returns_texts(completions: list[str], log_metric: Any) -> Any:
+    return ["1.0"] * len(completions)
+
+
+@bad(r"returned str")
+def returns_one_text(completions: list[str], log_metric: Any) -> Any:
+    return "1" * len(completions)
+
+
+@bad(r"returned \[1.0\] as value")
+def returns_nested_lists(completions: list[str], log_metric: Any) -> Any:
+    return [[1.0]] * len(completions)
+
+
+@bad(r"returned an array of shape \(1, 1\)")
+def returns_a_matrix(completions: list[str], log_metric: Any) -> Any:
+    import numpy
+
+    return numpy.ones((len(completions), 1))
+
+
+class Endless(list[float]):
+    def __iter__(self) -> Any:
+        while True:
+            yield 1.0
+
+
+@bad("of length 1 with another number of values")
+def returns_what_lies_about_its_length(completions: list[str], log_metric: Any) -> Any:
+    return Endless(good(completions))
+
+
+@bad("")
+def returns_bools(completions: list[str], log_metric: Any) -> Any:
+    return [True] * len(completions)
+
+
+@bad("")
+def returns_numpy(completions: list[str], log_metric: Any) -> Any:
+    import numpy
+
+    return numpy.ones(len(completions), numpy.float16)
+
+
+@bad("")
+def returns_decimals(completions: list[str], log_metric: Any) -> Any:
+    return tuple(decimal.Decimal("0.5") for _ in completions)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@bad(r"logged a metric that has the name 'a\\nb\\x1b'")
+def logs_a_name_with_control_characters(completions: list[str], log_metric: Any) -> Any:
+    log_metric("a\nb\x1b", 1.0)
+    return good(completions)
+
+
+@bad("logged a metric that has a name of type int")
+def logs_a_name_that_is_no_text(completions: list[str], log_metric: Any) -> Any:
+    with contextlib.suppress(Exception):
+        log_metric(1, 1.0)
+    return good(completions)
+
+
+@bad("logged a metric that 'x' has the value nan")
+def logs_nan(completions: list[str], log_metric: Any) -> Any:
+    log_metric("x", float("nan"))
+    return good(completions)
+
+
+@bad("logged a metric that has the name 'mean', which every reward has already")
+def logs_a_name_that_is_taken(completions: list[str], log_metric: Any) -> Any:
+    log_metric("mean", 1.0)
+    return good(completions)
+
+
+@bad("logged a metric that 'm10000' is number 10001 of one call")
+def logs_without_end(completions: list[str], log_metric: Any) -> Any:
+    for number in range(20_000):
+        log_metric(f"m{number}", 1.0)
+
+
+# --- descriptors and forks --------------------------------------------------------------------------------------------
+
+
+def sockets() -> list[int]:
+    found = []
+    for descriptor in range(3, 256):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                found.append(descriptor)
+    return found
+
+
+@bad("lost its process, which ended with exit code 1|closed the connection to its process")
+def closes_everything(completions: list[str], log_metric: Any) -> Any:
+    os.closerange(0, 4096)
+    return good(completions)
+
+
+@bad("broke the connection to its process: b'rubbish")
+def writes_rubbish_everywhere(completions: list[str], log_metric: Any) -> Any:
+    for descriptor in range(1, 256):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"rubbish\x00\xff" * 50)
+    return good(completions)
+
+
+def forge(number: int, size: int, body: bytes, pid: int | None = None) -> None:
+    for descriptor in sockets():
+        with contextlib.suppress(OSError):
+            head = struct.pack("<4sIQQ", b"dfr\x01", pid or os.getpid(), number, size)
+            socket.socket(fileno=os.dup(descriptor)).sendall(head + body)
+
+
+@bad("broke the connection to its process: an answer to call 77 came")
+def answers_another_call(completions: list[str], log_metric: Any) -> Any:
+    forge(77, 1, b"\x80")
+    return good(completions)
+
+
+@bad("broke the connection to its process: an answer (of 1099511627776 bytes|to call)")
+def answers_with_a_terabyte(completions: list[str], log_metric: Any) -> Any:
+    for number in range(1, 9):
+        forge(number, 1 << 40, b"")
+    return good(completions)
+
+
+@bad("broke the connection to its process: process 1, which it had forked")
+def answers_as_another(completions: list[str], log_metric: Any) -> Any:
+    forge(2, 1, b"\x80", pid=1)
+    return good(completions)
+
+
+@bad(r"broke the connection to its process: process \d+, which it had forked, answered, too")
+def forks_and_the_child_answers(completions: list[str], log_metric: Any) -> Any:
+    ended, theirs = os.pipe()
+    if os.fork() == 0:
+        return [9.0] * len(completions)
+    os.close(theirs)
+    os.read(ended, 1)
+    return good(completions)
+
+
+@bad(r"broke the connection to its process: process \d+, which it had forked, answered, too|lost its process")
+def forks_and_only_the_child_answers(completions: list[str], log_metric: Any) -> Any:
+    if os.fork() == 0:
+        return [9.0] * len(completions)
+    signal.pause()
+
+
+def stay() -> None:
+    """A child, a session of its own, a daemon that holds standard output, one that ignores SIGTERM, and threads."""
+    asleep = [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
+    subprocess.Popen(asleep)
+    subprocess.Popen(asleep, start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            print("a daemon", flush=True)
+            os.execv(sys.executable, asleep)
+        os._exit(0)
+    threading.Thread(target=threading.Event().wait).start()
+
+
+@bad("")
+def leaves_helpers(completions: list[str], log_metric: Any) -> Any:
+    stay()
+    return good(completions)
+
+
+@bad("lost its process, which was killed by SIGKILL")
+def leaves_helpers_and_is_killed(completions: list[str], log_metric: Any) -> Any:
+    stay()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@bad("lost its process, as the one that watches over it was killed")
+def leaves_helpers_and_kills_its_keeper(completions: list[str], log_metric: Any) -> Any:
+    stay()
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+@bad("timed out")
+def forks_without_end(completions: list[str], log_metric: Any) -> Any:
+    alive = 0
+    while True:
+        if alive < 50:
+            alive += 1
+            if os.fork() == 0:
+                os.setsid()
+                signal.pause()
+        else:
+            signal.pause()
+
+
+# --- its surroundings -------------------------------------------------------------------------------------------------
+
+
+@bad("")
+def prints_megabytes(completions: list[str], log_metric: Any) -> Any:
+    for descriptor in (1, 2):
+        for _ in range(64):
+            os.write(descriptor, b"\x1b[31mspam \xff\x00\r" * 2048 + b"\n")
+    return good(completions)
+
+
+@bad("")
+def changes_its_surroundings(completions: list[str], log_metric: Any) -> Any:
+    os.chdir("/")
+    os.umask(0o777)
+    os.environ.clear()
+    sys.path.clear()
+    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.disable()
+    return good(completions)
+
+
+@bad("")
+def changes_its_arguments(completions: list[str], log_metric: Any) -> Any:
+    found = good(completions)
+    completions.clear()
+    return found
+
+
+@bad("lost its process, which ended with exit code 1|raised|broke the connection")
+def patches_the_library(completions: list[str], log_metric: Any) -> Any:
+    socket.socket.sendall = socket.socket.send = lambda *_: None  # type: ignore[method-assign,assignment]
+    builtins.print = json.dumps = struct.pack = None  # type: ignore[assignment]
+    os.getpid = lambda: 1
+    return good(completions)
