@@ -25,6 +25,7 @@ from dataflow.graph import Graph
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
 from engine.attempts import Result, Telling, Until, attempts
+from engine.checkpoint.safe import telling_what_is_safe
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows
@@ -65,12 +66,17 @@ def run(
     """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run when it holds.
 
     Where the process of a train node dies, the run goes back to its last checkpoint, and later Steps are told again.
-    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails.
+    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails;
+    StorageError, which says what of the run is safe, where something of it cannot be written.
     """
     options = options or RunOptions()
     source = graph.graph if isinstance(graph, CheckedGraph) else graph
     planned = replace(plan(graph, options), digest=fingerprint(source))
-    with RunFolder.create(options.name or planned.graph, options.runs, overwrite=options.overwrite) as folder:
+    name = options.name or planned.graph
+    with (
+        telling_what_is_safe(Path(options.runs) / name),
+        RunFolder.create(name, options.runs, overwrite=options.overwrite) as folder,
+    ):
         folder.write_text("graph.json", to_json(source))
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
@@ -93,7 +99,7 @@ def resume(
     graph is another one, and RunError where the folder is no run's.
     """
     path = Path(folder)
-    with RunFolder.open_existing(path) as opened:
+    with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
         options, imports = run_options.from_json(_recorded(path / OPTIONS), changes)
         sys.path += [entry for entry in imports if entry not in sys.path]
         again = graph or from_json(_recorded(path / "graph.json"))

@@ -15,13 +15,15 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError
-from engine.channels.board import Board
+from dataflow.storage import writing
+from engine.channels.board import SIZE, Board
 from engine.channels.descriptors import Ask, Lacks, Lies, Unknown, encode
 from engine.channels.frames import Forms, checksums, chosen, copy_summed, put_together, taken_apart
 from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
@@ -51,7 +53,8 @@ class SlabOutbox:
         self.lock = threading.RLock()
         """Held while a block's places are used to send: no slab goes meanwhile."""
         self.pool = pool
-        self.board = Board()
+        with writing("the board of a Worker's blocks", Path("shared memory"), SIZE):
+            self.board = Board()
         self._epoch = epoch
         self._content = content
         self._numbers = itertools.count(epoch << 32)

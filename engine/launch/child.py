@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from dataflow.storage import writing
 from engine.runtime.link import Link
 from engine.runtime.wire import encode
 from engine.runtime.workers import Doing
@@ -51,9 +52,10 @@ class Child:
         self.name = name
         self.epoch = epoch
         self._log = log
-        self._log_start = log.stat().st_size if log.exists() else 0
+        with writing("the log of a Worker", log):
+            self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, open(log, "ab") as output:
+        with contextlib.ExitStack() as undo, theirs, _appended(log) as output:
             undo.callback(mine.close)
             arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
@@ -116,6 +118,11 @@ class Child:
             file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         return "".join(f"\n  | {line}" for line in lines)
+
+
+def _appended(log: Path) -> BinaryIO:
+    with writing("the log of a Worker", log):
+        return open(log, "ab")
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import Cut
 from engine.checkpoint.store import Checkpoint as Stored
@@ -26,7 +27,7 @@ from engine.runtime.workers import Ask, KeepRows, Restore, Save, SaveWeights, Wo
 
 def write_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, message: Checkpoint) -> None:
     """Every Worker with state writes it, the recorder the rows. Raises WorkerGone where one of them is lost, and
-    CheckpointError where the disk is full; what was there before stays.
+    StorageError where the disk is full or fails; what was there before stays.
     """
     cut = Cut(step=message.step, seed=plan.seed, graph=plan.digest, sources=message.sources)
 
@@ -50,7 +51,8 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
     cut.must_continue(graph=plan.digest, seed=plan.seed)
     told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
     workers.ask(told)
-    store.truncate_after(latest.step)
+    with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
+        store.truncate_after(latest.step)
     rows: dict[str, dict[str, Ref]] = {}
     for file in sorted((latest.path / "rows").glob("*.arrow")):
         node = plan.node(file.stem)

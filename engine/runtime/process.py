@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, PlanError, RunError
+from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, PlanError, RunError, StorageError
 from engine.channels.contract import PeerLost
 from engine.coordinator.fence import Fence
 from engine.coordinator.messages import (
@@ -51,6 +51,7 @@ from engine.coordinator.messages import (
     ToWorker,
     WorkerOpened,
 )
+from engine.observe.logs import output_that_cannot_fail
 from engine.plan.plan import Plan
 from engine.runtime.control import (
     Answer,
@@ -74,7 +75,7 @@ from engine.runtime.workers import Doing, SpanOf
 BEAT = 1.0
 """Seconds between two heartbeats."""
 KINDS: Mapping[str, type[DataflowError]] = {
-    kind.__name__: kind for kind in (PlanError, DataError, KernelError, RunError, CheckpointError)
+    kind.__name__: kind for kind in (PlanError, DataError, KernelError, RunError, CheckpointError, StorageError)
 }
 """Errors that arrive as what they were; of a subclass the nearest of these."""
 
@@ -199,8 +200,8 @@ class Telling:
         if not isinstance(error, Exception):
             return False
         self.failed = True
-        traceback.print_exception(error)
         self._link.send(encode(failure(error, self._worker)))
+        traceback.print_exception(error)
         return True
 
 
@@ -417,8 +418,7 @@ def main(descriptor: int, parent: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, _ignored)
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    output_that_cannot_fail()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)

@@ -6,6 +6,8 @@ its state on disk. Does not own: its parameters as the user gives them (operator
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,37 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
+from dataflow.storage import writing
 from operators.kernels.torch.parallel import like, whole
 from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
+
+
+class _Remembering(io.FileIO):
+    """A file that keeps the system's first error: torch's writer turns it into an error of its own, of no number."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        at = 0
+        try:
+            while at < len(view) and self.error is None:
+                at += super().write(view[at:]) or 0
+        except OSError as error:
+            self.error = error
+        return len(view)
+
+
+def save_state(state: Mapping[str, Any], path: Path) -> None:
+    """Write what `Optimizer.state` gave. Raises StorageError."""
+    moments = [v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)]
+    size = sum(v.numel() * v.element_size() for v in [*moments, *state["copies"]])
+    with writing("the optimizer's state", path, size):
+        with _Remembering(path, "w") as file:
+            torch.save(state, file)
+        if file.error is not None:
+            raise file.error
 
 
 def chosen(optimizer: Any, node: str) -> AdamW:
