@@ -207,7 +207,7 @@ def _place(value: Callable[..., Any]) -> dict[str, Any]:
 def _document(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise _unread(f"expected JSON, found {error}", "give the graph.json of a run folder") from None
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():

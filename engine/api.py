@@ -125,4 +125,7 @@ def _import_path() -> list[str]:
 def _recorded(path: Path) -> str:
     if not path.is_file():
         raise RunError(f"{path}: the run was killed before it was written. Fix: run again with overwrite.")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}. Fix: restore the file, or start another run.") from error

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from dataflow.errors import PlanError, RunError, nearest
 from engine.plan.placing import Placing
@@ -118,18 +120,34 @@ def from_json(text: str, changes: Mapping[str, Any]) -> tuple[RunOptions, tuple[
     """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run did not write has
     its default. Raises RunError for a name that is no option.
     """
-    data = json.loads(text)
-    path = tuple(data.pop("path", ()))
-    data |= {k: v for k, v in changes.items() if v is not None}
+    data, path = _recorded(text)
     known = {f.name for f in fields(RunOptions)}
-    for name in data:
+    for name in (*data, *changes):
         if name not in known:
             raise RunError(f"options: {name!r} is no option. Fix: {nearest(name, known) or 'see dataflow run --help'}.")
-    data["runs"] = Path(data.get("runs", "runs"))
-    data["cluster"] = Path(data["cluster"]) if data.get("cluster") else None
-    if "sinks" in data:
-        data["sinks"] = tuple(data["sinks"])
-    for name in ("together", "leases"):
-        if name in data:
-            data[name] = tuple(tuple(group) for group in data[name])
-    return RunOptions(**data), path
+    try:
+        options = msgspec.convert(data, RunOptions, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise RunError(f"options: {error}. Fix: the value that `dataflow run --help` names.") from error
+    return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
+
+
+def _recorded(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The options as they stand there, and the import path. Raises RunError where the text is none of `to_json`'s."""
+    fix = "restore the file, or start another run"
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"options: expected JSON, found {error}. Fix: {fix}.") from error
+    path = data.pop("path", []) if isinstance(data, dict) else None
+    if not isinstance(path, list) or not all(isinstance(entry, str) for entry in path):
+        raise RunError(
+            f"options: expected an object of options and a list of folders, found {text[:40]!r}. Fix: {fix}."
+        )
+    return data, tuple(path)
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is not Path or not isinstance(value, str):
+        raise NotImplementedError(f"expected {kind.__name__}, found {value!r}")
+    return Path(value)

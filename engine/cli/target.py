@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +27,10 @@ class UsageError(DataflowError):
     """The command line itself is wrong; exit code 2."""
 
 
+class SourceError(DataflowError):
+    """A file of the user's raises something while it is imported, or its graph function does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A graph function, with the name it was asked for by."""
@@ -33,8 +39,9 @@ class Target:
     function: Callable[..., Any]
 
     def graph(self, **arguments: Any) -> Graph:
-        """Call it. Raises UsageError where it makes no Graph."""
-        made = self.function(**arguments)
+        """Call it. Raises UsageError where it makes no Graph, SourceError where it raises what is no error of ours."""
+        with _users_own(self.text):
+            made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
             raise UsageError(f"{self.text}: expected a function that returns a Graph, found {found}.")
@@ -50,7 +57,10 @@ def load_target(text: str) -> Target:
 
 def _snapshot(path: Path) -> Callable[[], Graph]:
     def snapshot() -> Graph:
-        return from_json(path.read_text(encoding="utf-8"))
+        try:
+            return from_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}: cannot be read: {error}. Fix: give the graph.json of a run folder.") from error
 
     snapshot.__doc__ = f"The graph kept in {path}."
     return snapshot
@@ -59,18 +69,42 @@ def _snapshot(path: Path) -> Callable[[], Graph]:
 def load_function(text: str, what: str) -> Callable[..., Any]:
     """The function at `module:function` or `file.py:function`. Raises UsageError naming the nearest there is.
 
-    What a module raises while it is imported is the user's to see, with its traceback.
+    Raises SourceError, with file and line, for what a module raises while it is imported.
     """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
         raise UsageError(f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo.")
-    module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
+    with _users_own(f"{what} {text!r}"):
+        module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
         raise UsageError(_missing(module, name, what, text))
     return found
+
+
+@contextmanager
+def _users_own(what: str) -> Iterator[None]:
+    """Whatever the user's code raises here, as one line with its place."""
+    try:
+        yield
+    except DataflowError:
+        raise
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split())
+        fix = "mend that line; --traceback shows how it was reached"
+        raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error
+
+
+def raised_at(error: BaseException) -> str:
+    """`my_file.py:12`: the innermost line of an exception that is in no installed package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    installed = (sys.prefix, sys.base_prefix, "<")
+    own = [frame for frame in frames if not frame[0].startswith(installed)] or frames
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "?"
 
 
 def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
@@ -81,9 +115,12 @@ def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
 
 
 def _existing(path: Path, what: str) -> Path:
-    if path.is_file():
-        return path.resolve()
-    there = [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    try:
+        if path.is_file():
+            return path.resolve()
+        there = [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    except OSError as error:  # a name that is too long, a folder that is closed
+        raise UsageError(f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path.") from error
     near = nearest(path.name, there)
     fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
     raise UsageError(f"{what}: no file {str(path)!r}. Fix: {fix}.")
