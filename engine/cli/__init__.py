@@ -15,10 +15,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
-from dataflow.storage import storage_error
+from dataflow.storage import CANNOT
 from engine.cli.target import FORMS, UsageError, raised_at
 
 COMMANDS = {
@@ -70,7 +69,7 @@ def _shown(error: Exception) -> int:
         _say(str(error))
         return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
     if isinstance(error, OSError) and lost is not None:
-        _say(str(storage_error("what this command prints", Path("standard output"), lost)))
+        _say(f"standard output {CANNOT}: {lost.strerror}. Fix: another file for it, or a disk with room.")
         return 3
     what = "not enough memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
     told = " ".join(what.split())

@@ -252,10 +252,8 @@ def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 3
-    assert done.stderr.startswith("standard output: what this command prints could not be written: the disk is full")
+    assert done.stderr.startswith("standard output could not be written: No space left on device. Fix: ")
     assert done.stderr.count("\n") == 1
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        load_target("broken_graphs.py:f")
 
 
 def test_a_file_that_has_another_modules_name_is_refused(folder: Path) -> None:

@@ -22,20 +22,26 @@ from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
 
 
-class _Remembering(io.FileIO):
-    """A file that keeps the system's first error: torch's writer turns it into an error of its own, of no number."""
+class _Remembering:
+    """What torch writes into: it keeps the system's first error, which torch turns into one of its own, of no number."""
 
-    error: OSError | None = None
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
+        """All of it, or nothing more after the first error."""
         view = memoryview(data).cast("B")
         at = 0
         try:
             while at < len(view) and self.error is None:
-                at += super().write(view[at:]) or 0
+                at += self._file.write(view[at:]) or 0
         except OSError as error:
             self.error = error
         return len(view)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
@@ -43,10 +49,11 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
     moments = [v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)]
     size = sum(v.numel() * v.element_size() for v in [*moments, *state["copies"]])
     with writing("the optimizer's state", path, size):
-        with _Remembering(path, "w") as file:
-            torch.save(state, file)
-        if file.error is not None:
-            raise file.error
+        with open(path, "wb", buffering=0) as file:
+            kept = _Remembering(file)
+            torch.save(state, kept)
+        if kept.error is not None:
+            raise kept.error
 
 
 def chosen(optimizer: Any, node: str) -> AdamW:
