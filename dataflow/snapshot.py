@@ -55,13 +55,13 @@ def to_json(graph: Graph) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-def from_json(text: str) -> Graph:
-    """The graph again: equal to the one written, origins included.
+def from_json(text: str, where: str = "snapshot") -> Graph:
+    """The graph again: equal to the one written, origins included. where: what the text is called in an error.
 
     Raises GraphError where the text is no snapshot, is of a newer format, or names functions, classes or operators that
     are not found; all such faults at once, each with its node.
     """
-    document = _document(text)
+    document = _document(text, where)
     faults = [fault for entry in document["nodes"] for fault in _lost(entry, entry["operator"], entry["name"])]
     if faults:
         raise GraphError(faults)
@@ -204,19 +204,19 @@ def _place(value: Callable[..., Any]) -> dict[str, Any]:
     return {"at": f"{code.co_filename}:{code.co_firstlineno}"} if code else {}
 
 
-def _document(text: str) -> dict[str, Any]:
+def _document(text: str, where: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise _unread(f"expected JSON, found {error}", "give the graph.json of a run folder") from None
+        raise _unread(f"expected JSON, found {error}", "give the graph.json of a run folder", where) from None
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():
         raise _unread(
-            "expected a graph with its format number, found other JSON", "give the graph.json of a run folder"
+            "expected a graph with its format number, found other JSON", "give the graph.json of a run folder", where
         )
     if found > FORMAT:
         fix = "read it with the dataflow-rl that wrote it, or a newer one"
-        raise _unread(f"it has format {found}, and this version reads up to {FORMAT}", fix)
+        raise _unread(f"it has format {found}, and this version reads up to {FORMAT}", fix, where)
     return document
 
 

@@ -100,9 +100,9 @@ def resume(
     """
     path = Path(folder)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
-        options, imports = run_options.from_json(_recorded(path / OPTIONS), changes)
+        options, imports = run_options.from_json(_recorded(path / OPTIONS), changes, str(path / OPTIONS))
         sys.path += [entry for entry in imports if entry not in sys.path]
-        again = graph or from_json(_recorded(path / "graph.json"))
+        again = graph or from_json(_recorded(path / "graph.json"), str(path / "graph.json"))
         planned = replace(plan(again, options), digest=fingerprint(again))
         opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
         opened.write_text("plan.json", planned.to_json())

@@ -116,38 +116,39 @@ def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
     return json.dumps(data | {"path": list(path)}, indent=1)
 
 
-def from_json(text: str, changes: Mapping[str, Any]) -> tuple[RunOptions, tuple[str, ...]]:
+def from_json(text: str, changes: Mapping[str, Any], where: str = "options") -> tuple[RunOptions, tuple[str, ...]]:
     """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run did not write has
-    its default. Raises RunError for a name that is no option.
+    its default. where: what the text is called in an error. Raises RunError for a name that is no option, a value
+    that it cannot have, and a text that is none of `to_json`'s.
     """
-    data, path = _recorded(text)
+    data, path = _recorded(text, where)
     known = {f.name for f in fields(RunOptions)}
     for name in (*data, *changes):
         if name not in known:
-            raise RunError(f"options: {name!r} is no option. Fix: {nearest(name, known) or 'see dataflow run --help'}.")
+            fix = nearest(name, known) or "see dataflow run --help"
+            raise RunError(f"{where}: {name!r} is no option. Fix: {fix}.")
     try:
         options = msgspec.convert(data, RunOptions, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise RunError(f"options: {error}. Fix: the value that `dataflow run --help` names.") from error
+        raise RunError(f"{where}: {error}. Fix: the value that `dataflow run --help` names.") from error
     return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
 
 
-def _recorded(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _recorded(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The options as they stand there, and the import path. Raises RunError where the text is none of `to_json`'s."""
     fix = "restore the file, or start another run"
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"options: expected JSON, found {error}. Fix: {fix}.") from error
+        raise RunError(f"{where}: expected JSON, found {error}. Fix: {fix}.") from error
     path = data.pop("path", []) if isinstance(data, dict) else None
     if not isinstance(path, list) or not all(isinstance(entry, str) for entry in path):
-        raise RunError(
-            f"options: expected an object of options and a list of folders, found {text[:40]!r}. Fix: {fix}."
-        )
+        problem = f"expected an object of options, and in it a list of folders, found {text[:40]!r}"
+        raise RunError(f"{where}: {problem}. Fix: {fix}.")
     return data, tuple(path)
 
 
 def _path(kind: type, value: Any) -> Any:
     if kind is not Path or not isinstance(value, str):
-        raise NotImplementedError(f"expected {kind.__name__}, found {value!r}")
+        raise TypeError(f"expected a path, found {value!r}")
     return Path(value)

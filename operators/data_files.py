@@ -184,7 +184,7 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
     for path in named:
         if not path.is_dir():
             _refuse_other_than_file(path)
-    found = [p for p in named if p.is_file() and p.stat().st_size]
+    found = [p for p in named if p.is_file() and (p.suffix == ".parquet" or p.stat().st_size)]
     chosen = found if split is None or inside is not folder else [p for p in found if _split_of(p, (split,))]
     if not chosen:
         what = "files" if split is None else f"files of split {split!r}"
@@ -218,7 +218,7 @@ def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
             with opened_for(path):
                 schemas.append(pq.read_schema(path).remove_metadata())
         except (pa.ArrowException, DataError) as error:
-            told = str(error).partition(". Fix")[0].rstrip(".")
+            told = _first_line(error).partition(". Fix")[0]
             raise DataError(f"{path}: expected a Parquet file: {told}. Fix: write it again.") from error
         names = schemas[-1].names
         if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -264,7 +264,9 @@ def _damaged(files: Sequence[Path], error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+    """What Arrow says, without the bytes of the file that it may repeat."""
+    line = str(error).partition("\n")[0].rstrip(".")
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _first_invalid(column: pa.ChunkedArray) -> int | None:

@@ -9,6 +9,7 @@ Not through pyarrow.json: it reads texts that look like dates as dates, and does
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ Line = tuple[Path, int, dict[str, Any]]
 """File, line number from 1, and the JSON object on it."""
 
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+_LONG = 400
 _NESTED = 200
 """Levels of lists and objects that a value may have; Arrow reads no deeper ones."""
 
@@ -34,11 +36,14 @@ def opened_for(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}. Fix: {_way_out(error)}.") from error
+        told, name = error.strerror or error, str(path)
+        name = name if len(name) < _LONG else f"{name[:100]}...{name[-100:]}"
+        raise DataError(f"{name}: cannot be read: {told}. Fix: {_way_out(error)}.") from error
 
 
 def _way_out(error: OSError) -> str:
-    return "its rights (ls -l)" if isinstance(error, PermissionError) else "look at the file and its disk"
+    known = {errno.EACCES: "its rights (ls -l)", errno.ENAMETOOLONG: "a shorter name", errno.ELOOP: "mend the link"}
+    return known.get(error.errno or 0, "look at the file and its disk")
 
 
 def read_lines(files: Sequence[Path], limit: int | None = None) -> list[Line]:

@@ -44,7 +44,9 @@ class Target:
             made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
-            raise UsageError(f"{self.text}: expected a function that returns a Graph, found {found}.")
+            raise UsageError(
+                f"{self.text}: expected a function that returns a Graph, found {found}. Fix: return Graph(...)."
+            )
         return made
 
 
@@ -58,7 +60,7 @@ def load_target(text: str) -> Target:
 def _snapshot(path: Path) -> Callable[[], Graph]:
     def snapshot() -> Graph:
         try:
-            return from_json(path.read_text(encoding="utf-8"))
+            return from_json(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path}: cannot be read: {error}. Fix: give the graph.json of a run folder.") from error
 
@@ -91,7 +93,7 @@ def _users_own(what: str) -> Iterator[None]:
         yield
     except DataflowError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = " ".join(f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split())
         fix = "mend that line; --traceback shows how it was reached"
         raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error

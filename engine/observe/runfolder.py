@@ -93,7 +93,7 @@ class RunFolder:
         if not _is_run(path):
             raise RunError(
                 f"run folder {path}: expected the folder of an earlier run (with versions.json in it), found "
-                f"{'none' if not path.exists() else 'something else'}. Fix: check --root and the run's name."
+                f"{'none' if not path.exists() else 'something else'}. Fix: check the path."
             )
         with writing("the run folder", path):
             run = RunFolder(path, _acquire(path))

@@ -6,7 +6,7 @@ Owns: the cases, and what must hold after each. Does not own: how a fault is inj
     a fault at call k      exit 3 (or 0, where nothing depends on the file, and that was said), one last line that says
                            what could not be written, where and what is safe; no traceback
     SIGKILL at call k      nothing of that
-    then                   `dataflow resume` ends the run with the metrics, samples and weights of an undisturbed one, to
+    then                   `dataflow resume` ends the run with metrics, samples and weights of an undisturbed one, to
                            the bit; nothing half-written is left
 """
 
@@ -100,7 +100,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run with a fault. expected: what an undisturbed one leaves; None: only that it ends. limit: see Zygote.run."""
+    """One run with a fault. expected: of an undisturbed one; None: only its Steps count. limit: see Zygote.run."""
 
     name: str
     runs: Path

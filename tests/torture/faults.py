@@ -148,7 +148,7 @@ def _hook_libraries(faults: Faults) -> None:
     def arrow(path: Any, mode: str = "r", **named: Any) -> Any:
         if "w" not in mode:
             return native(path, mode, **named)
-        return pa.PythonFile(open(path, mode))  # noqa: SIM115 - whoever asked for it closes it
+        return pa.PythonFile(open(path, mode))
 
     pa.OSFile = arrow  # type: ignore[assignment]
     real: Any = modeling_utils.safe_save_file

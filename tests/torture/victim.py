@@ -14,6 +14,7 @@ sys.path[:0] = [str(TESTS / "processes"), str(TESTS / "unit")]
 import run_graphs  # noqa: E402
 
 from dataflow.graph import Graph  # noqa: E402
+from graphs.grpo import grpo  # noqa: E402
 
 
 def evaluated(folder: str) -> Graph:
@@ -29,3 +30,8 @@ def lagging(folder: str) -> Graph:
 def small(folder: str) -> Graph:
     """GRPO."""
     return run_graphs.small(Path(folder))
+
+
+def asking(base: str, data: str) -> Graph:
+    """GRPO on any data."""
+    return grpo(base, data, run_graphs.vowels, n=2, batch=2, max_tokens=2)

@@ -23,7 +23,7 @@ from operators.optimizers import AdamW
 
 
 class _Remembering:
-    """What torch writes into: it keeps the system's first error, which torch turns into one of its own, of no number."""
+    """What torch writes into: it keeps the system's first error, of which torch makes one without its number."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
