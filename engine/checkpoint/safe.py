@@ -6,6 +6,7 @@ checkpoints (store.py: what has its final name is whole).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +29,11 @@ def telling_what_is_safe(folder: Path) -> Iterator[None]:
 def what_is_safe(folder: Path) -> str:
     """`Safe: the checkpoint of step 4; then: dataflow resume runs/a`."""
     try:
-        names = [path.name for path in (folder / "checkpoints").iterdir()]
-        begun = (folder / "options.json").is_file()
+        names = os.listdir(folder / "checkpoints")
     except OSError:
-        names, begun = [], False
+        names = []
     steps = [int(match[1]) for match in map(_FINAL.fullmatch, names) if match]
+    begun = os.path.isfile(folder / "options.json")  # False, where that cannot be asked
     if steps:
         return f"Safe: the checkpoint of step {max(steps)}, from which `dataflow resume {folder}` goes on."
     if begun:

@@ -90,6 +90,7 @@ class JsonLines:
         with replacing(f"the metrics of step {step}", path, len(text)) as whole:
             whole.write(text)
         file.close()
+        self._file = None
         with writing(f"the metrics of step {step}", path):
             self._file = open(path, "ab+")  # noqa: SIM115 - closed by close()
         return numbers

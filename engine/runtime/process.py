@@ -206,12 +206,12 @@ class Telling:
 
 
 def failure(error: Exception, worker: str) -> Failed:
-    """What an exception is told as; one that is not ours is a fault of the engine, and comes with its traceback."""
+    """What an exception is told as; one that is not ours is a fault of the engine, whose traceback the log has."""
     if isinstance(error, DataflowError):
         kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__)
         return Failed(kind=kind, text=str(error))
-    told = "".join(traceback.format_exception(error)).rstrip()
-    text = f"worker {worker}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    text = f"worker {worker}: internal error: {told}. Fix: report it with the traceback at the end of its log."
     return Failed(kind=RunError.__name__, text=text)
 
 

@@ -18,7 +18,8 @@ import errno
 import io
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,44 @@ class Faults:
         return whole[len(self.folder) + 1 :] if whole.startswith(self.folder + os.sep) else None
 
 
+class _Hooks:
+    """What stands in the place of what."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def put(self, where: Any, name: str, value: Any) -> None:
+        """In this place until the end."""
+        self._undo.append((where, name, getattr(where, name)))
+        setattr(where, name, value)
+
+    def undo(self) -> None:
+        """Everything as it was."""
+        while self._undo:
+            setattr(*self._undo.pop())
+
+
 def install(faults: Faults) -> None:
     """From now on, in this process. Call it before what writes is made, and after it is imported."""
-    _hook_files(faults)
-    _hook_os(faults)
-    _hook_libraries(faults)
+    hooks = _Hooks()
+    _hook_files(faults, hooks)
+    _hook_os(faults, hooks)
+    _hook_libraries(faults, hooks)
 
 
-def _hook_files(faults: Faults) -> None:
+@contextmanager
+def installed(faults: Faults) -> Iterator[Faults]:
+    """For a while, for what neither Rust nor C++ writes."""
+    hooks = _Hooks()
+    try:
+        _hook_files(faults, hooks)
+        _hook_os(faults, hooks)
+        yield faults
+    finally:
+        hooks.undo()
+
+
+def _hook_files(faults: Faults, hooks: _Hooks) -> None:
     real = builtins.open
 
     class Raw(io.FileIO):
@@ -103,10 +134,11 @@ def _hook_files(faults: Faults) -> None:
         encoding = named.get("encoding") or "utf-8"
         return io.TextIOWrapper(buffered, encoding=encoding, line_buffering=buffering == 1)
 
-    builtins.open = io.open = opened  # type: ignore[assignment]
+    hooks.put(builtins, "open", opened)
+    hooks.put(io, "open", opened)
 
 
-def _hook_os(faults: Faults) -> None:
+def _hook_os(faults: Faults, hooks: _Hooks) -> None:
     def wrap(name: str, call: str, place: Callable[..., Any], writes: bool = False) -> None:
         real = getattr(os, name)
 
@@ -116,7 +148,7 @@ def _hook_os(faults: Faults) -> None:
                 faults.hit(call, where, *((args[1], lambda part: real(args[0], part)) if writes else ()))
             return real(*args, **named)
 
-        setattr(os, name, called)
+        hooks.put(os, name, called)
 
     def creates(path: Any, flags: int, *rest: Any, dir_fd: int | None = None) -> Any:
         return _at(path, dir_fd) if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else None
@@ -138,7 +170,7 @@ def _at(path: Any, folder: int | None) -> Any:
     return path if folder is None else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
 
 
-def _hook_libraries(faults: Faults) -> None:
+def _hook_libraries(faults: Faults, hooks: _Hooks) -> None:
     import pyarrow as pa
     from safetensors import SafetensorError
     from transformers import modeling_utils
@@ -150,7 +182,7 @@ def _hook_libraries(faults: Faults) -> None:
             return native(path, mode, **named)
         return pa.PythonFile(open(path, mode))
 
-    pa.OSFile = arrow  # type: ignore[assignment]
+    hooks.put(pa, "OSFile", arrow)
     real: Any = modeling_utils.safe_save_file
 
     def save(tensors: Any, filename: Any, *rest: Any, **named: Any) -> None:
@@ -164,4 +196,4 @@ def _hook_libraries(faults: Faults) -> None:
             raise SafetensorError(f"Error while serializing: I/O error: {error} (os error {error.errno})") from None
         real(tensors, filename, *rest, **named)
 
-    modeling_utils.safe_save_file = save  # type: ignore[assignment]
+    hooks.put(modeling_utils, "safe_save_file", save)
