@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from dataflow.errors import RunError, StorageError
 from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
+from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, GoBack
@@ -79,6 +80,7 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
     run = _Run(plan, options, folder)
     with ExitStack() as stack:
         stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
+        warn_of_room(plan, folder.checkpoints, options.keep)
         run.trace = stack.enter_context(_closed(_trace(folder)))
         progress = stack.enter_context(Progress(options.steps, title=plan.graph)) if options.progress else None
         told = [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)

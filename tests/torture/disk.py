@@ -13,6 +13,7 @@ Owns: the cases, and what must hold after each. Does not own: how a fault is inj
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -123,12 +124,11 @@ class Bench:
     def __init__(self, folder: Path, zygotes: Sequence[Zygote]) -> None:
         self.folder = folder
         self._free = list(zygotes)
-        self._count = 0
+        self._count = itertools.count()
 
     def place(self) -> Path:
         """A new folder for runs."""
-        self._count += 1
-        return self.folder / f"runs-{self._count}"
+        return self.folder / f"runs-{next(self._count)}"
 
     def command(self, case: Case, *more: str) -> list[str]:
         """Arguments of its `dataflow run`."""
@@ -140,7 +140,7 @@ class Bench:
     def undisturbed(self, target: str, options: Sequence[str]) -> tuple[Kept, Ended]:
         """What such a run leaves, and its calls."""
         case = Case(name="", runs=self.place(), options=tuple(options), target=target)
-        output = case.runs.with_suffix(".out")
+        output = self.place().with_suffix(".out")
         ended = self._free[0].run(self.command(case), output, {"folder": str(case.run)})
         assert ended.code == 0, ended.text
         return Kept.of(case.run), ended
@@ -164,7 +164,7 @@ class Bench:
 
     def _fault(self, case: Case, zygote: Zygote, said: list[str]) -> str:
         """What did not hold; empty where all did."""
-        output = case.runs.with_suffix(".out")
+        output = self.place().with_suffix(".out")  # not on a disk that is full
         case.before()
         try:
             ended = zygote.run(self.command(case), output, case.faults, case.limit)
@@ -311,10 +311,11 @@ def _on_small_disks(bench: Bench, draw: random.Random, short: bool, stack: conte
         return []
     expected, _ = bench.undisturbed("small", ("--workers", "one"))
     cases = []
-    for name, (target, options, exact) in _LAYOUTS.items():
-        for number in range(int(name != "lag") if short else 6):
+    for name in [draw.choice(list(_LAYOUTS))] if short else _LAYOUTS:
+        target, options, exact = _LAYOUTS[name]
+        for number in range(1 if short else 6):
             where = mounted(bench.folder / f"disk-{name}-{number}", _DISK, stack)
-            disk = Disk(where=where, free=int(2 ** draw.uniform(12, 20)))
+            disk = Disk(where=where, free=int(2 ** draw.uniform(12, 18.5)))
             cases.append(
                 Case(
                     name=f"{name} with {disk.free >> 10} KiB left",

@@ -21,6 +21,7 @@ from dataflow.errors import RunError, StorageError
 from dataflow.storage import free_bytes, replace_text, shown_bytes, storage_error, write_where_asked
 from engine.attempts import _closed
 from engine.checkpoint.best import BestVersions
+from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.launch.keyfile import make_keys
@@ -30,6 +31,7 @@ from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace, read_trace
 from engine.observe.views import View
+from engine.plan.plan import Plan, PlannedModel
 from engine.runtime.process import KINDS, failure
 from tests.torture.faults import Faults, installed
 
@@ -318,6 +320,25 @@ def test_a_run_says_what_is_safe_and_how_it_goes_on(tmp_path: Path) -> None:
     for name in ("step_2", "step_10", ".tmp-step_12"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert told() == f"the cause. Safe: the checkpoint of step 10, from which {again} goes on."
+
+
+def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = PlannedModel(name="policy", base="b", writer="train", parameters=1 << 30)
+    fixed = PlannedModel(name="reference", base="b", parameters=1 << 40)
+    plan = Plan(graph="g", digest="", seed=0, nodes=(), sources=(), models=(trained, fixed))
+    monkeypatch.setattr("engine.checkpoint.room.free_bytes", lambda path: 35 << 30)
+    warn_of_room(plan, tmp_path, 2)
+    told = "2 checkpoints of about 12.0 GiB each, and one more while it is written, need 36.0 GiB more; found 35.0 GiB"
+    assert told in caplog.text
+    caplog.clear()
+    (tmp_path / "step_1").mkdir()
+    with open(tmp_path / "step_1" / "sparse", "wb") as file:
+        file.truncate(12 << 30)
+    warn_of_room(plan, tmp_path, 2)
+    warn_of_room(plan, tmp_path / "none", 1)
+    assert caplog.text == ""
 
 
 def test_what_a_kill_leaves_of_metrics_does_not_stand_in_the_way(tmp_path: Path) -> None:
