@@ -8,6 +8,7 @@ any decision of the planner.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -78,7 +79,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
 
 
 def placing(options: RunOptions) -> Placing:
-    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`."""
+    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`. Raises PlanError for an
+    option that no run can have.
+    """
+    _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
     return Placing(
         workers=options.workers,
@@ -94,6 +98,18 @@ def placing(options: RunOptions) -> Placing:
         weights=options.weights,
         inproc=options.inproc,
     )
+
+
+_LEAST: Mapping[str, float] = {"keep": 1, "samples_every": 1, "threads": 1, "heartbeat": 0.1, "seed": -(2**63)}
+"""Of an option that is a number; of the others 0."""
+
+
+def _refuse_absurd(options: RunOptions) -> None:
+    for option in fields(options):
+        value, least = getattr(options, option.name), _LEAST.get(option.name, 0)
+        if isinstance(value, int | float) and not least <= value < math.inf:  # nan is neither
+            flag = f"--{option.name.replace('_', '-')}"
+            raise PlanError(f"options: {flag}: expected {least} or more, found {value}. Fix: {flag} {least or 1}.")
 
 
 def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:

@@ -41,6 +41,7 @@ def torture(short: bool, seed: int) -> list[Outcome]:
             (RIGHT, lambda given: _peek(base, given), 0),
             (CLUSTERS, lambda given: [*_with("explain", base, folder), "--cluster", given], 1),
             (RUNS, lambda given: ["resume", given, "--no-progress"], 3),
+            (OPTIONS, lambda given: [*_with("explain", base, folder), *json.loads(given)], 1),
             (NAMES, lambda given: [*_with("run", base, folder), *json.loads(given)], 3),
             (TARGETS, lambda given: ["check", given], 1),
         )
@@ -355,6 +356,18 @@ NAMES: Mapping[str, Writer] = {
         ["--name", "a", "--runs", _at(lambda p: p.symlink_to("nowhere"), "runs")(folder)]
     ),
 }
+
+
+def _option(*words: str) -> Writer:
+    return lambda folder: json.dumps(words)
+
+
+_ABSURD = (
+    ("--keep", "0"), ("--samples-every", "0"), ("--steps", "-1"), ("--checkpoint-every", "-2"), ("--threads", "0"),
+    ("--watchdog", "nan"), ("--watchdog", "-1"), ("--heartbeat", "inf"), ("--heartbeat", "0"),
+)  # fmt: skip
+
+OPTIONS: Mapping[str, Writer] = {" ".join(words): _option(*words) for words in _ABSURD}
 
 
 # --- graph files ------------------------------------------------------------------------------------------------------

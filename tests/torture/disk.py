@@ -210,7 +210,7 @@ def _of_ending(case: Case, ended: Ended) -> str:
         return "a traceback"
     kind = case.faults["kind"] if case.faults else "full"
     if kind in ("kill", "torn"):
-        return "" if ended.code in (-signal.SIGKILL, 0) else f"exit {ended.code}, not a kill"
+        return "" if ended.code == -signal.SIGKILL else f"exit {ended.code}, not a kill"
     if ended.code == 3:
         told = "could not be written" in ended.last or "expected room" in ended.last
         return "" if told and "Safe: " in ended.last else "the last line does not say what could not be written"

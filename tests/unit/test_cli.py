@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dataflow.errors import CheckpointError, GraphError, RunError
+from dataflow.errors import CheckpointError, GraphError, PlanError, RunError
 from dataflow.model import Schedule
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
@@ -244,6 +244,20 @@ def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_
     assert shown.count("\n") == 1
     with pytest.raises(ZeroDivisionError):
         main(["check", "x", "--traceback"])
+
+
+@pytest.mark.parametrize(
+    "change,told",
+    [
+        ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
+        ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
+        ({"watchdog": float("nan")}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
+        ({"heartbeat": float("inf")}, "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1."),
+    ],
+)
+def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(told)):
+        placing(dataclasses.replace(RunOptions(), **change))
 
 
 def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
