@@ -20,6 +20,8 @@ import pytest
 from dataflow.errors import RunError, StorageError
 from dataflow.storage import free_bytes, replace_text, shown_bytes, storage_error, write_where_asked
 from engine.attempts import _closed
+from engine.channels.outbox import Outbox
+from engine.channels.slabs import SlabPool
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
@@ -339,6 +341,15 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
     warn_of_room(plan, tmp_path, 2)
     warn_of_room(plan, tmp_path / "none", 1)
     assert caplog.text == ""
+
+
+def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("engine.channels.outbox.Board", nothing)
+    with pytest.raises(StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "):
+        Outbox(SlabPool(limit=1 << 20), 0)
 
 
 def test_what_a_kill_leaves_of_metrics_does_not_stand_in_the_way(tmp_path: Path) -> None:
