@@ -20,7 +20,7 @@ import pytest
 from dataflow.errors import RunError, StorageError
 from dataflow.storage import free_bytes, replace_text, shown_bytes, storage_error, write_where_asked
 from engine.attempts import _closed
-from engine.channels.outbox import Outbox
+from engine.channels.outbox import SlabOutbox
 from engine.channels.slabs import SlabPool
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.room import warn_of_room
@@ -349,7 +349,7 @@ def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("engine.channels.outbox.Board", nothing)
     with pytest.raises(StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "):
-        Outbox(SlabPool(limit=1 << 20), 0)
+        SlabOutbox(SlabPool(limit=1 << 20), 0)
 
 
 def test_what_a_kill_leaves_of_metrics_does_not_stand_in_the_way(tmp_path: Path) -> None:
