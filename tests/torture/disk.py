@@ -125,6 +125,7 @@ class Bench:
         self.folder = folder
         self._free = list(zygotes)
         self._count = itertools.count()
+        self._known: dict[tuple[str, ...], tuple[Kept, Ended]] = {}
 
     def place(self) -> Path:
         """A new folder for runs."""
@@ -138,12 +139,15 @@ class Bench:
         return ["run", target, *where, *how, *case.options, *more]
 
     def undisturbed(self, target: str, options: Sequence[str]) -> tuple[Kept, Ended]:
-        """What such a run leaves, and its calls."""
+        """What such a run leaves, and its calls; made once."""
+        if (known := self._known.get((target, *options))) is not None:
+            return known
         case = Case(name="", runs=self.place(), options=tuple(options), target=target)
         output = self.place().with_suffix(".out")
         ended = self._free[0].run(self.command(case), output, {"folder": str(case.run)})
         assert ended.code == 0, ended.text
-        return Kept.of(case.run), ended
+        self._known[target, *options] = Kept.of(case.run), ended
+        return self._known[target, *options]
 
     def all(self, cases: Sequence[Case]) -> list[Outcome]:
         """As many at a time as there are zygotes."""
@@ -208,6 +212,8 @@ def _of_ending(case: Case, ended: Ended) -> str:
     """What is wrong with how it ended."""
     if "Traceback" in ended.text:
         return "a traceback"
+    if ended.left:
+        return f"{ended.left} processes left"
     kind = case.faults["kind"] if case.faults else "full"
     if kind in ("kill", "torn"):
         return "" if ended.code == -signal.SIGKILL else f"exit {ended.code}, not a kill"

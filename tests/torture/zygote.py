@@ -4,7 +4,7 @@ Owns: starting `dataflow ARGUMENTS` with a fault in a process of its own, and ho
 (faults.py), nor what is asserted (disk.py).
 
     parent  ->  {"arguments": [...], "output": path, "faults": {...}, "limit": bytes of a file}    one line of JSON
-    parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...]}
+    parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...], "left": processes that stayed}
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 120
+LIMIT = 240
 """Seconds after which a command counts as hung."""
+GONE_WITHIN = 10.0
+"""Seconds after its end within which every process that it started has to be gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """code: minus the signal where one ended it. text: all that it printed. calls: those that writers made."""
+    """code: minus the signal where one ended it. text: all that it printed. calls: those that writers made. left:
+    processes that it started and that stayed.
+    """
 
     code: int
     text: str
     calls: list[tuple[str, str]] = field(default_factory=list)
-    seconds: float = 0.0
+    left: int = 0
 
     @property
     def last(self) -> str:
@@ -77,14 +81,13 @@ class Zygote:
         """`dataflow ARGUMENTS`, to its end. limit: bytes that a file may have (RLIMIT_FSIZE); 0: any."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        start = time.monotonic()
         order = {"arguments": list(arguments), "output": str(output), "faults": faults, "limit": limit}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         text = output.read_text(errors="replace")
         calls = [(call, path) for call, path in answer["calls"]]
-        return Ended(code=answer["code"], text=text, calls=calls, seconds=time.monotonic() - start)
+        return Ended(code=answer["code"], text=text, calls=calls, left=answer["left"])
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -100,10 +103,10 @@ def main() -> None:
         pid = os.fork()
         if not pid:
             _command(order, calls)
-        code = _waited(pid)
+        code, left = _waited(pid)
         found = json.loads(calls.read_text()) if calls.exists() else []
         calls.unlink(missing_ok=True)
-        print(json.dumps({"code": code, "calls": found}), flush=True)
+        print(json.dumps({"code": code, "calls": found, "left": left}), flush=True)
 
 
 _IMPORTED = (
@@ -154,18 +157,37 @@ def _with_faults(order: dict[str, Any], calls: Path) -> int:
     return code
 
 
-def _waited(pid: int) -> int:
-    """The end of a child and of its session; minus SIGALRM's number for one that hung."""
-    end = time.monotonic() + LIMIT
-    handle = os.pidfd_open(pid)
-    ready, _, _ = select.select([handle], [], [], end - time.monotonic())
-    os.close(handle)
-    if not ready:
+def _waited(pid: int) -> tuple[int, int]:
+    """The end of a child (minus SIGALRM's number for one that hung), and how many processes of its session stayed."""
+    hung = not _ends(pid, LIMIT)
+    if hung:
         os.killpg(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
+    end = time.monotonic() + GONE_WITHIN
+    left = sum(not _ends(other, end - time.monotonic()) for other in _session(pid))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    return -signal.SIGALRM if not ready else os.waitstatus_to_exitcode(status)
+    return -signal.SIGALRM if hung else os.waitstatus_to_exitcode(status), left
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    """Whether it has ended within that time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle) as opened:
+        return bool(select.select([opened], [], [], max(0.0, seconds))[0])
+
+
+def _session(number: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == number:
+                found.append(int(stat.parent.name))
+    return found
 
 
 if __name__ == "__main__":
