@@ -26,6 +26,7 @@ Line = tuple[Path, int, dict[str, Any]]
 
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 _LONG = 400
+_NESTS = (dict, list)
 _NESTED = 200
 """Levels of lists and objects that a value may have; Arrow reads no deeper ones."""
 
@@ -69,25 +70,36 @@ def place_of(files: Sequence[Path], row: int) -> str:
 
 
 def _object(path: Path, number: int, line: bytes, decode: Any) -> dict[str, Any]:
-    where = f"{path}:{number}"
+    """The object on a line. It is called for each, so the place is put into words only where it is needed.
+
+    Each key has one colon, so as many colons as keys that were found means that none came twice; else colons behind
+    quotes are counted, and only where these are more, too, is the line read again.
+    """
     if number == 1:
-        _refuse_mark(where, line)
+        _refuse_mark(f"{path}:1", line)
     try:
         row = decode(line)
-    except RecursionError as error:
-        raise DataError(_too_deep(where)) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8, found {_odd_bytes(line)}. Fix: save the file as UTF-8.") from error
-    except msgspec.DecodeError as error:
-        shown = line[:60].decode("utf-8", "replace").strip()
-        fix = "one whole object on each line, as json.dumps writes it"
-        raise DataError(f"{where}: expected one JSON object a line, found {shown!r}: {error}. Fix: {fix}.") from error
-    if not isinstance(row, dict):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(_undecoded(f"{path}:{number}", line, error)) from error
+    if type(row) is not dict:
         fix = '{"prompt": "..."} on each line'
-        raise DataError(f"{where}: expected one JSON object a line, found {type(row).__name__}. Fix: {fix}.")
-    if line.count(b'":') != _keys(where, row) or b" :" in line or b"\t:" in line:
-        _refuse_repeated(where, line)
+        raise DataError(f"{path}:{number}: expected one JSON object a line, found {type(row).__name__}. Fix: {fix}.")
+    keys = _keys(row)
+    if keys is None:
+        raise DataError(_too_deep(f"{path}:{number}"))
+    if line.count(b":") != keys and (line.count(b'":') != keys or b'" ' in line or b'"\t' in line):
+        _refuse_repeated(f"{path}:{number}", line)
     return row
+
+
+def _undecoded(where: str, line: bytes, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return _too_deep(where)
+    if isinstance(error, UnicodeDecodeError):
+        return f"{where}: expected UTF-8, found {_odd_bytes(line)}. Fix: save the file as UTF-8."
+    shown = line[:60].decode("utf-8", "replace").strip()
+    fix = "one whole object on each line, as json.dumps writes it"
+    return f"{where}: expected one JSON object a line, found {shown!r}: {error}. Fix: {fix}."
 
 
 def _refuse_mark(where: str, line: bytes) -> None:
@@ -110,20 +122,21 @@ def _odd_bytes(line: bytes) -> str:
     return "bytes of something else"
 
 
-def _keys(where: str, row: dict[str, Any]) -> int:
-    """Keys of all objects of a row. Raises DataError where it is nested too deep."""
-    count, level, depth = 0, [row], 0
+def _keys(row: dict[str, Any]) -> int | None:
+    """Keys of all objects of a row; None where it is nested too deep."""
+    count, depth = len(row), 1
+    level = [v for v in row.values() if type(v) in _NESTS]
     while level:
         depth += 1
         if depth > _NESTED:
-            raise DataError(_too_deep(where))
+            return None
         deeper: list[Any] = []
         for value in level:
-            if isinstance(value, dict):
+            if type(value) is dict:
                 count += len(value)
-                deeper += [v for v in value.values() if type(v) in (dict, list)]
+                deeper += [v for v in value.values() if type(v) in _NESTS]
             else:
-                deeper += [v for v in value if type(v) in (dict, list)]
+                deeper += [v for v in value if type(v) in _NESTS]
         level = deeper
     return count
 
