@@ -48,6 +48,13 @@ class RunError(DataflowError, RuntimeError):
     """A run that cannot go on: starvation, error budget spent, a node that keeps nothing."""
 
 
+class StorageError(RunError):
+    """A file that could not be written, or memory that could not be had: a full, failing or read-only disk.
+
+    What had been written whole before stays as it was.
+    """
+
+
 class CheckpointError(DataflowError, RuntimeError):
     """A checkpoint that is missing, damaged or of another graph."""
 

@@ -51,8 +51,8 @@ def _document_of(graph: Graph) -> dict[str, Any]:
     }
 
 
-def from_json(text: str, *, imports: bool = True) -> Graph:
-    """The graph again: equal to the one written, origins included.
+def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Graph:
+    """The graph again: equal to the one written, origins included. where: what the text is called in an error.
 
     imports: import the user's functions, operators, losses and schemas, so that the graph can be run: whoever wrote
     the text decides what is imported. False: they stand there by their declarations alone, nothing that the text names
@@ -61,19 +61,19 @@ def from_json(text: str, *, imports: bool = True) -> Graph:
     Raises GraphError where the text is no snapshot, is of a newer format, or names functions, classes or operators that
     are not found; all that no process can import at once, each with its node.
     """
-    document = _document(text)
+    document = _document(text, where)
     try:
         faults = list(_unimportable(document)) if imports else []
         if faults:
             raise GraphError(faults)
         return _Reader(document, Imported() if imports else Declared(document.get("declared") or {})).graph()
     except RecursionError:
-        raise unread("expected a graph, found JSON that is nested too deep", _FIX) from None
+        raise unread("expected a graph, found JSON that is nested too deep", _FIX, where) from None
 
 
 def modules(text: str) -> tuple[str, ...]:
     """The modules that `from_json` imports beyond this project's own, in the order of their names."""
-    paths = {path for path in _paths(_document(text)["nodes"]) if ":" in path}
+    paths = {path for path in _paths(_document(text, "snapshot")["nodes"]) if ":" in path}
     return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
 
 
@@ -139,22 +139,22 @@ class _Writer:
         }
 
 
-def _document(text: str) -> dict[str, Any]:
+def _document(text: str, where: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise unread(f"expected JSON, found {error}", _FIX) from None
+        raise unread(f"expected JSON, found {error}", _FIX, where) from None
     except (RecursionError, ValueError) as error:  # nested too deep; a number of thousands of digits
-        raise unread(f"expected a graph, found JSON that cannot be read: {error}", _FIX) from None
+        raise unread(f"expected a graph, found JSON that cannot be read: {error}", _FIX, where) from None
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():
-        raise unread("expected a graph with its format number, found other JSON", _FIX)
+        raise unread("expected a graph with its format number, found other JSON", _FIX, where)
     if found > FORMAT:
         fix = "read it with the dataflow-rl that wrote it, or a newer one"
-        raise unread(f"it has format {found}, and this version reads up to {FORMAT}", fix)
+        raise unread(f"it has format {found}, and this version reads up to {FORMAT}", fix, where)
     for key, kind in (("nodes", list), ("states", list), ("sinks", list), ("name", str)):
         if not isinstance(document[key], kind):
-            raise unread(f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX)
+            raise unread(f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX, where)
     return document
 
 

@@ -27,6 +27,7 @@ from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
 from engine.attempts import Result, Telling, Until, attempts
 from engine.checkpoint.provenance import Record, provenance
+from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
@@ -35,7 +36,7 @@ from engine.plan.cluster import Cluster, read_cluster
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
-from engine.received import reading, text_of
+from engine.received import reading
 from engine.resuming import Beginning, beginning
 from engine.runtime.loop import OnStep
 
@@ -75,12 +76,17 @@ def run(
     """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run when it holds.
 
     Where the process of a train node dies, the run goes back to its last checkpoint, and later Steps are told again.
-    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails.
+    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails;
+    StorageError, which says what of the run is safe, where something of it cannot be written.
     """
     options = options or RunOptions()
     source = graph.graph if isinstance(graph, CheckedGraph) else graph
     planned = replace(plan(graph, options), digest=fingerprint(source))
-    with RunFolder.create(options.name or planned.graph, options.runs, overwrite=options.overwrite) as folder:
+    name = options.name or planned.graph
+    with (
+        telling_what_is_safe(Path(options.runs) / name),
+        RunFolder.create(name, options.runs, overwrite=options.overwrite) as folder,
+    ):
         folder.write_text("graph.json", to_json(source))
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
@@ -108,12 +114,12 @@ def resume(
     metrics of Steps are missing, and RunError where the folder is no run's.
     """
     path = Path(folder)
-    with RunFolder.open_existing(path) as opened:
-        options, imports = run_options.from_json(_recorded(path / OPTIONS), changes)
+    with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
+        options, imports = run_options.from_json(_recorded(path / OPTIONS), changes, str(path / OPTIONS))
         import_from(imports)
         kept = _recorded(path / "graph.json")
         with reading(path / "graph.json"):
-            again = graph or from_json(kept)
+            again = graph or from_json(kept, str(path / "graph.json"))
             checked = check(again)
         planned = replace(plan(checked, options), digest=fingerprint(again))
         store = CheckpointStore(opened.checkpoints, keep=options.keep)
@@ -141,4 +147,7 @@ def _import_path() -> list[str]:
 def _recorded(path: Path) -> str:
     if not path.is_file():
         raise RunError(f"{path}: the run was killed before it was written. Fix: run again with overwrite.")
-    return text_of(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}. Fix: restore the file, or start another run.") from error

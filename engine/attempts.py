@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from dataflow.errors import DataflowError, RunError
+from dataflow.errors import RunError, StorageError
+from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.provenance import Record
+from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.store import Checkpoint, CheckpointStore
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, GoBack, StopRequested
@@ -29,6 +31,7 @@ from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
 from engine.observe.trace import Trace
+from engine.observe.views import View
 from engine.observe.warned import Warned
 from engine.options import RunOptions
 from engine.plan.plan import Plan
@@ -90,14 +93,14 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
         stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
         for warning in plan.warnings:
             run.warned.show(warning)
-        run.trace = stack.enter_context(closing(_trace(folder)))
+        warn_of_room(plan, folder.checkpoints, options.keep)
+        run.trace = stack.enter_context(_closed(_trace(folder)))
         progress = stack.enter_context(Progress(options.steps, title=plan.graph)) if options.progress else None
         told = [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
         telling = Telling(on_step=told, until=telling.until)
         furthest, fruitless = 0, 0
         while True:
-            with _failure_logged(plan.graph):
-                end = run.attempt(telling, latest)
+            end = run.attempt(telling, latest)
             if isinstance(end, Finish):
                 return run.result(end)
             furthest = max(furthest, run.begun)
@@ -108,16 +111,6 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
             cause = end.error.partition("\n")[0]
             _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause)
             latest = run.latest()
-
-
-@contextmanager
-def _failure_logged(name: str) -> Iterator[None]:
-    """The log has a failure with its traceback; whoever started the run is told by the error alone."""
-    try:
-        yield
-    except DataflowError:
-        _log.info("%s failed", name, exc_info=True)
-        raise
 
 
 class _Run:
@@ -195,33 +188,34 @@ class _Run:
         if self._plan.hosts:
             from engine.launch.hosts import HostsWorkers
 
-            return stack.enter_context(closing(HostsWorkers(self._plan, self._folder, self._options)))
+            return stack.enter_context(_closed(HostsWorkers(self._plan, self._folder, self._options)))
         if not _alone(self._plan):
             from engine.launch.local import Supervisor  # nothing of it is needed where there is one process
 
-            return stack.enter_context(closing(Supervisor(self._plan, self._folder, self._options)))
+            return stack.enter_context(_closed(Supervisor(self._plan, self._folder, self._options)))
         from engine.channels.inproc import InprocChannel
         from engine.runtime.inproc import InprocWorkers
         from engine.runtime.worker import Worker
 
         samples = SampleWriter(self._folder.samples, every=self._options.samples_every)
-        behind = stack.enter_context(closing(SamplesBehind(samples)))
+        behind = stack.enter_context(_closed(SamplesBehind(samples)))
         name, inproc = _alone(self._plan), self._options.inproc
         worker = Worker(name, self._plan, channel=InprocChannel(), inproc=inproc, samples=behind)
-        return stack.enter_context(closing(InprocWorkers(worker)))
+        return stack.enter_context(_closed(InprocWorkers(worker)))
 
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
         """The metrics file; it, samples and best versions without those of Steps that come again."""
-        lines = JsonLines()
-        stack.callback(lines.close)
+        lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan))
         lines.truncate_after(step)
-        SampleWriter(self._folder.samples).truncate_after(step)
-        self._best.truncate_after(step)
+        with writing(f"what is kept up to step {step}", self._folder.path):
+            SampleWriter(self._folder.samples).truncate_after(step)
+            self._best.truncate_after(step)
         return lines
 
     def _views(self, stack: ExitStack) -> list[Sink]:
-        views: list[Sink] = [{"tensorboard": TensorBoard, "wandb": Wandb}[name]() for name in self._options.sinks]
+        kinds = {"tensorboard": TensorBoard, "wandb": Wandb}
+        views: list[Sink] = [View(name, kinds[name]()) for name in self._options.sinks]
         for view in views:
             stack.callback(view.close)
             view.open(self._folder, _config(self._plan))
@@ -248,6 +242,29 @@ class _Run:
 def _alone(plan: Plan) -> str:
     """The name of the one Worker, which is this process; empty where there are several, or other hosts."""
     return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C1 = TypeVar("C1", bound=_Closable)
+
+
+@contextmanager
+def _closed(thing: C1) -> Iterator[C1]:
+    """It, closed in the end. After an error what cannot be written as it closes is only logged: the first cause is what
+    the user is told.
+    """
+    try:
+        yield thing
+    except BaseException:
+        try:
+            thing.close()
+        except StorageError as error:
+            _log.info("after that: %s", error)
+        raise
+    thing.close()
 
 
 def _trace(folder: RunFolder) -> Trace:

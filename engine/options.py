@@ -8,13 +8,15 @@ any decision of the planner.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
+
+import msgspec
 
 from dataflow.errors import PlanError, RunError, nearest
-from dataflow.standins import fits
 from engine.plan.placing import Placing
 
 
@@ -83,7 +85,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
 
 
 def placing(options: RunOptions) -> Placing:
-    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`."""
+    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`. Raises PlanError for an
+    option that no run can have.
+    """
+    _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
     return Placing(
         workers=options.workers,
@@ -99,6 +104,18 @@ def placing(options: RunOptions) -> Placing:
         weights=options.weights,
         inproc=options.inproc,
     )
+
+
+_LEAST: Mapping[str, float] = {"keep": 1, "samples_every": 1, "threads": 1, "heartbeat": 0.1, "seed": -(2**63)}
+"""Of an option that is a number; of the others 0."""
+
+
+def _refuse_absurd(options: RunOptions) -> None:
+    for option in fields(options):
+        value, least = getattr(options, option.name), _LEAST.get(option.name, 0)
+        if isinstance(value, int | float) and not least <= value < math.inf:  # nan is neither
+            flag = f"--{option.name.replace('_', '-')}"
+            raise PlanError(f"options: {flag}: expected {least} or more, found {value}. Fix: {flag} {least or 1}.")
 
 
 def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
@@ -121,43 +138,39 @@ def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
     return json.dumps(data | {"path": list(path)}, indent=1)
 
 
-def from_json(text: str, changes: Mapping[str, Any]) -> tuple[RunOptions, tuple[str, ...]]:
+def from_json(text: str, changes: Mapping[str, Any], where: str = "options") -> tuple[RunOptions, tuple[str, ...]]:
     """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run did not write has
-    its default. Raises RunError for a name that is no option.
+    its default. where: what the text is called in an error. Raises RunError for a name that is no option, a value
+    that it cannot have, and a text that is none of `to_json`'s.
     """
-    data, path = _document(text)
-    data |= {k: v for k, v in changes.items() if v is not None}
+    data, path = _recorded(text, where)
     known = {f.name for f in fields(RunOptions)}
-    for name in data:
+    for name in (*data, *changes):
         if name not in known:
-            raise RunError(f"options: {name!r} is no option. Fix: {nearest(name, known) or 'see dataflow run --help'}.")
-    data["runs"] = _path(data.get("runs", "runs"))
-    data["cluster"] = _path(data["cluster"]) if data.get("cluster") else None
-    for name in ("sinks", "together", "leases"):
-        if name in data:
-            data[name] = _tuples(data[name])
-    hints = get_type_hints(RunOptions)
-    for name, value in data.items():
-        if not fits(value, hints[name]):
-            raise RunError(f"options: {name} cannot be {value!r:.60}. Fix: see dataflow run --help.")
-    return RunOptions(**data), path
+            fix = nearest(name, known) or "see dataflow run --help"
+            raise RunError(f"{where}: {name!r} is no option. Fix: {fix}.")
+    try:
+        options = msgspec.convert(data, RunOptions, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{where}: {error}. Fix: the value that `dataflow run --help` names.") from error
+    return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
 
 
-def _document(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Options by name, and the import path. Raises RunError where the text is none."""
+def _recorded(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The options as they stand there, and the import path. Raises RunError where the text is none of `to_json`'s."""
+    fix = "restore the file, or start another run"
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"options: expected JSON, found {error}. Fix: restore options.json of the run.") from None
-    path: Any = _tuples(data.pop("path", [])) if isinstance(data, dict) else None
-    if not fits(path, tuple[str, ...]):
-        raise RunError(f"options: expected options by name, found {text!r:.60}. Fix: restore options.json of the run.")
-    return data, path
+        raise RunError(f"{where}: expected JSON, found {error}. Fix: {fix}.") from error
+    path = data.pop("path", []) if isinstance(data, dict) else None
+    if not isinstance(path, list) or not all(isinstance(entry, str) for entry in path):
+        problem = f"expected an object of options, and in it a list of folders, found {text[:40]!r}"
+        raise RunError(f"{where}: {problem}. Fix: {fix}.")
+    return data, tuple(path)
 
 
-def _path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _path(kind: type, value: Any) -> Any:
+    if kind is not Path or not isinstance(value, str):
+        raise TypeError(f"expected a path, found {value!r}")
+    return Path(value)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dataflow.errors import DataError, nearest
 from operators import tasks
+from operators.data_lines import opened_for, place_of, read_lines, table_of
 
 Shape = Literal["trl", "verl", "messages", "text"]
 """trl: `prompt` and dataset columns; verl: the same with `data_source` and `reward_model`; others: no prompt."""
@@ -29,9 +29,6 @@ _OTHER_NAMES = ("question", "problem", "instruction", "query", "input", "text")
 _PEEKED_LINES = 1000
 _PROMPT = "'prompt' (text, or a list of messages with role and content)"
 
-Line = tuple[Path, int, dict[str, Any]]
-"""File, line number from 1, and the JSON object on it."""
-
 
 def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     """The columns of a source without its rows: Parquet footers, or the first 1000 lines of a JSONL file.
@@ -41,7 +38,7 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     if tasks.is_task(data):
         return tasks.task_columns(data)
     files = files_of(data, split)
-    schema = _parquet_schema(files) if _is_parquet(files) else _table(_lines(files[:1], _PEEKED_LINES)).schema
+    schema = _parquet_schema(files) if _is_parquet(files) else table_of(read_lines(files[:1], _PEEKED_LINES)).schema
     return {field.name: _plain(field.type) for field in schema}
 
 
@@ -73,7 +70,7 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
     if tasks.is_task(data):
         return tasks.task_table(data, split)
     files = files_of(data, split)
-    table = _read_parquet(files) if _is_parquet(files) else _table(_lines(files))
+    table = _read_parquet(files) if _is_parquet(files) else table_of(read_lines(files))
     if split is not None and not Path(data).expanduser().is_dir():
         table = _rows_of_split(table, data, split)
     if not len(table):
@@ -139,15 +136,43 @@ def _listed(columns: Iterable[str]) -> str:
 def files_of(data: str, split: str | None) -> list[Path]:
     """The files that a source reads. Raises DataError where there is none, or where it is not clear which."""
     path = Path(data).expanduser()
-    if path.is_dir():
-        return _files_in(path, split)
-    if not path.is_file():
-        raise DataError(_missing(path))
+    with opened_for(path):
+        if path.is_dir():
+            return _files_in(path, split)
+        _refuse_other_than_file(path)
     if path.suffix not in SUFFIXES:
-        raise DataError(f"{path}: expected a file ending in {_ENDINGS}, found {path.suffix or 'no ending'!r}.")
+        found = repr(path.suffix) if path.suffix else "no ending"
+        raise DataError(
+            f"{path}: expected a file ending in {_ENDINGS}, found {found}. Fix: {_conversion(path.suffix)}."
+        )
     if not path.stat().st_size:
         raise DataError(f"{path}: expected at least one row, found an empty file. Fix: name a file that has rows.")
     return [path]
+
+
+def _refuse_other_than_file(path: Path) -> None:
+    """Raises DataError for what is not there, and for what has no end or no rows: a pipe, a device, a socket."""
+    if path.is_file():
+        return
+    if path.is_symlink():
+        raise DataError(f"{path}: a link to {path.readlink()}, which is not there. Fix: mend the link.")
+    if path.exists():
+        raise DataError(f"{path}: expected a file or a folder, found {_kind(path)}. Fix: name a file.")
+    raise DataError(_missing(path))
+
+
+def _kind(path: Path) -> str:
+    kinds = {"a pipe": path.is_fifo, "a socket": path.is_socket, "a device": path.is_char_device}
+    return next((name for name, holds in kinds.items() if holds()), "a device")
+
+
+def _conversion(suffix: str) -> str:
+    known = {
+        ".json": "one object a line, as .jsonl",
+        ".csv": "pandas.read_csv(...).to_parquet(...)",
+        ".gz": "unpack it",
+    }
+    return known.get(suffix, "convert it, or name another file")
 
 
 def _missing(path: Path) -> str:
@@ -161,11 +186,17 @@ def _missing(path: Path) -> str:
 
 def _files_in(folder: Path, split: str | None) -> list[Path]:
     inside = folder / split if split is not None and (folder / split).is_dir() else folder
-    found = sorted(p for p in inside.iterdir() if p.suffix in SUFFIXES and p.is_file() and p.stat().st_size)
+    named = sorted(p for p in inside.iterdir() if p.suffix in SUFFIXES)
+    for path in named:
+        if not path.is_dir():
+            _refuse_other_than_file(path)
+    found = [p for p in named if p.is_file() and (p.suffix == ".parquet" or p.stat().st_size)]
     chosen = found if split is None or inside is not folder else [p for p in found if _split_of(p, (split,))]
     if not chosen:
         what = "files" if split is None else f"files of split {split!r}"
-        raise DataError(f"{folder}: expected {what} ending in {_ENDINGS}, found: {_listed(p.name for p in found)}.")
+        there = _listed(p.name for p in found)
+        fix = "the folder that has the files, or one of them"
+        raise DataError(f"{folder}: expected {what} ending in {_ENDINGS}, found: {there}. Fix: {fix}.")
     if len({p.suffix for p in chosen}) > 1:
         raise DataError(f"{folder}: expected Parquet or JSONL, found both. Fix: name one file.")
     splits = sorted({s for p in chosen if (s := _split_of(p, _SPLITS))})
@@ -190,21 +221,90 @@ def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
     schemas = []
     for path in files:
         try:
-            schemas.append(pq.read_schema(path).remove_metadata())
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{path}: expected a Parquet file: {error}.") from error
+            with opened_for(path):
+                schemas.append(pq.read_schema(path).remove_metadata())
+        except (pa.ArrowException, DataError) as error:
+            told = _first_line(error).partition(". Fix")[0]
+            raise DataError(f"{path}: expected a Parquet file: {told}. Fix: write it again.") from error
+        names = schemas[-1].names
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{path}: expected each column once, found {repeated[0]!r} twice. Fix: rename one.")
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"{files[0].parent}: expected files with the same columns: {error}.") from error
+        raise DataError(_differing(files, schemas, error)) from error
+
+
+def _differing(files: Sequence[Path], schemas: Sequence[pa.Schema], error: Exception) -> str:
+    """Name the first file that does not go with those before it."""
+    for count in range(2, len(schemas) + 1):
+        try:
+            pa.unify_schemas(schemas[:count], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return f"{files[count - 1]}: expected the column types of {files[0].name}: {error}. Fix: one type a column."
+    return f"{files[0].parent}: expected files with the same columns: {error}. Fix: one type for each column."
 
 
 def _read_parquet(files: Sequence[Path]) -> pa.Table:
     schema = _parquet_schema(files)
     try:
-        return ds.dataset([str(p) for p in files], format="parquet", schema=schema).to_table()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{files[0]}: could not be read: {error}.") from error
+        found = ds.dataset([str(p) for p in files], format="parquet", schema=schema).to_table()
+        found.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(_damaged(files, error)) from error
+    return found
+
+
+def _damaged(files: Sequence[Path], error: Exception) -> str:
+    """Name the file that cannot be read, and where a text is no UTF-8, its row and column."""
+    for path in files:
+        try:
+            table = pq.ParquetFile(path).read()
+        except (pa.ArrowException, OSError) as found:
+            return f"{path}: could not be read: {_first_line(found)}. Fix: write it again, it is damaged."
+        for name in table.column_names:
+            row = _first_invalid(table.column(name))
+            if row is not None:
+                return f"{path}: row {row}, column {name!r}: expected UTF-8, found other bytes. Fix: write it again."
+    return f"{files[0]}: could not be read: {_first_line(error)}. Fix: write it again."
+
+
+def _first_line(error: Exception) -> str:
+    """What Arrow says, without the bytes of the file that it may repeat."""
+    line = str(error).partition("\n")[0].rstrip(".")
+    return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def _first_invalid(column: pa.ChunkedArray) -> int | None:
+    """The first row whose value is not valid; found by halves."""
+    start = 0
+    for chunk in column.chunks:
+        if not _is_valid(chunk):
+            low, high = 0, len(chunk)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if not _is_valid(chunk.slice(low, middle - low)) else (middle, high)
+            return start + low
+        start += len(chunk)
+    return None
+
+
+def _is_valid(values: pa.Array) -> bool:
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def row_place(data: str, split: str | None, row: int) -> str:
+    """Where a row of `read_table` is: `file:line` of JSONL, `row N` of what else there is."""
+    path = Path(data).expanduser()
+    if not tasks.is_task(data) and (path.is_dir() or split is None):
+        files = files_of(data, split)
+        if not _is_parquet(files):
+            return place_of(files, row)
+    return f"{data}: row {row}"
 
 
 def _rows_of_split(table: pa.Table, data: str, split: str) -> pa.Table:
@@ -238,59 +338,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Dictionaries do not travel on edges."""
     return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
-
-
-# JSONL. Not through pyarrow.json: it reads texts that look like dates as dates, and does not name the line.
-
-
-def _lines(files: Sequence[Path], limit: int | None = None) -> list[Line]:
-    decode = msgspec.json.Decoder().decode
-    found: list[Line] = []
-    for path in files:
-        with path.open("rb") as handle:
-            for number, line in enumerate(handle, 1):
-                if line.strip():
-                    found.append((path, number, _object(path, number, line, decode)))
-                if limit is not None and len(found) >= limit:
-                    break
-    if not found:
-        raise DataError(f"{files[0]}: expected at least one row, found an empty file. Fix: name a file that has rows.")
-    return found
-
-
-def _object(path: Path, number: int, line: bytes, decode: Any) -> dict[str, Any]:
-    try:
-        row = decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        shown = line[:60].decode("utf-8", "replace").strip()
-        raise DataError(f"{path}:{number}: expected one JSON object a line, found {shown!r}: {error}.") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: expected one JSON object a line, found {type(row).__name__}.")
-    return row
-
-
-def _table(lines: Sequence[Line]) -> pa.Table:
-    names = dict.fromkeys(name for _, _, row in lines for name in row)
-    return pa.table({name: _column(name, lines) for name in names})
-
-
-def _column(name: str, lines: Sequence[Line]) -> pa.Array:
-    try:
-        return pa.array([row.get(name) for _, _, row in lines])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise DataError(_odd_line(name, lines, error)) from error
-
-
-def _odd_line(name: str, lines: Sequence[Line], error: BaseException) -> str:
-    """Name the first line whose value cannot stand in one column with the first value."""
-    there = [line for line in lines if line[2].get(name) is not None]
-    first = there[0][2][name]
-    for path, number, row in there:
-        try:
-            pa.array([first, row[name]])
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            return (
-                f"{path}:{number}: column {name!r}: expected a value like {str(first)[:40]!r} in line {there[0][1]}, "
-                f"found {str(row[name])[:40]!r}. Fix: one type for each column."
-            )
-    return f"{lines[0][0]}: column {name!r}: {error}. Fix: one type for each column."

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from dataflow.errors import DataError
-from engine.channels.board import Board
+from dataflow.errors import DataError, StorageError
+from engine.channels.board import SIZE, Board
 from engine.channels.descriptors import Ask, Lacks, Lies, Unknown, encode
 from engine.channels.frames import Forms, checksums, chosen, copy_summed, put_together, taken_apart
 from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
@@ -51,7 +51,7 @@ class SlabOutbox:
         self.lock = threading.RLock()
         """Held while a block's places are used to send: no slab goes meanwhile."""
         self.pool = pool
-        self.board = Board()
+        self.board = _board()
         self._epoch = epoch
         self._content = content
         self._numbers = itertools.count(epoch << 32)
@@ -243,3 +243,11 @@ def _sum_up(block: Block) -> None:
     """Make a block's checksums, once."""
     if not block.sums:
         block.sums = checksums([None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places])
+
+
+def _board() -> Board:
+    try:
+        return Board()
+    except OSError as error:
+        fix = "fewer Workers, a machine with more memory, or more open files (ulimit -n)"
+        raise StorageError(f"outbox: expected {SIZE >> 20} MiB for its board, found: {error}. Fix: {fix}.") from error

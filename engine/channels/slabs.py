@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dataflow.errors import RunError
+from dataflow.errors import StorageError
 
 ALIGNMENT = 64
 SHARED = 8 << 20
@@ -112,7 +112,7 @@ class SlabPool:
         return found
 
     def allocate(self, length: int) -> Region:
-        """A region of so many bytes, with one hold. Raises RunError where the system has none left."""
+        """A region of so many bytes, with one hold. Raises StorageError where the system has none left."""
         slab = self._for_small(length) if length <= SMALL else self._take(_size_class(length))
         region = Region(slab, slab.used, length)
         slab.used += -(-length // ALIGNMENT) * ALIGNMENT
@@ -183,7 +183,7 @@ class SlabPool:
         self._gone.append(slab.number)
         slab.close()
 
-    def _exhausted(self, error: OSError, size: int, on_disk: bool) -> RunError:
+    def _exhausted(self, error: OSError, size: int, on_disk: bool) -> StorageError:
         have = f"{len(self._slabs)} slabs, {self.nbytes >> 20} MiB in memory and {self.spilled >> 20} on disk"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -192,7 +192,7 @@ class SlabPool:
             fix = f"free space in {self._directory}, name another folder by TMPDIR, or take a smaller batch"
         else:
             fix = "a smaller batch or max_lag, or a machine with more memory"
-        return RunError(
+        return StorageError(
             f"outbox: expected room for {size >> 20} MiB, found: {error.strerror}; it has {have}. Fix: {fix}."
         )
 

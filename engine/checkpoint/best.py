@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dataflow.errors import CheckpointError
+from dataflow.storage import sync_folder, sync_tree, writing
 
 SCORE = "score.json"
 _STEP = re.compile(r"step_(0|[1-9][0-9]*)")
@@ -32,7 +33,10 @@ class BestVersions:
         self._keep = dict(keep)
 
     def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:
-        """Keep this version if it is among the best so far; `save` writes it into the directory it is given."""
+        """Keep this version if it is among the best so far; `save` writes it into the directory it is given.
+
+        Raises StorageError where the disk is full or fails; those that were kept stay.
+        """
         if name not in self._keep or not math.isfinite(score):
             return False
         others = [found for found in self._ranked(name) if found[1] != step]
@@ -40,12 +44,20 @@ class BestVersions:
             return False
         final = self._folders[name] / f"step_{step}"
         temp = final.with_name(f".tmp-{final.name}")
-        shutil.rmtree(temp, ignore_errors=True)
-        temp.mkdir(parents=True)
-        save(temp)
-        (temp / SCORE).write_text(json.dumps({"step": step, "score": score}) + "\n", encoding="ascii")
-        shutil.rmtree(final, ignore_errors=True)
-        temp.rename(final)
+        try:
+            with writing(f"version {step}, one of the best by {name},", final):
+                shutil.rmtree(temp, ignore_errors=True)
+                temp.mkdir(parents=True)
+                save(temp)
+                (temp / SCORE).write_text(json.dumps({"step": step, "score": score}) + "\n", encoding="ascii")
+                sync_tree(temp)
+                if final.exists():  # the same version, evaluated again
+                    self._delete(final)
+                temp.rename(final)
+                sync_folder(final.parent)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
         return True
 
     def prune(self) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import CheckpointError
+from dataflow.storage import writing
 from engine.checkpoint.provenance import Record
 from engine.coordinator.messages import Key, SourceCut
 
@@ -115,9 +116,13 @@ def _repeats(keys: Iterable[Key]) -> bool:
 
 
 def write_rows(path: Path, rows: Batch) -> None:
-    """Rows with their keys as one Arrow IPC file. Durable once its checkpoint is written."""
+    """Rows with their keys as one Arrow IPC file. Durable once its checkpoint is written. Raises StorageError."""
     keyed = rows.with_keys()
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, keyed.schema) as writer:
+    with (
+        writing("finished rows that are not trained yet", path, keyed.nbytes),
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, keyed.schema) as writer,
+    ):
         writer.write_batch(keyed)
 
 

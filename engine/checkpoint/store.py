@@ -11,21 +11,21 @@ away from its final name. So after a kill or a power cut at any point each `step
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dataflow.errors import CheckpointError
+from dataflow.errors import CheckpointError, StorageError
+from dataflow.storage import sync_folder, writing
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ _TEMP = ".tmp-"
 _REPLACED = ".replaced-"
 _TIMED = "timed"
 """In the meta of a checkpoint that was due by the clock alone."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +75,10 @@ class CheckpointStore:
             raise ValueError(f"expected keep >= 1, found {keep}")
         self._directory = directory
         self._keep = keep
-        directory.mkdir(parents=True, exist_ok=True)
-        self._recover()
-        _sync(directory.parent)
+        with writing("the folder of the checkpoints", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._recover()
+            sync_folder(directory.parent)
 
     def steps(self) -> list[int]:
         """The Steps that have a checkpoint, ascending; nothing is read of them."""
@@ -92,26 +92,34 @@ class CheckpointStore:
 
         meta: small JSON values, given back by `latest`. timed: it displaces only others that are. A checkpoint of the
         same Step is replaced, those of later Steps (of a run that was rolled back) and those older than the kept ones
-        are deleted afterwards. Raises CheckpointError where the disk is full; whatever goes wrong, the earlier
+        are deleted afterwards. Raises StorageError where the disk is full or fails; whatever goes wrong, the earlier
         checkpoints stay as they were.
         """
-        final = self._path(step)
+        final, what = self._path(step), f"the checkpoint of step {step}"
         meta = {**meta, _TIMED: True} if timed else meta
         temp = self._directory / f"{_TEMP}{final.name}"
-        done = False
+        needed = self._nbytes()
         try:
-            with _explained(final):
+            with writing(what, final, needed):
                 shutil.rmtree(temp, ignore_errors=True)
                 temp.mkdir()
                 fill(temp)
                 _seal(temp, step, meta)
                 self._commit(temp, final)
-            done = True
-        finally:
-            if not done:
-                shutil.rmtree(temp, ignore_errors=True)
+        except BaseException as error:
+            shutil.rmtree(temp, ignore_errors=True)
+            if isinstance(error, StorageError) and str(final) not in str(error):  # of one of its files
+                raise StorageError(f"{what} was not made: {error}") from error
+            raise
         self._prune(step)
         return Checkpoint(step=step, path=final, meta=dict(meta))
+
+    def _nbytes(self) -> int:
+        """Bytes of the newest checkpoint, which the next will about have; 0 where there is none."""
+        with contextlib.suppress(OSError):
+            newest = [self._path(step) for step in self.steps()[-1:]]
+            return sum(p.stat().st_size for folder in newest for p in folder.rglob("*") if p.is_file())
+        return 0
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is intact; None where there is none at all.
@@ -163,7 +171,7 @@ class CheckpointStore:
             if replaced.exists():
                 os.rename(replaced, final)
             raise
-        _sync(self._directory)
+        sync_folder(self._directory)
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _prune(self, step: int) -> None:
@@ -205,20 +213,6 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-@contextmanager
-def _explained(final: Path) -> Iterator[None]:
-    """An operating system error while a checkpoint is written, as the error that the user is shown."""
-    try:
-        yield
-    except OSError as error:
-        free = shutil.disk_usage(final.parent).free / 1e9
-        why = f"the disk is full ({free:.2f} GB free)" if error.errno in _FULL else str(error)
-        raise CheckpointError(
-            f"{final}: was not written: {why}; earlier checkpoints are intact. "
-            f"Fix: free space or point the run folder at another disk, then resume."
-        ) from error
-
-
 def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
     """Checksum and fsync every file, write the manifest, fsync every directory, deepest first."""
     files: dict[str, _File] = {}
@@ -239,7 +233,7 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     for folder in folders:
-        _sync(folder)
+        sync_folder(folder)
 
 
 def _sealed(path: Path) -> _File:
@@ -247,15 +241,6 @@ def _sealed(path: Path) -> _File:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return _File(bytes=file.tell(), sha256=digest)
-
-
-def _sync(folder: Path) -> None:
-    """Make a directory's entries durable: a rename without it may be undone by a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _examine(path: Path, step: int) -> Checkpoint | str:

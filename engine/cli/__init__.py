@@ -4,8 +4,9 @@ Owns: which commands there are, and how an error ends a process. Does not own: a
 file each), nor any flag (flags.py derives them).
 
 Exit codes: 0 done, 1 a graph, plan or data that cannot be right, 2 a wrong command line, 3 a run
-that failed, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The first cause is the last thing on the screen;
-`--traceback` adds where it was raised.
+that failed, 4 an error that nobody expected, which is a fault of ours, 130 Ctrl-C, 143 SIGTERM, 129
+SIGHUP. The first cause is the last thing on the screen, without a traceback: `--traceback` adds
+where it was raised, and of a run its log has that, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Sequence
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
 from dataflow.importing import import_path
-from engine.cli.target import FORMS, UsageError
+from dataflow.shown import printable
+from dataflow.storage import CANNOT
+from engine.cli.target import FORMS, UsageError, raised_at
 from engine.received import reading
 
 COMMANDS = {
@@ -50,21 +53,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traceback = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
     try:
-        return _command(given)
-    except DataflowError as error:
-        if traceback:
-            raise
+        code = _command(given)
         sys.stdout.flush()
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
+        return code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
     except BrokenPipeError:  # `dataflow draw ... | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _without_output()
         return 0
     except SystemExit as stop:  # how the parser of flags ends --help (0) and wrong flags (2)
         return stop.code if isinstance(stop.code, int) else 2
+    except Exception as error:  # the last place where one can be shown as a line
+        if traceback:
+            raise
+        return _shown(error)
+
+
+def _shown(error: Exception) -> int:
+    """Say what ended the command, in its last line; the exit code."""
+    lost = _lost_output("\n" if isinstance(error, OSError) else "")
+    if isinstance(error, DataflowError):
+        _say(str(error))
+        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
+    if isinstance(error, OSError) and lost is not None:
+        _say(f"standard output {CANNOT}: {lost.strerror}. Fix: another file for it, or a disk with room.")
+        return 3
+    what = "not enough memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    told = " ".join(what.split())
+    _say(f"internal error: {told} ({raised_at(error)}). Fix: report what it shows when run again with --traceback.")
+    return 4
+
+
+def _say(text: str) -> None:
+    """Everything that ends a command is said here."""
+    print(printable(text), file=sys.stderr)
+
+
+def _lost_output(more: str) -> OSError | None:
+    """What was printed comes before what is said; the error of standard output where it cannot take this, too."""
+    try:
+        sys.stdout.write(more)
+        sys.stdout.flush()
+    except OSError as error:
+        _without_output()
+        return error
+    return None
+
+
+def _without_output() -> None:
+    """Python's own flush at exit must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(given: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.draw import Form, draw
+from dataflow.storage import write_where_asked
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError
@@ -45,6 +46,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.out is None:
         say(made, end="")
     else:
-        options.out.write_text(made, encoding="utf-8")
+        write_where_asked("the drawing", options.out, made)
         say(f"{form} of {graph.name} in {options.out}")
     return 0

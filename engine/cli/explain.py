@@ -46,10 +46,19 @@ def node_seconds(folder: Path) -> dict[str, float]:
         raise DataError(f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME.")
     found: dict[str, list[float]] = {}
     try:
-        rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-    except (ValueError, RecursionError, OSError) as error:
-        raise DataError(f"{lines}: expected a JSON object a line, found {error}. Fix: restore the file.") from None
-    for name, value in (item for row in rows if isinstance(row, dict) for item in row.items()):
-        if name.startswith("time/") and isinstance(value, float):
+        text = lines.read_bytes()
+    except OSError as error:
+        raise DataError(f"{lines}: cannot be read: {error.strerror}. Fix: --measured runs/NAME.") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        for name, value in _times(line, f"{lines}:{number}").items():
             found.setdefault(name.removeprefix("time/"), []).append(value)
     return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def _times(line: bytes, where: str) -> dict[str, float]:
+    try:
+        row = json.loads(line).items()
+        return {name: float(value) for name, value in row if name.startswith("time/") and value is not None}
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        problem = f"expected an object of numbers, found {line[:40]!r}"
+        raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error

@@ -30,6 +30,10 @@ class UsageError(DataflowError):
     """The command line itself is wrong; exit code 2."""
 
 
+class SourceError(DataflowError):
+    """A file of the user's raises something while it is imported, or its graph function does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A graph function, with the name it was asked for by."""
@@ -38,12 +42,14 @@ class Target:
     function: Callable[..., Any]
 
     def graph(self, **arguments: Any) -> Graph:
-        """Call it. Raises UsageError where it makes no Graph."""
-        with _no_exit(self.text):
+        """Call it. Raises UsageError where it makes no Graph, SourceError where it raises what is no error of ours."""
+        with _users_own(self.text):
             made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
-            raise UsageError(f"{self.text}: expected a function that returns a Graph, found {found}.")
+            raise UsageError(
+                f"{self.text}: expected a function that returns a Graph, found {found}. Fix: return Graph(...)."
+            )
         return made
 
 
@@ -63,7 +69,7 @@ def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph]:
             import_from([str(Path.cwd())])
             tell_imports(imports(path))
         with reading(path):
-            return from_json(text_of(path), imports=runs)
+            return from_json(text_of(path), str(path), imports=runs)
 
     snapshot.__doc__ = f"The graph kept in {path}."
     return snapshot
@@ -78,12 +84,12 @@ def tell_imports(lines: Sequence[str]) -> None:
 def load_function(text: str, what: str) -> Callable[..., Any]:
     """The function at `module:function` or `file.py:function`. Raises UsageError naming the nearest there is.
 
-    What a module raises while it is imported is the user's to see, with its traceback.
+    Raises SourceError, with file and line, for what a module raises while it is imported.
     """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
         raise UsageError(f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo.")
-    with _no_exit(text):
+    with _users_own(f"{what} {text!r}"):
         module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
     found: Any = module
     for part in name.split("."):
@@ -94,16 +100,26 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _no_exit(text: str) -> Iterator[None]:
-    """An exit of the user's code ends no command as if it were done."""
+def _users_own(what: str) -> Iterator[None]:
+    """Whatever the user's code raises here, as one line with its place."""
     try:
         yield
-    except SystemExit as stop:
-        place = traceback.extract_tb(stop.__traceback__)[-1]
-        raise UsageError(
-            f"{text}: expected a module and a function that return, found sys.exit({stop.code!r}) at "
-            f'{place.filename}:{place.lineno}. Fix: if __name__ == "__main__" in front of it.'
-        ) from stop
+    except DataflowError:
+        raise
+    except (Exception, SystemExit) as error:
+        told = " ".join(f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split())
+        fix = "mend that line; --traceback shows how it was reached"
+        raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error
+
+
+def raised_at(error: BaseException) -> str:
+    """`my_file.py:12`: the innermost line of an exception that is in no installed package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    installed = (sys.prefix, sys.base_prefix, "<")
+    own = [frame for frame in frames if not frame[0].startswith(installed)] or frames
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "?"
 
 
 def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
@@ -114,9 +130,12 @@ def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
 
 
 def _existing(path: Path, what: str) -> Path:
-    if path.is_file():
-        return path.resolve()
-    there = [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    try:
+        if path.is_file():
+            return path.resolve()
+        there = [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    except OSError as error:  # a name that is too long, a folder that is closed
+        raise UsageError(f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path.") from error
     near = nearest(path.name, there)
     fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
     raise UsageError(f"{what}: no file {str(path)!r}. Fix: {fix}.")

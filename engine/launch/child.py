@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dataflow.importing import interpreter
 from dataflow.signals import held_back
+from dataflow.storage import writing
 from engine.observe.ownfiles import own
 from engine.runtime.link import Link
 from engine.runtime.outside import STACK_SIGNAL
@@ -53,9 +54,10 @@ class Child:
         self.name = name
         self.epoch = epoch
         self._log = log
-        self._log_start = log.stat().st_size if log.exists() else 0
+        with writing("the log of a Worker", log):
+            self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, open(log, "ab", opener=own) as output, held_back():
+        with contextlib.ExitStack() as undo, theirs, _appended(log) as output, held_back():
             undo.callback(mine.close)
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
@@ -151,6 +153,11 @@ class Child:
 def _name(number: int) -> str:
     """Of a signal; those between SIGRTMIN and SIGRTMAX have none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _appended(log: Path) -> BinaryIO:
+    with writing("the log of a Worker", log):
+        return open(log, "ab", opener=own)
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:

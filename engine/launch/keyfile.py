@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.errors import RunError
+from dataflow.storage import storage_error, writing
 from engine.channels.keys import Keys
 
 FORMAT = 1
@@ -38,16 +39,22 @@ class KeyFile:
 
 
 def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
-    """A new key file. Raises RunError where one is there."""
+    """A new key file. Raises RunError where one is there, StorageError where it cannot be written."""
     made = KeyFile(run=Keys.make(), hosts={name: Keys.make() for name in hosts})
     pairs = {name: _plain(keys) for name, keys in made.hosts.items()}
     text = json.dumps({"format": FORMAT, "run": _plain(made.run), "hosts": pairs}, indent=1)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
+    except FileExistsError as error:
         raise RunError(f"key file {path}: cannot be made: {error}. Fix: name another, or delete it.") from error
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text + "\n")
+    except OSError as error:
+        raise storage_error("the key file", path, error, len(text)) from error
+    try:
+        with writing("the key file", path, len(text)), os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text + "\n")
+    except RunError:
+        path.unlink()  # a part of a key file is none
+        raise
     return made
 
 

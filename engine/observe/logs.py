@@ -1,11 +1,12 @@
-"""The log file of a Worker.
+"""The log file of a Worker, and what is printed into it.
 
-Owns: where log records of the run go beside the screen. Does not own: what is logged, nor the level of any logger
-but the engine's own.
+Owns: where log records of the run go beside the screen; that a log which cannot be written neither ends a run nor
+hides why it ended. Does not own: what is logged, nor the level of any logger but the engine's own.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Iterator
@@ -14,14 +15,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import cast
 
+from dataflow.errors import DataflowError
 from dataflow.shown import printable
+from dataflow.storage import storage_error
 from engine.observe.ownfiles import own
-
-
-class _OwnFile(logging.FileHandler):
-    def _open(self) -> TextIOWrapper:
-        file = open(self.baseFilename, "a", encoding=self.encoding, opener=own)  # noqa: SIM115 - closed by close()
-        return cast(TextIOWrapper, file)
 
 
 class Readable(logging.Formatter):
@@ -31,11 +28,55 @@ class Readable(logging.Formatter):
         return printable(super().format(record))
 
 
+class LogFile(logging.FileHandler):
+    """Opened with its first record. Where it cannot be written, that is said on the screen, once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", delay=True)
+        self.setFormatter(Readable("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._path = path
+        self._failed = False
+
+    def _open(self) -> TextIOWrapper:
+        file = open(self.baseFilename, "a", encoding=self.encoding, opener=own)  # noqa: SIM115 - closed by close()
+        return cast(TextIOWrapper, file)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Not after it has failed: what would come after a gap is no log."""
+        if self._failed:
+            return
+        try:
+            super().emit(record)
+        except OSError as error:  # as it was opened
+            self._give_up(error)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Of a write. Anything but a disk's fault is logging's own to show."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._give_up(error)
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Also where what is buffered cannot be written."""
+        try:
+            super().close()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            print(f"{storage_error('the log', self._path, error)} The run goes on without it.", file=sys.stderr)
+
+
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append every record that reaches the root logger, and the engine's from INFO on, to this file."""
-    handler = _OwnFile(path, encoding="utf-8")
-    handler.setFormatter(Readable("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    """Append every record that reaches the root logger, and the engine's from INFO on, to this file; of whatever ends
+    the run where it was raised, too, which the screen does not show.
+    """
+    handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
     before = engine.level
     screen = logging.lastResort if not root.handlers else None
@@ -47,6 +88,9 @@ def logged(path: Path) -> Iterator[None]:
         engine.setLevel(logging.INFO)
     try:
         yield
+    except Exception as error:
+        handler.handle(_ended_by(error))
+        raise
     finally:
         engine.setLevel(before)
         root.removeHandler(handler)
@@ -60,3 +104,29 @@ def to_log(form: str, level: int = logging.WARNING) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Readable(form))
     logging.basicConfig(handlers=[handler], level=level)
+
+
+def _ended_by(error: Exception) -> logging.LogRecord:
+    what = "ended by an error" if isinstance(error, DataflowError) else "ended by an error that nobody expected"
+    trace = (type(error), error, error.__traceback__)
+    return logging.LogRecord(__name__, logging.ERROR, __file__, 0, what, None, trace)
+
+
+class _Lossy(io.FileIO):
+    """A file whose writes cannot fail: what the disk does not take is lost."""
+
+    def write(self, data: object) -> int:  # type: ignore[override]
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        try:
+            return super().write(view) or 0
+        except OSError:
+            return len(view)
+
+
+def output_that_cannot_fail() -> None:
+    """Standard output and error of a Worker, which go into its log: a full disk must not fail whoever prints there, nor
+    keep a failure from being told.
+    """
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True))

@@ -138,9 +138,9 @@ class Progress:
         try:
             self._stream.write(one_line(text) + "\n")
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError as error:  # nobody reads it any more, or it goes into a file of a full disk
             self._quiet = True
-            _log.warning("nobody reads the progress any more; the run goes on without showing it")
+            _log.warning("the progress cannot be shown any more (%s); the run goes on without", error.strerror)
 
 
 def _duration(seconds: float) -> str:

@@ -35,7 +35,8 @@ from typing import Any
 import msgspec
 
 from dataflow.errors import RunError
-from engine.observe.ownfiles import fresh, own, require_plain
+from dataflow.storage import replace_text, temporary, writing
+from engine.observe.ownfiles import own, require_plain
 
 FORMAT = 1
 LOCK = ".lock"
@@ -46,6 +47,8 @@ FILES = (
 FOLDERS = ("samples", "trace", "checkpoints", "logs")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST = 200
+"""Characters of a run's name: file systems allow 255, and other names are made of it."""
 
 _PID_DIGITS = 10
 """The lock's text has one length, so that it is never cut."""
@@ -72,35 +75,44 @@ class RunFolder:
         """A new folder `root/name`, with its record of command, versions and commit.
 
         Raises RunError where the name cannot be a folder's, where the folder holds anything and `overwrite` is not
-        set, where it holds something that no run makes (overwrite never deletes that), or where a run holds it.
+        set, where it holds something that no run makes (overwrite never deletes that), or where a run holds it;
+        StorageError where it cannot be written.
         """
         path = Path(root) / _checked_name(name)
-        _refuse_contents(path, overwrite)  # before the lock as well: no lock file in a folder that is not ours
-        path.mkdir(parents=True, exist_ok=True)
-        run = RunFolder(path, _acquire(path))
+        with writing("the run folder", path):
+            _refuse_contents(path, overwrite)  # before the lock as well: no lock file in a folder that is not ours
+            path.mkdir(parents=True, exist_ok=True)
+            run = RunFolder(path, _acquire(path))
         try:
-            run._make_empty(overwrite)
-            run._make_record()
-        except (OSError, RunError):
+            with writing("the run folder", path):
+                run._make_empty(overwrite)
+                run._make_record()
+        except RunError:
             run.close()
             raise
         return run
 
     @staticmethod
     def open_existing(path: Path | str) -> RunFolder:
-        """The folder of an earlier run, to go on in it. Raises RunError where it is none, or where a run holds it."""
+        """The folder of an earlier run, to go on in it. Raises RunError where it is none, or where a run holds it, and
+        StorageError where it cannot be written.
+        """
         path = Path(path)
         if not _is_run(path):
             raise RunError(
                 f"run folder {path}: expected the folder of an earlier run (with versions.json in it), found "
-                f"{'none' if not path.exists() else 'something else'}. Fix: check --root and the run's name."
+                f"{'none' if not path.exists() else 'something else'}. Fix: check the path."
             )
-        run = RunFolder(path, _acquire(path))
+        with writing("the run folder", path):
+            run = RunFolder(path, _acquire(path))
         try:
             require_plain(path, but=VIEWS)
-            for folder in FOLDERS:
-                _make_folder(path / folder)
-        except (OSError, RunError):
+            with writing("the run folder", path):
+                for folder in FOLDERS:
+                    _make_folder(path / folder)
+                for name in FILES:  # what a kill left
+                    temporary(path / name).unlink(missing_ok=True)
+        except RunError:
             run.close()
             raise
         return run
@@ -135,13 +147,12 @@ class RunFolder:
         return self.path / "logs" / f"{worker.replace('/', '_')}.log"
 
     def write_text(self, name: str, text: str) -> None:
-        """Store graph.json, plan.json or plan.txt whole: a reader sees the old text or the new one."""
+        """Store graph.json, plan.json or plan.txt whole: a reader sees the old text or the new one. Raises
+        StorageError.
+        """
         if name not in FILES or name == LOCK:
             raise ValueError(f"{name!r} is not a file of a run folder; those are: {', '.join(FILES[:-1])}")
-        temp = self.path / f".{name}.tmp"
-        with open(temp, "w", encoding="utf-8", opener=fresh) as file:
-            file.write(text)
-        temp.replace(self.path / name)
+        replace_text("a record of the run", self.path / name, text)
 
     def close(self) -> None:
         """Let the lock go. The folder stays. A second call does nothing."""
@@ -180,6 +191,10 @@ def _make_folder(path: Path) -> None:
 
 
 def _checked_name(name: str) -> str:
+    if len(name) > _LONGEST:
+        raise RunError(
+            f"run name {name[:40]!r}...: expected at most {_LONGEST} characters, found {len(name)}. Fix: a shorter one."
+        )
     if not _NAME.fullmatch(name):
         raise RunError(
             f"run name {name!r}: expected letters, digits, '.', '_' and '-', the first a letter or digit. "

@@ -7,7 +7,6 @@ rows a Step had (intake), nor whole recorded edges (record.py).
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
-from engine.observe.ownfiles import fresh
+from dataflow.storage import replacing, writing
 
 _FILE = re.compile(r"step_([0-9]+)\.parquet")
 _TOKENS = pa.large_list(pa.int32())
@@ -118,9 +117,10 @@ class SampleWriter:
             raise ValueError(f"expected every >= 1, found {every}")
         self._directory = directory
         self._every = every
-        directory.mkdir(parents=True, exist_ok=True)
-        for torn in directory.glob(".step_*.parquet.tmp"):
-            torn.unlink()
+        with writing("the folder of the samples", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            for torn in directory.glob(".step_*.parquet.tmp"):
+                torn.unlink()
 
     def due(self, step: int) -> bool:
         """Whether this Step is recorded; ask before building its table."""
@@ -129,17 +129,15 @@ class SampleWriter:
     def write(self, step: int, table: pa.Table) -> Path | None:
         """The Step's file, made whole or not at all; None where the Step is not due.
 
-        What is absent of the columns that sample_table makes is null. Raises DataError where another column is missing.
+        What is absent of the columns that sample_table makes is null. Raises DataError where another column is missing,
+        StorageError where the disk is full or fails.
         """
         if not self.due(step):
             return None
         path = self._directory / f"step_{step:06d}.parquet"
-        temp = self._directory / f".{path.name}.tmp"
-        with open(temp, "wb", opener=fresh) as file:
-            pq.write_table(_complete(step, table), file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        temp.replace(path)
+        whole = _complete(step, table)
+        with replacing(f"the samples of step {step}", path, whole.nbytes) as file:
+            pq.write_table(whole, file, compression="zstd")
         return path
 
     def flush(self) -> None:

@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 from uuid import uuid4
 
 from dataflow.errors import DataError, RunError
+from dataflow.storage import replacing, temporary, writing
 from engine.observe.metrics import json_line
 from engine.observe.ownfiles import fresh, own
 from engine.observe.runfolder import RunFolder
@@ -53,24 +54,23 @@ class JsonLines:
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises DataError where the file there holds a line that is no metrics row."""
-        self._file = open(run.metrics, "ab+", opener=own)  # noqa: SIM115 - closed by close()
-        self._keep(lambda step: True)
+        with writing("the metrics", run.metrics):
+            temporary(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
+            self._file = open(run.metrics, "ab+", opener=own)  # noqa: SIM115 - closed by close()
+            self._keep(lambda step: True)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises RunError where the Step, or a later one, is there already, or where the disk is full."""
+        """Raises RunError where the Step, or a later one, is there already, StorageError where the disk is full."""
         file = self._opened()
         if step <= self._last:
             raise RunError(
                 f"{file.name}: expected a Step after {self._last}, found {step}. "
                 f"Fix: truncate_after({step - 1}) when a run goes back to a checkpoint."
             )
-        try:
-            file.write(json_line(step, metrics, self._noted))
+        line = json_line(step, metrics, self._noted)
+        with writing(f"the metrics of step {step}", Path(file.name), len(line)):
+            file.write(line)
             file.flush()
-        except OSError as error:
-            raise RunError(
-                f"{file.name}: Step {step} was not written: {error.strerror}. Fix: free disk space."
-            ) from error
         self._last = step
 
     @property
@@ -79,43 +79,39 @@ class JsonLines:
         return self._last
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add metrics to the line of the last Step; returns all of them. A kill leaves the old line or the new one."""
+        """Add metrics to the line of the last Step; returns all of them. A kill, or a disk that is full (StorageError),
+        leaves the old line or the new one.
+        """
         file = self._opened()
         file.seek(0)
         *before, line = file.readlines()
         merged = {**json.loads(line), **metrics}
         numbers = {name: math.nan if value is None else value for name, value in merged.items() if name != "step"}
-        temp = f"{file.name}.tmp"
-        with open(temp, "wb", opener=fresh) as whole:
-            whole.writelines([*before, json_line(step, numbers, self._noted)])
-            whole.flush()
-            os.fsync(whole.fileno())
-        os.replace(temp, file.name)
+        text, path = b"".join([*before, json_line(step, numbers, self._noted)]), Path(file.name)
+        with replacing(f"the metrics of step {step}", path, len(text)) as whole:
+            whole.write(text)
         file.close()
-        self._file = open(file.name, "ab+", opener=own)  # noqa: SIM115 - closed by close()
+        self._file = None
+        with writing(f"the metrics of step {step}", path):
+            self._file = open(path, "ab+", opener=own)  # noqa: SIM115 - closed by close()
         return numbers
 
     def sync(self) -> None:
-        """What was written is on the disk itself afterwards. Raises RunError where that fails."""
+        """What was written is on the disk itself afterwards. Raises StorageError where that fails."""
         file = self._opened()
-        try:
+        with writing(f"the metrics up to step {self._last}", Path(file.name)):
             os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"{file.name}: Step {self._last} and those before did not reach the disk: {error.strerror}. "
-                "Fix: see whether the disk works, then resume."
-            ) from error
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later Steps: those that a run which resumes at `step` makes again."""
-        self._opened()
-        self._keep(lambda found: found <= step)
+        with writing(f"the metrics up to step {step}", Path(self._opened().name)):
+            self._keep(lambda found: found <= step)
 
     def close(self) -> None:
         """Flush to the disk itself, and close."""
         if self._file is not None:
             file, self._file = self._file, None
-            with file:
+            with writing("the metrics", Path(file.name)), file:
                 file.flush()
                 os.fsync(file.fileno())
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -20,15 +21,19 @@ from typing import Any
 
 import msgspec
 
-from dataflow.errors import DataError, RunError
+from dataflow.errors import DataError
+from dataflow.storage import storage_error, writing
 from engine.observe.ownfiles import own
+
+_log = logging.getLogger(__name__)
 
 _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses at most so many, and those since `flush`."""
 
 
 class Trace:
-    """Writes one trace file; may be used by several threads.
+    """Writes one trace file; may be used by several threads. Where it cannot be written any more, that is said once and
+    the run goes on without it: nothing depends on a trace.
 
     A track is named `process/thread` (`worker0/decode`), or `thread` alone for this process; it becomes one row in
     the viewer. Spans of one track must nest or follow one another: what overlaps (requests in flight) goes through
@@ -38,7 +43,8 @@ class Trace:
     def __init__(self, path: Path, *, process: str = "coordinator") -> None:
         self._process = process
         self._path = path
-        self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        with writing("the trace", path):
+            self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         self._events: deque[tuple[Any, ...]] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -76,6 +82,7 @@ class Trace:
         """Hand the events so far to the operating system, in one write."""
         with self._lock:
             if self._file is None:
+                self._events.clear()
                 return
             events = [self._events.popleft() for _ in range(len(self._events))]
             lines = [line for event in events for line in self._encode(event)]
@@ -89,6 +96,7 @@ class Trace:
         with self._lock:
             if self._file is not None:
                 self._write(b"[\n]\n" if self._empty else b"\n]\n")
+            if self._file is not None:  # else it has just failed
                 os.close(self._file)
                 self._file = None
 
@@ -99,7 +107,11 @@ class Trace:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}. Fix: free disk space.") from error
+            told = storage_error("the trace", self._path, error, len(text))
+            _log.warning("%s The run goes on without a trace.", told)
+            self._events.clear()
+            os.close(self._file)
+            self._file = None
 
     def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
         """The event's line, after the lines that name its track if it is the first there."""

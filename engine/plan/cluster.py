@@ -20,12 +20,13 @@ done with them, nor asking a host what it has (engine/launch/hosts.py).
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from dataflow.errors import PlanError, nearest
 
 PORT = 7373
 LEASE = 30.0
+_LONGEST_LEASE = 86400
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -108,12 +110,15 @@ def read_cluster(path: Path) -> Cluster:
 
     Raises PlanError for a file that is not there, no TOML, or says what no host has.
     """
+    text = _text(path)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PlanError(f"cluster file {path}: {error}. Fix: see engine/plan/cluster.py for one.") from error
-    _refuse_unknown(path, data, ("keys", "lease", "private", "hosts"))
-    hosts = tuple(_host(path, name, said) for name, said in _table(path, data, "hosts").items())
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PlanError(f"{_place_of(path, error)}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
+    lines = _Lines(path, text)
+    _refuse_unknown(lines, "", data, ("keys", "lease", "private", "hosts"))
+    hosts = tuple(_host(lines, name, said) for name, said in _table(lines, data, "hosts").items())
+    _refuse_shared_addresses(lines, hosts)
     if not hosts:
         raise PlanError(f"cluster file {path}: expected hosts, found none. Fix: [hosts.a] with its address.")
     own = detect()
@@ -121,11 +126,17 @@ def read_cluster(path: Path) -> Cluster:
     cores, memory = first.cores or own.cores, first.memory or own.memory
     first = Host(name=first.name, address=first.address, port=first.port, cores=cores, memory=memory, gpus=own.gpus)
     lease = data.get("lease", LEASE)
-    if isinstance(lease, bool) or not isinstance(lease, int | float) or lease < 1:
-        raise PlanError(f"cluster file {path}: lease: expected seconds, at least 1, found {lease!r}. Fix: lease = 30.")
+    if not _is_number(lease) or not 1 <= lease <= _LONGEST_LEASE:
+        where = lines.at("", "lease")
+        raise PlanError(f"{where}: lease: expected seconds, 1 to {_LONGEST_LEASE}, found {lease!r}. Fix: lease = 30.")
     private = data.get("private", False)
     if not isinstance(private, bool):
-        raise PlanError(f"cluster file {path}: private: expected true or false, found {private!r}. Fix: leave it out.")
+        where = lines.at("", "private")
+        raise PlanError(f"{where}: private: expected true or false, found {private!r}. Fix: leave it out.")
+    keys = data.get("keys", f"{path.stem}.keys")
+    if not isinstance(keys, str) or not keys:
+        where = lines.at("", "keys")
+        raise PlanError(f'{where}: keys: expected a path, found {keys!r}. Fix: keys = "{path.stem}.keys".')
     return Cluster(
         cores=cores,
         memory=memory,
@@ -133,52 +144,120 @@ def read_cluster(path: Path) -> Cluster:
         private=private,
         hosts=(first, *hosts[1:]),
         lease=float(lease),
-        keys=path.parent / str(data.get("keys", f"{path.stem}.keys")),
+        keys=path.parent / keys,
     )
 
 
-def _host(path: Path, name: str, said: Any) -> Host:
-    where = f"cluster file {path}: host {name}"
+def _host(lines: _Lines, name: str, said: Any) -> Host:
+    where = f"{lines.at('hosts', name)}: host {name}"
     if not _NAME.fullmatch(name) or not isinstance(said, Mapping):
         raise PlanError(f"{where}: expected a table of that name. Fix: [hosts.b] with its address.")
-    _refuse_unknown(path, said, ("address", "port", "cores", "memory_gib"))
+    table = f"hosts.{name}"
+    _refuse_unknown(lines, table, said, ("address", "port", "cores", "memory_gib"))
     address = said.get("address")
     try:
         ipaddress.ip_address(address if isinstance(address, str) else "")
     except ValueError as error:
+        where = f"{lines.at(table, 'address')}: host {name}"
         raise PlanError(
             f'{where}: expected the IP address by which others reach it, found {address!r}. Fix: address = "10.0.0.2".'
         ) from error
-    numbers = {key: said.get(key, default) for key, default in (("port", PORT), ("cores", 0), ("memory_gib", 0))}
-    for key, value in numbers.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or value < 0
-            or (value > 65535 and key == "port")
-        ):
-            raise PlanError(f"{where}: {key}: expected a number, found {value!r}. Fix: leave it out.")
     return Host(
         name=name,
         address=str(address),
-        port=int(numbers["port"]),
-        cores=int(numbers["cores"]),
-        memory=int(numbers["memory_gib"] * 2**30),
+        port=int(_number(lines, table, said, "port", PORT)),
+        cores=int(_number(lines, table, said, "cores", 0)),
+        memory=int(_number(lines, table, said, "memory_gib", 0) * 2**30),
     )
 
 
-def _table(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+_BOUNDS: Mapping[str, tuple[float, bool, str]] = {
+    "port": (65535, True, "a port, 1 to 65535"),
+    "cores": (2**16, True, "a number of cores, 1 to 65536"),
+    "memory_gib": (2**20, False, "GiB of memory, above 0 to 1048576"),
+}
+"""Key -> its greatest value, whether it is whole, and what it is."""
+
+
+def _number(lines: _Lines, table: str, said: Mapping[str, Any], key: str, default: float) -> float:
+    value = said.get(key, default)
+    most, whole, what = _BOUNDS[key]
+    if key in said and (not _is_number(value) or not 0 < value <= most or (whole and value != int(value))):
+        where = f"{lines.at(table, key)}: host {table.partition('.')[2]}"
+        raise PlanError(f"{where}: {key}: expected {what}, found {value!r}. Fix: leave it out.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse_shared_addresses(lines: _Lines, hosts: Sequence[Host]) -> None:
+    seen: dict[tuple[str, int], str] = {}
+    for host in hosts:
+        other = seen.setdefault((host.address, host.port), host.name)
+        if other != host.name:
+            where = f"{lines.at(f'hosts.{host.name}', 'address')}: host {host.name}"
+            found = f"those of host {other}"
+            raise PlanError(f"{where}: expected an address and port of its own, found {found}. Fix: another port.")
+
+
+def _table(lines: _Lines, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = data.get(key, {})
     if not isinstance(found, Mapping):
-        raise PlanError(f"cluster file {path}: {key}: expected tables, found {found!r}. Fix: [hosts.a].")
+        raise PlanError(f"{lines.at('', key)}: {key}: expected tables, found {found!r}. Fix: [hosts.a].")
     return found
 
 
-def _refuse_unknown(path: Path, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _refuse_unknown(lines: _Lines, table: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in data:
         if key not in known:
             fix = nearest(key, known) or f"one of {', '.join(known)}"
-            raise PlanError(f"cluster file {path}: unknown key {key!r}. Fix: {fix}.")
+            raise PlanError(f"{lines.at(table, key)}: unknown key {key!r}. Fix: {fix}.")
+
+
+_EXAMPLE = 'keys = "cluster.keys", then [hosts.a] with address = "10.0.0.1"'
+
+
+def _text(path: Path) -> str:
+    what = f"cluster file {path}"
+    try:
+        if not path.is_file() and path.exists():
+            raise PlanError(f"{what}: expected a file, found something else. Fix: name the file.")
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        fix = "save it as UTF-8"
+        raise PlanError(f"{what}: expected UTF-8, found byte {error.start} that is none. Fix: {fix}.") from error
+    except OSError as error:
+        raise PlanError(f"{what}: cannot be read: {error.strerror}. Fix: {_EXAMPLE}.") from error
+
+
+def _place_of(path: Path, error: Exception) -> str:
+    found = re.search(r"at line (\d+)", str(error))
+    return f"cluster file {path}:{found[1]}" if found else f"cluster file {path}"
+
+
+class _Lines:
+    """Where in a cluster file a key stands, which tomllib does not say; only the file, where it is not written as
+    `key = value` under its table's heading.
+    """
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+
+    def at(self, table: str, key: str) -> str:
+        """`cluster file cluster.toml:7`."""
+        inside = ""
+        for number, line in enumerate(self._lines, 1):
+            words = line.partition("#")[0].strip()
+            if words.startswith("["):
+                inside = words.strip("[] ")
+                if inside == (f"{table}.{key}" if table else key):
+                    return f"cluster file {self._path}:{number}"
+            elif inside == table and words.partition("=")[0].strip().strip("\"'") == key:
+                return f"cluster file {self._path}:{number}"
+        return f"cluster file {self._path}"
 
 
 def _memory() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dataflow.errors import CheckpointError
+from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import CUT, Cut, positions_of, read_cut
 from engine.checkpoint.provenance import Record
@@ -31,7 +32,8 @@ def write_checkpoint(
 ) -> None:
     """Every Worker with state writes it, the recorder the rows. record: of what the run is made.
 
-    Raises WorkerGone where one of them is lost, CheckpointError where the disk is full; what was there before stays.
+    Raises WorkerGone where one of them is lost, StorageError where the disk is full or fails; what was there before
+    stays.
     """
     cut = Cut(
         step=message.step,
@@ -62,7 +64,8 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
     cut.must_continue(seed=plan.seed)
     told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
     workers.ask(told)
-    store.truncate_after(latest.step)
+    with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
+        store.truncate_after(latest.step)
     rows: dict[str, dict[str, Ref]] = {}
     for file in sorted((latest.path / "rows").glob("*.arrow")):
         node = next((n for n in plan.nodes if n.name == file.stem), None)

@@ -32,7 +32,15 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, PlanError, RunError
+from dataflow.errors import (
+    CheckpointError,
+    DataError,
+    DataflowError,
+    KernelError,
+    PlanError,
+    RunError,
+    StorageError,
+)
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.coordinator.fence import Fence
@@ -52,7 +60,7 @@ from engine.coordinator.messages import (
     ToWorker,
     WorkerOpened,
 )
-from engine.observe.logs import to_log
+from engine.observe.logs import output_that_cannot_fail, to_log
 from engine.plan.plan import Plan
 from engine.runtime.control import (
     Answer,
@@ -77,7 +85,7 @@ from engine.runtime.workers import Doing, SpanOf
 BEAT = 1.0
 """Seconds between two heartbeats."""
 KINDS: Mapping[str, type[DataflowError]] = {
-    kind.__name__: kind for kind in (PlanError, DataError, KernelError, RunError, CheckpointError)
+    kind.__name__: kind for kind in (PlanError, DataError, KernelError, RunError, CheckpointError, StorageError)
 }
 """Errors that arrive as what they were; of a subclass the nearest of these."""
 
@@ -204,18 +212,18 @@ class Telling:
         if error is None:
             return False
         self.failed = True
-        traceback.print_exception(error)
         self._link.send(encode(failure(error, self._worker)))
+        traceback.print_exception(error)
         return True
 
 
 def failure(error: BaseException, worker: str) -> Failed:
-    """What an exception is told as; one that is not ours is a fault of the engine, and comes with its traceback."""
+    """What an exception is told as; one that is not ours is a fault of the engine, whose traceback the log has."""
     if isinstance(error, DataflowError):
         kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__)
         return Failed(kind=kind, text=str(error))
-    told = "".join(traceback.format_exception(error)).rstrip()
-    text = f"worker {worker}: raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    text = f"worker {worker}: internal error: {told}. Fix: report it with the traceback at the end of its log."
     return Failed(kind=RunError.__name__, text=text)
 
 
@@ -423,8 +431,7 @@ def main(descriptor: int, parent: int) -> None:
     left_to_the_run()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    output_that_cannot_fail()
     to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)

@@ -172,7 +172,8 @@ def open_rows(data: str, split: str | None = None) -> Rows:
     """
     table = data_files.read_table(data, split)
     shape = data_files.prompt_shape(data, _types(table))
-    _refuse_nulls(data, table, "prompt")
+    _refuse_nulls(data, split, table, "prompt")
+    _refuse_silent_messages(data, split, table, "prompt")
     kind = table.schema.field("prompt").type
     if not is_conversational(kind):
         table = table.set_column(table.column_names.index("prompt"), "prompt", table.column("prompt").cast(pa.utf8()))
@@ -188,7 +189,8 @@ def open_demonstrations(data: str, split: str | None = None) -> Rows:
     shape = data_files.demonstration_shape(data, _types(table))
     names = ("prompt", "completion") if shape in ("trl", "verl") else (shape,)
     for name in names:
-        _refuse_nulls(data, table, name)
+        _refuse_nulls(data, split, table, name)
+        _refuse_silent_messages(data, split, table, name)
     if "prompt" in names and _is_messages(table, "prompt") != _is_messages(table, "completion"):
         kinds = ", ".join(f"{name}: {table.schema.field(name).type}" for name in names)
         raise DataError(f"{data}: expected prompt and completion both as text or both as messages, found {kinds}.")
@@ -207,11 +209,35 @@ def _has_text_answers(found: pa.RecordBatch) -> bool:
     return "completion" in found.schema.names and not _is_messages(found, "completion")
 
 
-def _refuse_nulls(data: str, table: pa.Table, name: str) -> None:
+def _refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> None:
     column = table.column(name)
     if column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
-        raise DataError(f"{data}: row {row}: expected a {name}, found null ({column.null_count} such rows).")
+        where = data_files.row_place(data, split, pc.index(column.is_null(), True).as_py())
+        fix = f"leave such rows out, or give each a {name}"
+        raise DataError(
+            f"{where}: expected a {name}, found null ({column.null_count} of {len(table)} rows). Fix: {fix}."
+        )
+
+
+def _refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: str) -> None:
+    """Raises DataError for a list of no messages, and for a message of nobody or of nothing (but a call of tools)."""
+    if not _is_messages(table, name):
+        return
+    column = table.column(name).combine_chunks()
+    empty = pc.equal(pc.list_value_length(column), 0)
+    messages, row = pc.list_flatten(column), pc.list_parent_indices(column)
+    silent = messages.field("content").is_null()
+    if messages.type.get_field_index("tool_calls") >= 0:
+        silent = pc.and_(silent, messages.field("tool_calls").is_null())
+    wrong = {
+        "expected messages, found none": pc.indices_nonzero(empty),
+        "expected a role in each message, found null": row.filter(messages.field("role").is_null()),
+        "expected content in each message, found null": row.filter(silent),
+    }
+    for told, rows in wrong.items():
+        if len(rows):
+            where = data_files.row_place(data, split, rows[0].as_py())
+            raise DataError(f"{where}: {name}: {told}. Fix: leave the row out, or give it what is missing.")
 
 
 def _after(cursor: int, chunk: Chunk) -> int:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys, Ragged
-from dataflow.errors import CheckpointError
+from dataflow.errors import CheckpointError, StorageError
 from dataflow.schema import Rollout
 from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
 from engine.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore
@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_the_earlier_ones(tmp_path: Path) -> None:
         with open("/dev/full", "wb") as file:
             file.write(b"x")
 
-    with pytest.raises(CheckpointError, match=r"step_6: was not written: the disk is full .* earlier checkpoints are"):
+    with pytest.raises(StorageError, match=r"step_6: the checkpoint of step 6 could not be written: the disk is full "):
         store.write(6, fill, {})
     assert [p.name for p in tmp_path.iterdir()] == ["step_3"]
     assert _whole(store.latest()) == 3
@@ -279,7 +279,7 @@ def test_a_disk_full_at_any_fsync_or_rename_leaves_the_earlier_ones(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(os.fsync))
         patch.setattr(os, "rename", failing(os.rename))
-        with pytest.raises(CheckpointError, match="the disk is full"):
+        with pytest.raises(StorageError, match="the disk is full"):
             store.write(3, _fill(3), {"step": 3, "loss": 0.5})
     assert _whole(CheckpointStore(tmp_path).latest()) == 3
 

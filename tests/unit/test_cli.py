@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import subprocess
@@ -14,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dataflow.errors import CheckpointError, GraphError, RunError
+from dataflow.errors import CheckpointError, GraphError, PlanError, RunError
 from dataflow.model import Schedule
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
 from engine.cli.flags import parse
 from engine.cli.peek import shown
 from engine.cli.resume import changed_options
-from engine.cli.target import UsageError, load_function, load_target
+from engine.cli.target import SourceError, UsageError, load_function, load_target
 from engine.options import RunOptions, placing
 from engine.options import from_json as from_text
 from engine.options import to_json as to_text
@@ -208,12 +209,65 @@ def test_targets_that_are_not_there(folder: Path, text: str, message: str) -> No
         load_target(text)
 
 
-def test_what_a_users_module_raises_is_shown_as_it_is(folder: Path) -> None:
-    (folder / "broken_graphs.py").write_text("import no_such_library\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        load_target("broken_graphs:f")
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        load_target("broken_graphs.py:f")
+@pytest.mark.parametrize(
+    "text,told",
+    [
+        ("import no_such_library\n", r"broken_1\.py:1 .*raised ModuleNotFoundError: No module named 'no_such_library'"),
+        ("x = 1\ndef f(:\n", r"broken_1\.py:2 .*raised SyntaxError: invalid syntax"),
+        ("import json\njson.loads('{')\n", r"broken_1\.py:2 .*raised JSONDecodeError: Expecting property name"),
+    ],
+)
+def test_what_a_users_module_raises_is_one_line_with_its_place(folder: Path, text: str, told: str) -> None:
+    (folder / "broken_1.py").write_text(text)
+    importlib.invalidate_caches()
+    with pytest.raises(SourceError, match=told) as caught:
+        load_target("broken_1:f")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_graph_function_raises_is_one_line_with_its_place(folder: Path) -> None:
+    (folder / "raises_2.py").write_text("def f():\n    return {}['x']\n")
+    with pytest.raises(SourceError, match=r"raises_2\.py:2 .*raised KeyError: 'x'\. Fix: "):
+        load_target("raises_2:f").graph()
+
+
+def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(_: object) -> int:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("engine.cli.check.main", failing)
+    assert main(["check", "x"]) == 4
+    shown = capsys.readouterr().err
+    assert shown.startswith("internal error: ZeroDivisionError: of ours (test_cli.py:")
+    assert shown.count("\n") == 1
+    with pytest.raises(ZeroDivisionError):
+        main(["check", "x", "--traceback"])
+
+
+@pytest.mark.parametrize(
+    "change,told",
+    [
+        ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
+        ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
+        ({"watchdog": float("nan")}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
+        ({"heartbeat": float("inf")}, "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1."),
+    ],
+)
+def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(told)):
+        placing(dataclasses.replace(RunOptions(), **change))
+
+
+def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
+    code = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr.startswith("standard output could not be written: No space left on device. Fix: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_users_module_that_exits_does_not_end_the_command_as_if_it_were_done(

@@ -125,7 +125,7 @@ def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table
         ([{"question": "a", "answer": "b"}], r"found columns: question, answer\. Fix: rename 'question' to 'prompt'"),
         ([{"prompt": 3}], "found prompt: int64"),
         ([{"prompt": [{"text": "u"}]}], "found prompt: list<"),
-        ([{"prompt": "a"}, {"prompt": None}], "row 1: expected a prompt, found null"),
+        ([{"prompt": "a"}, {"prompt": None}], r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)"),
         ([], "found an empty file"),
         ([""], "found an empty file"),
     ],

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataflow.errors import DataError, RunError
+from dataflow.errors import DataError, RunError, StorageError
 from engine.observe.metrics import StepMetrics, json_line
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
@@ -157,7 +157,7 @@ def test_a_full_disk_is_named(run: RunFolder) -> None:
     sink.open(run, {})
     sink.close()
     sink._file = open("/dev/full", "wb")  # noqa: SIM115 - a buffered file that cannot be closed
-    with pytest.raises(RunError, match="Step 1 was not written: No space left"):
+    with pytest.raises(StorageError, match="the metrics of step 1 could not be written: the disk is full"):
         sink.write(1, {})
 
 

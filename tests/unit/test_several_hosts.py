@@ -98,11 +98,17 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("[hosts.a]", "host a: expected the IP address by which others reach it, found None"),
         ('[hosts.a]\naddress = "nowhere"', "found 'nowhere'"),
         ('[hosts.a]\naddress = "10.0.0.1"\ncore = 2', r"unknown key 'core'\. Fix: cores\."),
-        ('[hosts.a]\naddress = "10.0.0.1"\nport = 70000', "port: expected a number, found 70000"),
+        (
+            '[hosts.a]\naddress = "10.0.0.1"\nport = 70000',
+            r"cluster\.toml:3: host a: port: expected a port, 1 to 65535, found 70000",
+        ),
         ('[hosts."a b"]\naddress = "10.0.0.1"', "host a b: expected a table of that name"),
-        ('lease = "long"\n[hosts.a]\naddress = "10.0.0.1"', "lease: expected seconds, at least 1, found 'long'"),
+        (
+            'lease = "long"\n[hosts.a]\naddress = "10.0.0.1"',
+            r"toml:1: lease: expected seconds, 1 to 86400, found 'long'",
+        ),
         ('private = 1\n[hosts.a]\naddress = "10.0.0.1"', "private: expected true or false, found 1"),
-        ("[hosts", "cluster.toml: "),
+        ("[hosts", r"cluster\.toml: expected TOML: "),
     ],
 )
 def test_a_cluster_file_that_cannot_be(tmp_path: Path, text: str, told: str) -> None:

@@ -7,6 +7,8 @@ weights travel (engine/weights), tokenizing (operators/kernels/text.py).
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -30,6 +33,7 @@ from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
+from dataflow.storage import writing
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.soundness import Loading, refused, require_sound
 
@@ -136,11 +140,29 @@ def save_model(module: PreTrainedModel, directory: Path | str, weights: Mapping[
     """Write a Hugging Face directory: config, safetensors, generation config and the tokenizer files of the base.
 
     weights: by name, where the module has only a part of them; its own where None. It loads with transformers and
-    nothing else. Raises KernelError where the base's tokenizer is gone.
+    nothing else. Raises KernelError where the base's tokenizer is gone, StorageError where the disk is full or fails.
     """
     target, base = Path(directory), str(module.name_or_path)
-    with _quiet():
+    size = sum(p.numel() * p.element_size() for p in (module.parameters() if weights is None else weights.values()))
+    with writing("the weights", target, size), _quiet(), _rust_errors():
         module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
+    with writing("the tokenizer", target):
+        _save_tokenizer(base, target)
+
+
+@contextmanager
+def _rust_errors() -> Iterator[None]:
+    """The system's error inside one of safetensors' (`... (os error 28)`), as OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+
+
+def _save_tokenizer(base: str, target: Path) -> None:
     local = Path(base).expanduser()
     if not local.is_dir():
         AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)

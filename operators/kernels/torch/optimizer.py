@@ -6,6 +6,8 @@ its state on disk. Does not own: its parameters as the user gives them (operator
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,44 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
+from dataflow.storage import writing
 from operators.kernels.torch.parallel import like, whole
 from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
+
+
+class _Remembering:
+    """What torch writes into: it keeps the system's first error, of which torch makes one without its number."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """All of it, or nothing more after the first error."""
+        view = memoryview(data).cast("B")
+        at = 0
+        try:
+            while at < len(view) and self.error is None:
+                at += self._file.write(view[at:]) or 0
+        except OSError as error:
+            self.error = error
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def save_state(state: Mapping[str, Any], path: Path) -> None:
+    """Write what `Optimizer.state` gave. Raises StorageError."""
+    moments = [v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)]
+    size = sum(v.numel() * v.element_size() for v in [*moments, *state["copies"]])
+    with writing("the optimizer's state", path, size):
+        with open(path, "wb", buffering=0) as file:
+            kept = _Remembering(file)
+            torch.save(state, kept)
+        if kept.error is not None:
+            raise kept.error
 
 
 def chosen(optimizer: Any, node: str) -> AdamW:

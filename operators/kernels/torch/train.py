@@ -34,7 +34,7 @@ from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values
 from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
-from operators.kernels.torch.optimizer import Optimizer, chosen
+from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
@@ -342,7 +342,7 @@ class TorchTrain:
             state = self._optimizer.state(self._steps)
         if self._ranks.lead:
             save_model(self._module, directory, weights)
-            torch.save(state, directory / OPTIMIZER_FILE)
+            save_state(state, directory / OPTIMIZER_FILE)
 
     def save_weights(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and nothing that only training needs."""

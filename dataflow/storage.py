@@ -1,0 +1,156 @@
+"""Files on disks that may be full, fail, or be read-only.
+
+Owns: the one message for whatever cannot be written (what, where, why, how much it needs and how much is free), and
+how a file is replaced whole or not at all. Does not own: any file's form, nor what of a run is safe then
+(engine/checkpoint/safe.py says that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from dataflow.errors import StorageError
+
+_FULL = {
+    errno.ENOSPC: ("the disk is full", "free space there, or use another disk"),
+    errno.EDQUOT: ("the quota of this user is used up", "free space there, or use another disk"),
+    errno.EFBIG: ("the file would be larger than is allowed", "raise the limit (ulimit -f), or use another disk"),
+}
+"""Errors of which the sizes belong into the message: what is wrong, and what mends it."""
+
+_OTHERS = {
+    errno.EIO: ("the disk fails (Input/output error)", "look at the disk (dmesg), or use another one"),
+    errno.EROFS: ("the file system is read-only", "mount it for writing, or use another folder"),
+    errno.EACCES: ("this user may not write there", "another folder, or the rights of this one"),
+    errno.EPERM: ("this user may not write there", "another folder, or the rights of this one"),
+    errno.ENAMETOOLONG: ("the name is longer than the file system allows", "a shorter name"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "another folder"),
+    errno.EEXIST: ("a file of that name is in the way", "another name, or move that away"),
+    errno.EISDIR: ("a folder of that name is in the way", "another name, or move that away"),
+    errno.ENOENT: ("its folder is not there", "make the folder, or name another"),
+    errno.EMFILE: ("this process has too many files open", "raise the limit (ulimit -n)"),
+    errno.ENFILE: ("the machine has too many files open", "close some, or raise fs.file-max"),
+    errno.ENOMEM: ("the machine has no memory left", "a machine with more memory"),
+    errno.ESTALE: ("the network file system lost the file", "mount it anew, or use another disk"),
+}
+
+CANNOT = "could not be written"
+"""What every such message says."""
+
+
+@contextmanager
+def writing(what: str, path: Path, needed: int = 0) -> Iterator[None]:
+    """While `what` is written to `path`: an error of the operating system becomes StorageError.
+
+    needed: bytes that it takes, as far as they are known.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, path, error, needed) from error
+
+
+def storage_error(what: str, path: Path, error: OSError, needed: int = 0) -> StorageError:
+    """`runs/a/metrics.jsonl: step 3 could not be written: the disk is full (needs 1.2 KiB, 0 bytes free). Fix: ...`"""
+    known = _FULL | _OTHERS
+    why, fix = known.get(error.errno or 0, (error.strerror or str(error), "see what is wrong with that path"))
+    sizes = [f"needs {shown_bytes(needed)}"] if needed else []
+    sizes += [f"{shown_bytes(free)} free"] if error.errno in _FULL and (free := free_bytes(path)) is not None else []
+    told = f" ({', '.join(sizes)})" if sizes else ""
+    return StorageError(f"{path}: {what} {CANNOT}: {why}{told}. Fix: {fix}.")
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes that this user can still write where `path` is or would be; None where that cannot be asked."""
+    for folder in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(folder).free
+    return None
+
+
+def shown_bytes(count: int) -> str:
+    """`512 bytes`, `1.2 KiB`, `3.0 GiB`."""
+    size, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+
+
+@contextmanager
+def replacing(what: str, path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+    """A file to fill, which takes the name `path` once it is whole and on the disk; until then the old one stays.
+
+    Raises StorageError; nothing of the new file is left then. What a kill leaves (`.NAME.tmp`) the next one removes.
+    """
+    temp = temporary(path)
+    try:
+        with writing(what, path, needed):
+            with _new(temp) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temp, path)
+            sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temp.unlink()
+        raise
+
+
+def replace_text(what: str, path: Path, text: str) -> None:
+    """A text file, replaced whole. Raises StorageError."""
+    data = text.encode()
+    with replacing(what, path, len(data)) as file:
+        file.write(data)
+
+
+def write_where_asked(what: str, path: Path, text: str) -> None:
+    """A text file where a user wants it, which may also be a pipe or a device. Raises StorageError."""
+    with writing(what, path, len(text)):
+        target = path.resolve()
+        plain = not target.exists() or stat.S_ISREG(target.stat().st_mode)
+    if plain:
+        replace_text(what, target, text)
+        return
+    with writing(what, path, len(text)):
+        target.write_text(text, encoding="utf-8")
+
+
+def temporary(path: Path) -> Path:
+    """Where the new text of a file is written before it takes the file's name."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _new(path: Path) -> BinaryIO:
+    """A file that was not there before: never through a link, never into somebody else's file."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "wb")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's entries durable: a rename without it may be undone by a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder durable with all that is in it, deepest first."""
+    for where, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            with open(Path(where) / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(where))

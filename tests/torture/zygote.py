@@ -1,0 +1,194 @@
+"""Command lines by the hundred: a process that has imported everything, and forks once for each.
+
+Owns: starting `dataflow ARGUMENTS` with a fault in a process of its own, and how it ended. Does not own: the faults
+(faults.py), nor what is asserted (disk.py).
+
+    parent  ->  {"arguments": [...], "output": path, "faults": {...}, "limit": bytes of a file}    one line of JSON
+    parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...], "left": processes that stayed}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 240
+"""Seconds after which a command counts as hung."""
+GONE_WITHIN = 10.0
+"""Seconds after its end within which every process that it started has to be gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """code: minus the signal where one ended it. text: all that it printed. calls: those that writers made. left:
+    processes that it started and that stayed.
+    """
+
+    code: int
+    text: str
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    left: int = 0
+
+    @property
+    def last(self) -> str:
+        """The last line that is not empty."""
+        return next((line for line in reversed(self.text.splitlines()) if line.strip()), "")
+
+
+class Zygote:
+    """A context manager; one command at a time."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.torture.zygote"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def run(
+        self, arguments: Sequence[str], output: Path, faults: dict[str, Any] | None = None, limit: int = 0
+    ) -> Ended:
+        """`dataflow ARGUMENTS`, to its end. limit: bytes that a file may have (RLIMIT_FSIZE); 0: any."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        order = {"arguments": list(arguments), "output": str(output), "faults": faults, "limit": limit}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        text = output.read_text(errors="replace")
+        calls = [(call, path) for call, path in answer["calls"]]
+        return Ended(code=answer["code"], text=text, calls=calls, left=answer["left"])
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Import, then one fork for each line."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        order = json.loads(line)
+        calls = Path(order["output"] + ".calls")
+        pid = os.fork()
+        if not pid:
+            _command(order, calls)
+        code, left = _waited(pid)
+        found = json.loads(calls.read_text()) if calls.exists() else []
+        calls.unlink(missing_ok=True)
+        print(json.dumps({"code": code, "calls": found, "left": left}), flush=True)
+
+
+_IMPORTED = (
+    "torch",
+    "transformers.models.qwen2.modeling_qwen2",
+    "engine.api",
+    "engine.cli.resume",
+    "engine.cli.run",
+    "operators.kernels.data",
+    "operators.kernels.torch.generate",
+    "operators.kernels.torch.train",
+    "tests.torture.faults",
+    "tests.torture.victim",
+)
+
+
+def _command(order: dict[str, Any], calls: Path) -> None:
+    """In the child: until the command has ended, by whatever."""
+    code = 99
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        out = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for target, source in ((0, null), (1, out), (2, out)):
+            os.dup2(source, target)
+        if order["limit"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], order["limit"]))
+        code = _with_faults(order, calls)
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _with_faults(order: dict[str, Any], calls: Path) -> int:
+    from engine.cli import main as dataflow
+    from tests.torture.faults import Faults, install
+
+    real = open
+    faults = Faults(**order["faults"]) if order["faults"] else None
+    if faults is not None:
+        install(faults)
+    code = dataflow(order["arguments"])
+    if faults is not None:
+        with real(calls, "w") as file:
+            json.dump(faults.calls, file)
+    return code
+
+
+def _waited(pid: int) -> tuple[int, int]:
+    """The end of a child (minus SIGALRM's number for one that hung), and how many processes of its session stayed."""
+    hung = not _ends(pid, LIMIT)
+    if hung:
+        os.killpg(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    end = time.monotonic() + GONE_WITHIN
+    left = sum(not _ends(other, end - time.monotonic()) for other in _session(pid))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return -signal.SIGALRM if hung else os.waitstatus_to_exitcode(status), left
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    """Whether it has ended within that time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle) as opened:
+        return bool(select.select([opened], [], [], max(0.0, seconds))[0])
+
+
+def _session(number: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == number:
+                found.append(int(stat.parent.name))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Bad data files, cluster files and run folders: one line each, with its place and a fix. The inputs are those of the
+torture, which gives them to the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dataflow.errors import DataError, GraphError, PlanError, RunError
+from dataflow.snapshot import from_json as graph_of
+from engine.cli.explain import node_seconds
+from engine.options import from_json as options_of
+from engine.plan.cluster import read_cluster
+from operators.data_files import read_table
+from operators.data_lines import read_lines
+from operators.kernels.data import open_demonstrations, open_rows
+from tests.torture.data import CLUSTERS, DATA, RIGHT, RUNS
+
+
+def _refused(error: BaseException) -> str:
+    text = str(error)
+    assert "\n" not in text.replace("\x1b[31m\r", "")
+    assert "Fix: " in text
+    return text
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_bad_data_is_refused_with_its_place(case: str, tmp_path: Path) -> None:
+    given = DATA[case](tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_rows(given)
+    assert (Path(given).name[:40] or ".") in _refused(caught.value)
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_data_that_looks_odd_is_read(case: str, tmp_path: Path) -> None:
+    assert len(open_rows(RIGHT[case](tmp_path)))
+
+
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_a_bad_cluster_file_is_refused_with_its_line(case: str, tmp_path: Path) -> None:
+    given = CLUSTERS[case](tmp_path)
+    with pytest.raises(PlanError) as caught:
+        read_cluster(Path(given))
+    assert f"cluster file {given}" in _refused(caught.value)
+
+
+@pytest.mark.parametrize("case", [case for case in RUNS if ".json" in case and "UTF-8" not in case])
+def test_a_bad_file_of_a_run_folder_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    given = Path(RUNS[case](tmp_path))
+    read = graph_of if case.startswith("graph") else lambda text, where: options_of(text, {}, where)
+    text = (given / f"{case.partition('.')[0]}.json").read_text()
+    with pytest.raises((RunError, GraphError)) as caught:
+        read(text, "runs/a/it.json")
+    assert "runs/a/" in _refused(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line,told",
+    [
+        (
+            b'{"prompt": "\xff"}',
+            "a.jsonl:2: expected UTF-8, found byte 0xFF at column 13. Fix: save the file as UTF-8.",
+        ),
+        (b'{"a": 1, "a": 2}', "a.jsonl:2: expected each key once, found 'a' twice. Fix: leave one out."),
+        (b'{"a": {"b": 1,  "b" :2}}', "a.jsonl:2: expected each key once, found 'b' twice. Fix: leave one out."),
+        (
+            b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}",
+            "a.jsonl:2: expected at most 200 levels of lists and objects, found more. Fix: keep it as text.",
+        ),
+        (
+            b"[1]",
+            'a.jsonl:2: expected one JSON object a line, found list. Fix: {"prompt": "..."} on each line.',
+        ),
+    ],
+)
+def test_messages_of_lines(line: bytes, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
+    with pytest.raises(DataError) as caught:
+        read_lines([tmp_path / "a.jsonl"])
+    assert str(caught.value) == f"{tmp_path}/{told}"
+
+
+def test_the_levels_that_are_allowed_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "x": ' + "[" * 150 + "1" + "]" * 150 + "}\n")
+    assert len(read_table(str(tmp_path / "a.jsonl"))) == 1
+
+
+def test_demonstrations_without_words_are_refused_with_their_line(tmp_path: Path) -> None:
+    said = {"role": "user", "content": "a"}
+    rows = [{"messages": [said, {"role": "assistant", "content": text}]} for text in ("b", None)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"a\.jsonl:2: messages: expected content in each message, found null\. Fix: "):
+        open_demonstrations(str(tmp_path / "a.jsonl"))
+    called = [said, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": called}) + "\n")
+    assert len(open_demonstrations(str(tmp_path / "a.jsonl")))
+
+
+def test_the_measured_times_of_a_torn_file_are_refused_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"time/a": 1.0}\n{"time/a": null}\n{"time/')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:3: expected an object of numbers, found b'\{\"time/'\. Fix: "):
+        node_seconds(tmp_path)
