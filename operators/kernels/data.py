@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -223,21 +224,25 @@ def _refuse_silent_messages(data: str, split: str | None, table: pa.Table, name:
     """Raises DataError for a list of no messages, and for a message of nobody or of nothing (but a call of tools)."""
     if not _is_messages(table, name):
         return
-    column = table.column(name).combine_chunks()
-    empty = pc.equal(pc.list_value_length(column), 0)
-    messages, row = pc.list_flatten(column), pc.list_parent_indices(column)
-    silent = messages.field("content").is_null()
+    column: Any = table.column(name).combine_chunks()
+    messages, row = column.flatten(), column.value_parent_indices().to_numpy()
+    silent = _nulls(messages, "content")
     if messages.type.get_field_index("tool_calls") >= 0:
-        silent = pc.and_(silent, messages.field("tool_calls").is_null())
+        silent &= _nulls(messages, "tool_calls")
     wrong = {
-        "expected messages, found none": pc.indices_nonzero(empty),
-        "expected a role in each message, found null": row.filter(messages.field("role").is_null()),
-        "expected content in each message, found null": row.filter(silent),
+        "expected messages, found none": np.flatnonzero(column.value_lengths().to_numpy() == 0),
+        "expected a role in each message, found null": row[_nulls(messages, "role")],
+        "expected content in each message, found null": row[silent],
     }
     for told, rows in wrong.items():
         if len(rows):
-            where = data_files.row_place(data, split, rows[0].as_py())
+            where = data_files.row_place(data, split, int(rows[0]))
             raise DataError(f"{where}: {name}: {told}. Fix: leave the row out, or give it what is missing.")
+
+
+def _nulls(messages: Any, field: str) -> np.ndarray:
+    """bool [messages]."""
+    return messages.field(field).is_null().to_numpy(zero_copy_only=False)
 
 
 def _after(cursor: int, chunk: Chunk) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
     with writing("the optimizer's state", path, size):
         with open(path, "wb", buffering=0) as file:
             kept = _Remembering(file)
-            torch.save(state, kept)
+            torch.save(state, cast(IO[bytes], kept))  # it asks for write and flush alone
         if kept.error is not None:
             raise kept.error
 

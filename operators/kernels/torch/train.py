@@ -340,7 +340,7 @@ class TorchTrain:
         weights, state = self._whole(), None
         if self._partial or self._ranks.lead:
             state = self._optimizer.state(self._steps)
-        if self._ranks.lead:
+        if state is not None and self._ranks.lead:
             save_model(self._module, directory, weights)
             save_state(state, directory / OPTIMIZER_FILE)
 
