@@ -59,7 +59,8 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
         for end in asks:
             end.close()  # which the process that serves hears of
 
-    with StopSignals(grace, lambda: f"host {name} is given back", asked) as signals:
+    doing = f"host {name} is given back once its run has stopped"
+    with StopSignals(grace, lambda: "the run goes on by dataflow resume", asked, doing) as signals:
         while not signals.requested:
             failed = _serve_next(cluster, name, keys, asks)
             if failed > 0 and not signals.requested:

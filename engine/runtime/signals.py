@@ -51,7 +51,7 @@ class StopSignals:
     """`requested` after the first signal. A context manager; outside of the main thread it never hears of any.
 
     grace: seconds after the first, after which the run ends without a checkpoint. kept: says which checkpoint there is.
-    asked: called at the first, in a thread of its own.
+    asked: called at the first, in a thread of its own. doing: what is done then, in words.
 
     A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may be in a kernel for
     long, and Python's handlers wait for it.
@@ -62,12 +62,14 @@ class StopSignals:
         grace: float = 60.0,
         kept: Callable[[], str] = lambda: "",
         asked: Callable[[], None] = lambda: None,
+        doing: str = "stopping after this Step with a checkpoint",
     ) -> None:
         self.number = 0
         """The first signal; 0 while there is none."""
         self._grace = grace
         self._kept = kept
         self._asked = asked
+        self._doing = doing
         self._raises = ""
         self._runs = 0
         self._previous: dict[int, Any] = {}
@@ -149,13 +151,10 @@ class StopSignals:
             if same == _OVER:
                 return
         again = "Ctrl-C again" if first == signal.SIGINT else "another signal"
-        _say(
-            f"\n{name(first)}: stopping after this Step with a checkpoint, within {self._grace:g} s; "
-            f"{again} to stop now"
-        )
+        _say(f"\n{name(first)}: {self._doing}, within {self._grace:g} s; {again} to stop now")
         second = self._until(began + self._grace)
         if second is None:
-            late = f"the Step under way and its checkpoint took longer than --grace {self._grace:g} s"
+            late = f"{self._doing} took longer than --grace {self._grace:g} s"
             self._end(first, f"ended by {name(first)}: {late}; {self._kept()}")
         elif second != _OVER:
             self._end(second, f"ended at once by {name(second)}; {self._kept()}")

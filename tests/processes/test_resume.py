@@ -292,7 +292,10 @@ def test_the_last_evaluation_is_made_up_for(tiny: Path, options: Options) -> Non
     stopped = run(graph, options(5, name="stopped"), until=lambda row: row["step"] == 3)
     assert "eval/vowels" not in metrics(stopped.folder)[-1]
     resume(stopped.folder, steps=3)
-    assert timeless(metrics(stopped.folder)) == timeless(metrics(wanted.folder))
+    last, expected = metrics(stopped.folder)[-1], metrics(wanted.folder)[-1]
+    found = {name: value for name, value in expected.items() if name.startswith("eval/")}
+    assert found
+    assert {name: last.get(name) for name in found} == found
 
 
 def test_a_damaged_checkpoint_is_passed_over(tiny: Path, options: Options, whole: Callable[[str], Result]) -> None:
