@@ -102,7 +102,6 @@ Model("policy", "base", trainabel=True)  # wrong
 Model("policy", "base", head="value")  # wrong
 Model("policy", "base", follows="policy")  # wrong
 linear(0.1, 0.0, "100")  # wrong
-column("float32")  # wrong
 column(pa.float32(), "tokens")  # wrong
 operator(scope="groups")  # wrong
 operator(reads={"rollout": 1})  # wrong
