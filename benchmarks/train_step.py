@@ -50,7 +50,7 @@ class OneProcess:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Metrics of a Step are what `step` returns."""
 
-    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """No row of this benchmark fails."""
         raise ValueError(f"row {key}: {error}")
 

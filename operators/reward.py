@@ -89,7 +89,8 @@ _SCOPE = choice("row", "group")
 
 def _functions(fn: Any) -> tuple[RewardFn, ...]:
     """One function, or those of a list; a text is no list of functions."""
-    return tuple(fn) if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
+    several: Any = fn if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
+    return tuple(several)
 
 
 def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: str) -> None:

@@ -93,7 +93,9 @@ def test_an_operator_that_hangs_is_named_by_the_watchdog(
     tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]
 ) -> None:
     begun = time.monotonic()
-    with pytest.raises(RunError, match=r"nothing has moved for 1 s; main is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"):
+    with pytest.raises(
+        RunError, match=r"nothing has moved for 1 s; main is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
+    ):
         run(with_score(tiny, hangs), options(2, watchdog=1.0))
     assert time.monotonic() - begun < 30
     shown = capfd.readouterr().err
