@@ -489,7 +489,7 @@ def test_no_orphan_when_the_process_of_the_run_is_killed(tmp_path: Path) -> None
     with script(tmp_path, busy) as (run, mark):
         assert run.stdout is not None
         assert run.stdout.readline() == "open\n"
-        assert len(marked(mark)) == 4, "the run, two Workers, a child of one"
+        assert len(marked(mark)) == 5, "the run, two Workers, a reward function of one, and its keeper"
         run.kill()
         run.wait()
         assert gone(mark)
