@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.errors import Fault
-from dataflow.loss import Loss, LossFunction
+from dataflow.loss import Loss
 from dataflow.node import Node
 from dataflow.rows import generations
 from dataflow.rules.context import Context, line_of, place
@@ -26,21 +26,14 @@ def check(context: Context) -> Iterator[Fault]:
             yield from _constant(node)
 
 
-def at_sampling_temperature(function: LossFunction) -> bool:
-    """Whether a loss speaks of the distribution that its rows were sampled from: one that compares log-probs or weighs
-    them by an advantage does, and one of the rows' own tokens alone (supervised, entropy) does not.
-    """
-    return function.head == "lm" and bool(function.ports)
-
-
 def _joined(node: Node) -> Iterator[Fault]:
     rows = node.inputs.get("rows")
     makers = generations(rows) if rows is not None and rows.schema.vocabulary else ()
     if len(makers) < 2 or node.params.get("temperature") is not None:
         return
     loss = node.params.get("loss")
-    if isinstance(loss, Loss) and not any(at_sampling_temperature(t.function) for t in loss.terms):
-        return
+    if isinstance(loss, Loss) and (loss.supervised or all(term.function.head != "lm" for term in loss.terms)):
+        return  # trained at 1, or no log-probs at all
     shown = " and ".join(
         f"{m.name!r} ({line_of(m, node.origin)}, temperature={m.params.get('temperature')})" for m in makers
     )

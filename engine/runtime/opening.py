@@ -1,23 +1,18 @@
 """From a planned node to its kernel.
 
-Owns: finding the kernel's class, what it is told of its node, the node's place in what it refuses when it opens, and
-the labels of its metrics.
+Owns: finding the kernel's class, what it is told of its node, and the labels of its metrics.
 Does not own: any kernel, nor when it runs (worker.py).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dataflow.errors import DataError, KernelError, PlanError
+from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import KernelNode
 from dataflow.model import Model
-from dataflow.node import Node
-from dataflow.rules.context import place
 from engine.plan.plan import Plan, PlannedNode
 
 
@@ -50,18 +45,6 @@ def kernel_class(node: PlannedNode) -> type:
         raise PlanError(
             f"{node.name}: kernel {node.kernel} cannot be imported: {error}. Fix: install what it needs."
         ) from error
-
-
-@contextmanager
-def named(node: Node) -> Iterator[None]:
-    """Put the node and its line before what a kernel refuses it with."""
-    try:
-        yield
-    except (KernelError, DataError) as error:
-        if node.origin is None or str(error).startswith(str(node.origin)):
-            raise
-        said = str(error).removeprefix(f"{node.name}: ")
-        raise type(error)(f"{node.origin} {place(node)}: {said}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

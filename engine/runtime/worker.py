@@ -65,7 +65,7 @@ from engine.runtime.assemble import assemble, collect
 from engine.runtime.delivery import Delivery
 from engine.runtime.device_columns import DeviceColumns
 from engine.runtime.digest import row_digests
-from engine.runtime.opening import kernel_class, kernel_node, metric_labels, named
+from engine.runtime.opening import kernel_class, kernel_node, metric_labels
 from engine.runtime.session import Modules, NodeSession, Ranks, Report
 from engine.runtime.timing import During, Span, Timing
 from engine.runtime.workers import Ask, Doing, KeepRows, Restore, Save, SaveWeights
@@ -135,7 +135,7 @@ class Worker:
                 kernel = kernel_class(node)()
             self._sessions[node.name] = session
             self._kernels[node.name] = kernel
-            with self._during(node.name, "open"), named(self._plan.program.node(node.name)):
+            with self._during(node.name, "open"):
                 kernel.open(kernel_node(node, self._plan.program, inproc=self._inproc), node.layout, session)
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
