@@ -18,6 +18,7 @@ from dataflow.errors import (
     KernelError,
     PlanError,
     RunError,
+    StorageError,
 )
 from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
@@ -76,6 +77,7 @@ __all__ = [
     "RunError",
     "Schedule",
     "Schema",
+    "StorageError",
     "Table",
     "Tensors",
     "Terms",

@@ -101,12 +101,16 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
 
 @contextmanager
 def _users_own(what: str) -> Iterator[None]:
-    """Whatever the user's code raises here, as one line with its place."""
+    """Whatever the user's code raises here, as one line with its place. An exit ends no command as if it were done."""
     try:
         yield
     except DataflowError:
         raise
-    except (Exception, SystemExit) as error:
+    except SystemExit as stop:
+        problem = f"expected a module and a function that return, found sys.exit({stop.code!r})"
+        fix = "if __name__ == '__main__' in front of it"
+        raise UsageError(f"{raised_at(stop)} {what}: {problem}. Fix: {fix}.") from stop
+    except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split())
         fix = "mend that line; --traceback shows how it was reached"
         raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error

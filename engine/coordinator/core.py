@@ -461,9 +461,6 @@ class Coordinator:
 
     def _end(self) -> bool:
         """Whatever is left to do before the run is over, one after another: evaluate, store, finish."""
-        if not (self._stop or self._done() or self.version) and (why := self.sources.fruitless()):
-            self._fail(why)
-            return True
         due = [] if self._stop else self._due(last=True)
         if due:  # that this was the last version is known only now: what was on its way came to nothing
             self._evaluate_or_close(due)
@@ -471,8 +468,9 @@ class Coordinator:
             self.storing.want()
             self._checkpoint()
         else:
+            error = "" if self._stop or self._done() or self.version else self.sources.fruitless()
             reason = self._stop or ("all steps are done" if self._done() else "the data has ended")
-            self._finish(Finish(reason=reason))
+            self._finish(Finish(reason="failed" if error else reason, error=error))
         return True
 
     def _fail(self, error: str) -> None:

@@ -29,13 +29,19 @@ class Readable(logging.Formatter):
 
 
 class LogFile(logging.FileHandler):
-    """Opened with its first record. Where it cannot be written, that is said on the screen, once."""
+    """A log beside the run. Where it cannot be written, that is said on the screen, once. Raises RunError where what
+    is there is no file of the run folder's own.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", delay=True)
         self.setFormatter(Readable("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self._path = path
         self._failed = False
+        try:
+            self.stream = self._open()
+        except OSError as error:
+            self._give_up(error)
 
     def _open(self) -> TextIOWrapper:
         file = open(self.baseFilename, "a", encoding=self.encoding, opener=own)  # noqa: SIM115 - closed by close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataflow.errors import DataError, GraphError, PlanError, RunError
+from dataflow.shown import one_line
 from dataflow.snapshot import from_json as graph_of
 from engine.cli.explain import node_seconds
 from engine.options import from_json as options_of
@@ -22,7 +23,7 @@ from tests.torture.data import CLUSTERS, DATA, RIGHT, RUNS
 
 def _refused(error: BaseException) -> str:
     text = str(error)
-    assert "\n" not in text.replace("\x1b[31m\r", "")
+    assert text == one_line(text)
     assert "Fix: " in text
     return text
 
@@ -32,7 +33,7 @@ def test_bad_data_is_refused_with_its_place(case: str, tmp_path: Path) -> None:
     given = DATA[case](tmp_path)
     with pytest.raises(DataError) as caught:
         open_rows(given)
-    assert (Path(given).name[:40] or ".") in _refused(caught.value)
+    assert (one_line(Path(given).name)[:40] or ".") in _refused(caught.value)
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -275,8 +275,8 @@ def test_a_users_module_that_exits_does_not_end_the_command_as_if_it_were_done(
 ) -> None:
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     assert main(["check", "leaves.py:graph"]) == 2
-    assert "found sys.exit(0) at " in (said := capsys.readouterr().err)
-    assert "leaves.py:2. Fix: " in said
+    assert "leaves.py:2 " in (said := capsys.readouterr().err)
+    assert "found sys.exit(0). Fix: " in said
 
 
 def test_a_file_that_has_another_modules_name_is_refused(folder: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_snapshot_is_a_target_without_flags(folder: Path, capsys: pytest.Captu
 
 
 TARGET_FIRST = "dataflow check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
-NO_GRAPH = "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3."
+NO_GRAPH = "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3. Fix: return Graph(...)."
 NO_NODE = "dataflow peek: expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
 NO_FOLDER = "dataflow resume: no folder 'nowhere'. Fix: the run folder, such as runs/grpo."
 FOLDER_FIRST = "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."

@@ -43,7 +43,7 @@ def ran(rows: Rows) -> tuple[dict[tuple[int, int, int], float], list[tuple[int, 
     made, session = kernel()
     (found,) = made.run(Chunk(id=0, step=0, keys=keys, inputs={"reward": batch}))
     means = dict(zip(found.keys.rows(), found.flat("reward").tolist(), strict=True))
-    return means, [key for key, _ in session.tombstones()]
+    return means, [key for key, _, _ in session.tombstones()]
 
 
 KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 40), st.just(0))
@@ -65,8 +65,8 @@ def test_a_row_without_any_says_why() -> None:
     made, session = kernel()
     nothing = Batch(Keys.of([]), pa.RecordBatch.from_arrays([pa.array([], pa.float32())], names=["reward"]))
     list(made.run(Chunk(id=0, step=0, keys=Keys.of([3], [1], [2]), inputs={"reward": nothing})))
-    ((key, error),) = session.tombstones()
-    assert key == (3, 1, 2)
+    ((key, error, failed),) = session.tombstones()
+    assert (key, failed) == ((3, 1, 2), True)
     assert error == "no row made of it is left that has a reward. Fix: select fewer rows away."
 
 

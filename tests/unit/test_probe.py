@@ -92,7 +92,7 @@ def test_a_scalar_head_says_its_values(base: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(base: str, dtype: Any) -> None:
     """Other shapes of the same products (row by row), against one layer norm that is not what it should be."""
-    module = load_model(Model("m", base, dtype=dtype))
+    module = load_model(Model("m", base)).to(getattr(torch, dtype))
     rows = probe_rows(1, vocabulary_of(module))
     packed = probed(module, rows, head="lm")
     alone = [probed(module, Ragged(rows[i], np.array([0, LENGTH])), head="lm") for i in range(ROWS)]

@@ -60,7 +60,7 @@ def shortened(prompt: Columns[Prompt]) -> Columns[Prompt]:
 
 def ending(port: Port[Prompt]) -> Graph:
     """A graph, so that there is something to run; its model is never opened."""
-    policy = Model("policy", "no/such/model", trainable=True)
+    policy = Model("policy", "owner/no-such-model", trainable=True)
     rollout = generate(policy, port, max_tokens=4)
     return Graph("g", train(policy, rollout, loss=supervised_loss(), lr=1e-6))
 
