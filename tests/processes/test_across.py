@@ -221,7 +221,7 @@ def test_an_error_arrives_with_its_names(
 
 
 def test_a_node_that_hangs_is_named(tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]) -> None:
-    named = r"nothing has moved for 10 s; ops is in hangs \(chunk \d+, 8 rows\)"
+    named = r"nothing has moved for 10 s; ops is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
     with pytest.raises(RunError, match=named) as caught:
         run(with_score(tiny, hangs), options(2, watchdog=10.0, pin={"hangs": "ops"}))
     assert re.search(r"ops, process \d+, stood at:(\n.*)*/run_graphs.py\", line \d+ in hangs\n", str(caught.value))

@@ -157,9 +157,9 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
 
 def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> None:
     keys = Keys.of([5, 6])
-    write_rows(tmp_path / "kept.arrow", Batch.make(keys, {"prompt": ["5", "6"]}, Prompt))
+    write_rows(tmp_path / "numbers.arrow", Batch.make(keys, {"prompt": ["5", "6"]}, Prompt))
     with start(plan()) as supervisor:
-        ref = supervisor.ask({"source": KeepRows(file=tmp_path / "kept.arrow")})["source"]
+        ref = supervisor.ask({"source": KeepRows(file=tmp_path / "numbers.arrow")})["source"]
         assert ref.keys.position.tolist() == [5, 6]
         gather = chunk_of(1, ref).inputs["prompt"][0]
         (tmp_path / "rows").mkdir()
