@@ -119,7 +119,7 @@ def evaluated_turns(folder: Path) -> Graph:
     return Graph("evaluated_turns", step, evaluate(policy, score, every=2))
 
 
-@operator(parent="first", reads={"later": "prompt"})
+@operator(parent="first", reads={"later": ["prompt"]})
 def linked(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Reward]:
     """The length of the answer that was asked about, which is the ancestor's by the question."""
     for question, text in zip(later["prompt"], first["completion"], strict=True):
