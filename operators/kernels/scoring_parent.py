@@ -296,6 +296,8 @@ class Child:
     def _await_code(self, seconds: float) -> bool:
         """Until the keeper has told how the function's process ended, or is gone itself, which is False."""
         deadline = time.monotonic() + seconds
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)  # the function may have stopped it
         poll = select.poll()
         for descriptor in (self._life.fileno(), self._printed):
             poll.register(descriptor, select.POLLIN)
