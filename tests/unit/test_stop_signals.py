@@ -213,3 +213,11 @@ with StopSignals() if sys.argv[1] == "run" else multiprocessing.get_context("for
 @pytest.mark.parametrize("kind", ["run", "worker"])
 def test_a_forked_child_ends_by_them_and_asks_nothing_of_the_run(kind: str) -> None:
     assert not subprocess.run([sys.executable, "-c", FORKS, kind], cwd=ROOT, check=False, timeout=50).returncode
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> None:
+    slow = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"  # in the place of a Ctrl-C just then
+    (tmp_path / "numpy.py").write_text(slow)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.start import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
