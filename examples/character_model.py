@@ -34,7 +34,7 @@ def make_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=mlp,
-        max_position_embeddings=256,
+        max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=tokens.index(PAD),
         eos_token_id=tokens.index(EOS),

@@ -69,7 +69,9 @@ class Stop:
         self._runs = threading.get_ident()
         if self._watchdog > 0:
             if sys.platform == "linux":
-                self._outside = Outside(max(self._watchdog, _OUTSIDE), kills=self.signals.handles)
+                self._outside = Outside(
+                    max(self._watchdog, _OUTSIDE), kills=threading.current_thread() is threading.main_thread()
+                )
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self

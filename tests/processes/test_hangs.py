@@ -68,6 +68,8 @@ def script(text: str, **changes: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
+@pytest.mark.timeout(180)
 def test_what_holds_the_interpreters_lock_is_named_from_outside_and_ended() -> None:
     done = script(HOLDS)
     assert done.stdout == "begun\n"
@@ -78,6 +80,8 @@ def test_what_holds_the_interpreters_lock_is_named_from_outside_and_ended() -> N
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
+@pytest.mark.timeout(180)
 def test_what_cannot_be_interrupted_is_ended_from_outside() -> None:
     done = script(CANNOT_BE_INTERRUPTED)
     assert done.stdout == "interrupted\n"

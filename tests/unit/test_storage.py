@@ -27,7 +27,7 @@ from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.launch.keyfile import make_keys
-from engine.observe.logs import logged
+from engine.observe.logs import LogFile, logged
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines
@@ -206,9 +206,13 @@ def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
 # --- what nothing depends on ------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_cannot_be_written_neither_ends_nor_hides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogFile, "_open", lambda self: open("/dev/full", "a"))  # a run's own log is a plain file
+
     def run() -> None:
-        with logged(Path("/dev/full")):
+        with logged(tmp_path / "main.log"):
             logging.getLogger("engine.test").info("one")
             logging.getLogger("engine.test").info("two")
             raise RunError("the cause")
@@ -233,7 +237,7 @@ def test_a_log_has_where_the_run_was_ended_and_the_screen_has_not(
 def test_a_trace_that_cannot_be_written_is_said_once_and_left_out(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with installed(Faults(folder=str(tmp_path), at=3, kind=kind)):
+    with installed(Faults(folder=str(tmp_path), at=4, kind=kind)):
         trace = Trace(tmp_path / "run.json")
         for second in range(4):
             trace.instant("a", "moment", float(second))

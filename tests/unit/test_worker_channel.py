@@ -24,7 +24,7 @@ def two(verify: Verify) -> Iterator[tuple[Place, Place]]:
     """Two Workers of one host, of which the second reads from the first."""
     ends = socket.socketpair()
     a, b = (place(Open(worker=w, epoch=0, plan=b"", outbox=1 << 22, verify=verify), lambda _: ends[1]) for w in "ab")
-    a.serve("b", ends[0], 0, None)
+    a.serve("b", ends[0], None)
     yield a, b
     for each in (a, b):
         each.pairs.close()
