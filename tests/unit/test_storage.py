@@ -209,7 +209,8 @@ def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LogFile, "_open", lambda self: open("/dev/full", "a"))  # a run's own log is a plain file
+    full = Path("/dev/full").open("a")  # noqa: SIM115 - closed by the log; a run's own is a plain file
+    monkeypatch.setattr(LogFile, "_open", lambda self: full)
 
     def run() -> None:
         with logged(tmp_path / "main.log"):
