@@ -1,6 +1,7 @@
 """Text as it may be shown: on a terminal, in a log, in a drawing.
 
-Owns: which characters are escaped there. Does not own: the escapes of a format (draw/), nor what is worth showing.
+Owns: which characters are escaped there, how a size is written. Does not own: the escapes of a format (draw/), nor what
+is worth showing.
 
 Data, error messages and names come from anywhere. An escape sequence in them would move the cursor, rename the window
 or hide a line; a bidirectional override would show a name backwards; a line separator would begin a line that nobody
@@ -36,3 +37,13 @@ def _code(point: int) -> str:
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def shown_bytes(count: int) -> str:
+    """`381 MiB`, `5.3 MiB`, `96 B`."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

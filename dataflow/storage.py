@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dataflow.errors import StorageError
+from dataflow.shown import shown_bytes
 
 _FULL = {
     errno.ENOSPC: ("the disk is full", "free space there, or use another disk"),
@@ -59,7 +60,7 @@ def writing(what: str, path: Path, needed: int = 0) -> Iterator[None]:
 
 
 def storage_error(what: str, path: Path, error: OSError, needed: int = 0) -> StorageError:
-    """`runs/a/metrics.jsonl: step 3 could not be written: the disk is full (needs 1.2 KiB, 0 bytes free). Fix: ...`"""
+    """`runs/a/metrics.jsonl: step 3 could not be written: the disk is full (needs 1.2 KiB, 0 B free). Fix: ...`"""
     known = _FULL | _OTHERS
     why, fix = known.get(error.errno or 0, (error.strerror or str(error), "see what is wrong with that path"))
     sizes = [f"needs {shown_bytes(needed)}"] if needed else []
@@ -74,16 +75,6 @@ def free_bytes(path: Path) -> int | None:
         with contextlib.suppress(OSError):
             return shutil.disk_usage(folder).free
     return None
-
-
-def shown_bytes(count: int) -> str:
-    """`512 bytes`, `1.2 KiB`, `3.0 GiB`."""
-    size, unit = float(count), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dataflow.storage import free_bytes, shown_bytes
+from dataflow.shown import shown_bytes
+from dataflow.storage import free_bytes
 from engine.plan.plan import Plan
 
 _log = logging.getLogger(__name__)

@@ -44,13 +44,6 @@ def own(path: str | Path, flags: int) -> int:
     return descriptor
 
 
-def fresh(path: str | Path, flags: int) -> int:
-    """An opener for `open`: of a file that is made anew, in the place of what a killed writer may have left there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-
-
 def require_plain(folder: Path, *, but: tuple[str, ...] = ()) -> None:
     """Raises RunError naming the first thing in a folder, at any depth, that is neither a file nor a folder of its own.
     but: names at the top whose inside is not looked at.

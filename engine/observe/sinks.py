@@ -20,9 +20,9 @@ from typing import IO, Any, Protocol
 from uuid import uuid4
 
 from dataflow.errors import DataError, RunError
-from dataflow.storage import replacing, temporary, writing
+from dataflow.storage import replace_text, replacing, temporary, writing
 from engine.observe.metrics import json_line
-from engine.observe.ownfiles import fresh, own
+from engine.observe.ownfiles import own
 from engine.observe.runfolder import RunFolder
 
 
@@ -238,8 +238,7 @@ class Wandb:
         wandb = _needed("wandb", "wandb")
         kept = run.path / "wandb_id.txt"
         if not kept.exists():
-            with open(kept, "x", encoding="ascii", opener=fresh) as file:
-                file.write(uuid4().hex[:12])
+            replace_text("the id of the run at wandb", kept, uuid4().hex[:12])
         self._run = wandb.init(
             project=self._project,
             name=run.name,

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dataflow.errors import StorageError
 from dataflow.storage import storage_error
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import Sink
@@ -42,8 +43,12 @@ class View:
             return
         try:
             action()
+        except StorageError as error:
+            self._give_up(error)
         except OSError as error:
-            self._over = True
             assert self._run is not None
-            told = storage_error(f"the view {self._name}", self._run.path / self._name, error)
-            _log.warning("%s The run goes on without it; metrics.jsonl has all of it.", told)
+            self._give_up(storage_error(f"the view {self._name}", self._run.path / self._name, error))
+
+    def _give_up(self, why: StorageError) -> None:
+        self._over = True
+        _log.warning("%s The run goes on without it; metrics.jsonl has all of it.", why)

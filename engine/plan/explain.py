@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataflow.node import Node
 from dataflow.regions import regions
 from dataflow.rows import Domains
-from dataflow.shown import printable
+from dataflow.shown import printable, shown_bytes
 from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode, PlannedSource
@@ -132,9 +132,9 @@ def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
         return
     workers = [w for w in plan.workers if plan.hosts.get(w, "") == host]
     parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in workers}
-    most = f"at most {_size(host_peak(parts, [lease for lease in plan.leases if lease[0] in workers]))}"
+    most = f"at most {shown_bytes(host_peak(parts, [lease for lease in plan.leases if lease[0] in workers]))}"
     told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
-    yield f"{told}, of {_size(cluster.memory)}"
+    yield f"{told}, of {shown_bytes(cluster.memory)}"
 
 
 def _holds(plan: Plan, worker: str) -> Iterator[str]:
@@ -143,15 +143,16 @@ def _holds(plan: Plan, worker: str) -> Iterator[str]:
     parts = [n.estimate.bytes for n in nodes]
     host = plan.hosts.get(worker, "")
     if unknown := _unknown(plan, nodes):
-        yield f"memory unknown, since the parameters of {', '.join(unknown)} are; without them {_size(peak(parts))}"
+        without = shown_bytes(peak(parts))
+        yield f"memory unknown, since the parameters of {', '.join(unknown)} are; without them {without}"
     elif plan.cluster and (cluster := plan.cluster.on(host)).gpus:
         index = plan.devices.get(worker, 0)
         gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
-        yield f"{_peak(nodes, HOST_PARTS)}, of {_size(cluster.gpus[index])} on {gpu}"
+        yield f"{_peak(nodes, HOST_PARTS)}, of {shown_bytes(cluster.gpus[index])} on {gpu}"
         held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
-        yield f"{_size(held)} of rows, of {_size(cluster.memory)} on {host or 'this host'}"
+        yield f"{shown_bytes(held)} of rows, of {shown_bytes(cluster.memory)} on {host or 'this host'}"
     else:
-        room = f", of {_size(plan.cluster.memory)}" if plan.cluster and len(plan.workers) == 1 else ""
+        room = f", of {shown_bytes(plan.cluster.memory)}" if plan.cluster and len(plan.workers) == 1 else ""
         yield f"{_peak(nodes, ())}{room}"
 
 
@@ -167,8 +168,9 @@ def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
     last = peak(({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes), without=without)
     most = max(nodes, key=_passing)
     if total == last:
-        return f"at most {_size(total)}, always"
-    return f"at most {_size(total)}: {_size(last)} always, {_size(total - last)} more while {most.name} runs"
+        return f"at most {shown_bytes(total)}, always"
+    more = f"{shown_bytes(total - last)} more while {most.name} runs"
+    return f"at most {shown_bytes(total)}: {shown_bytes(last)} always, {more}"
 
 
 def _passing(node: PlannedNode) -> int:
@@ -225,7 +227,7 @@ def _nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     widths = [10, 16, 30, 10, 9, 9]
     yield _columns(["", *heads], [name_width, *widths])
     for node in plan.nodes:
-        size = "unknown" if _unknown(plan, [node]) else _size(node.estimate.total)
+        size = "unknown" if _unknown(plan, [node]) else shown_bytes(node.estimate.total)
         cells = [node.region, _rows(node, batch.get(node.source)), _on(node), size]
         cells.append(_duration(node.estimate.seconds))
         if measured is not None:
@@ -271,7 +273,7 @@ def _how(node: PlannedNode) -> str:
 
 
 def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
-    parts = [f"{part} {_size(size)}" for part, size in node.estimate.bytes.items()]
+    parts = [f"{part} {shown_bytes(size)}" for part, size in node.estimate.bytes.items()]
     used = {u.module for u in node.models if u.param != "tokenizer" and node.work != "evaluate"}
     if used and "weights" not in node.estimate.bytes:
         held = (n for n in owners if set(node.workers) & set(n.workers) and used & {u.module for u in n.models})
@@ -301,7 +303,7 @@ def _edges(plan: Plan) -> Iterator[str]:
     widths = [10, 10, len("inproc")]
     yield _columns(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
     for name, edge in zip(shown, plan.edges, strict=True):
-        moved = ["evaluation", ""] if edge.consumer in evaluated else [_size(edge.bytes), _size(edge.saved)]
+        moved = ["evaluation", ""] if edge.consumer in evaluated else [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
         first = _columns([*moved, edge.route], widths)
         first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
         yield from _named(name, width, first, tail=", ".join(edge.columns))
@@ -310,7 +312,7 @@ def _edges(plan: Plan) -> Iterator[str]:
 
 def _totals(edges: Iterable[PlannedEdge]) -> list[str]:
     moved, saved = zip(*((e.bytes, e.saved) for e in edges), strict=True)
-    return [_size(sum(moved)), _size(sum(saved))]
+    return [shown_bytes(sum(moved)), shown_bytes(sum(saved))]
 
 
 def _weights(plan: Plan) -> Iterator[str]:
@@ -403,16 +405,6 @@ def _program(plan: Plan) -> dict[str, Node]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _size(count: int) -> str:
-    """`381 MiB`, `5.3 MiB`, `96 B`."""
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
 
 
 def _duration(seconds: float | None) -> str:

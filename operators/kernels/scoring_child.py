@@ -28,6 +28,7 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 
+from dataflow.shown import printable
 from dataflow.signals import left_to_the_run
 from operators.kernels.scoring_frames import (
     HEADER,
@@ -36,7 +37,6 @@ from operators.kernels.scoring_frames import (
     FaultKind,
     Outcome,
     bounded,
-    escaped,
     is_reward,
     metric_problem,
     shown,
@@ -81,7 +81,7 @@ def _detail(error: BaseException, trace: TracebackType) -> str:
     lines = traceback.format_tb(trace)
     if len(_text(error)) <= _DETAIL:
         lines = traceback.format_exception(type(error), error, trace)
-    return escaped(bounded("".join(lines), _DETAIL))
+    return printable(bounded("".join(lines), _DETAIL))
 
 
 def _text(error: BaseException) -> str:
@@ -95,7 +95,7 @@ def said(error: BaseException) -> str:
     """`ValueError: boom`: the class, and of what the error says the first line that says something."""
     first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
-    return escaped(bounded(f"{name}: {first}" if first else name, _TEXT))
+    return printable(bounded(f"{name}: {first}" if first else name, _TEXT))
 
 
 class MetricRefused(ValueError):

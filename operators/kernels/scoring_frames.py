@@ -15,6 +15,8 @@ from typing import Literal
 
 import msgspec
 
+from dataflow.shown import printable
+
 MARK = b"dfr\x01"
 HEADER = struct.Struct("<4sIQQ")
 LARGEST_ANSWER = 64 << 20
@@ -131,14 +133,7 @@ def shown(value: object, most: int = 60) -> str:
         text = repr(value)
     except Exception as error:  # the user's class; what is wanted is a text
         text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    return escaped(bounded(text, most))
-
-
-def escaped(text: str) -> str:
-    """Without characters that a terminal obeys: each is shown as Python would write it. Line feeds and tabs stay."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return printable(bounded(text, most))
 
 
 def bounded(text: str, most: int) -> str:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from operators.kernels.scoring_frames import bounded, escaped
+from dataflow.shown import printable
+from operators.kernels.scoring_frames import bounded
 
 _log = logging.getLogger(__name__)
 
@@ -90,4 +91,4 @@ class Output:
 
 def _line(raw: bytes) -> str:
     cut = raw if len(raw) <= 8 * _LINE else raw[: 4 * _LINE] + raw[-4 * _LINE :]
-    return escaped(bounded(cut.rstrip(b"\r").decode(errors="backslashreplace"), _LINE))
+    return printable(bounded(cut.rstrip(b"\r").decode(errors="backslashreplace"), _LINE))

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError, StorageError
-from dataflow.storage import free_bytes, replace_text, shown_bytes, storage_error, write_where_asked
+from dataflow.shown import shown_bytes
+from dataflow.storage import free_bytes, replace_text, storage_error, write_where_asked
 from engine.attempts import _closed
 from engine.channels.outbox import SlabOutbox
 from engine.channels.slabs import SlabPool
@@ -50,8 +51,8 @@ _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\. Fix: free ",
         ),
         (errno.EDQUOT, 0, r"the quota of this user is used up \(.* free\)\. Fix: "),
-        (errno.EFBIG, 10, r"larger than is allowed \(needs 10 bytes, .*\)\. Fix: raise the limit \(ulimit -f\)"),
-        (errno.EIO, 10, r"the disk fails \(Input/output error\) \(needs 10 bytes\)\. Fix: look at the disk"),
+        (errno.EFBIG, 10, r"larger than is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)"),
+        (errno.EIO, 10, r"the disk fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk"),
         (errno.EROFS, 0, r"the file system is read-only\. Fix: "),
         (errno.ENOTDIR, 0, r"a part of the path is a file, not a folder\. Fix: "),
         (errno.ENODEV, 0, r"could not be written: No such device\. Fix: "),
@@ -66,8 +67,8 @@ def test_an_error_says_what_where_why_and_how_much(number: int, needed: int, tol
 
 def test_sizes_as_they_are_shown() -> None:
     assert [shown_bytes(n) for n in (0, 1023, 1024, 3 << 29, 5 << 40)] == [
-        "0 bytes",
-        "1023 bytes",
+        "0 B",
+        "1023 B",
         "1.0 KiB",
         "1.5 GiB",
         "5.0 TiB",
@@ -248,8 +249,9 @@ def test_a_trace_that_cannot_be_written_is_said_once_and_left_out(
     assert len(read_trace(tmp_path / "run.json")) == 3  # the track's names and one moment
 
 
+@pytest.mark.parametrize("error", [_FULL, storage_error("the view tensorboard", Path("/x/a"), _FULL)])
 def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     class Failing:
         def __init__(self) -> None:
@@ -260,7 +262,7 @@ def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
 
         def write(self, step: int, metrics: Any) -> None:
             self.calls.append("write")
-            raise _FULL
+            raise error
 
         def close(self) -> None:
             self.calls.append("close")
