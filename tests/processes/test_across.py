@@ -73,7 +73,7 @@ PLACES = {
 FAST = "replicas"  # a process with tensors costs three seconds: the other tests here compare with one process, too
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == FAST else [pytest.mark.slow]) for n in PLACES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == FAST else [pytest.mark.long]) for n in PLACES])
 def test_the_bits_of_one_process(tiny: Path, options: Options, name: str) -> None:
     make, spread, alone = PLACES[name]
     one = run(make(tiny), options(4, name="one", checkpoint_every=2, **alone))
@@ -86,7 +86,7 @@ def best(result: Result) -> dict[str, list[str]]:
     return {node: [path.name for path in paths] for node, paths in result.best.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_train_as_one_does(tiny: Path, options: Options) -> None:
     one = run(small(tiny), options(3, name="one"))
     two = run(small(tiny), options(3, name="two", ranks={"train_policy": 2}))
@@ -112,6 +112,7 @@ def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: Path
     assert {name.split("/")[1] for name in busy} <= {e["args"]["name"] for e in named}
 
 
+@pytest.mark.long
 def test_a_run_goes_on_in_other_places(tiny: Path, options: Options) -> None:
     whole = run(followed(tiny), options(6, name="whole"))
     part = run(followed(tiny), options(2, name="part"))
@@ -122,7 +123,7 @@ def test_a_run_goes_on_in_other_places(tiny: Path, options: Options) -> None:
 # stopped
 
 
-@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
     tiny: Path, tmp_path: Path, presses: int
 ) -> None:
@@ -177,7 +178,7 @@ def test_workers_that_are_killed_change_nothing(tiny: Path, options: Options, ca
     assert sum("going back to the last checkpoint, as Worker train was lost" in line for line in told) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_lag_a_generator_that_is_killed_loses_no_row(tiny: Path, options: Options) -> None:
     result = run(small(tiny, max_lag=1), options(8, workers="auto"), on_step=[killing("rollout", 2, 5)])
     samples = read_samples(result.folder / "samples")
@@ -201,14 +202,14 @@ def too_long(folder: Path) -> Graph:
     (lambda f: with_score(f, breaks), "breaks", KernelError, ["breaks: ", "(0, 0, 0)", "out of luck", "run_graphs.py"]),
     pytest.param(
         lambda f: with_score(f, None, not_a_number), "score", KernelError, ["train_policy: step 1", "found nan"],
-        marks=pytest.mark.slow,
+        marks=pytest.mark.long,
     ),
     pytest.param(
         lambda f: small(f, raises), "score", KernelError, ["'score'", "row 0/0", "ZeroDivisionError"],
-        marks=pytest.mark.slow,
+        marks=pytest.mark.long,
     ),
     pytest.param(
-        too_long, "rollout", DataError, ["rollout: row (0, 0, 0)", "at most 1 prompt tokens"], marks=pytest.mark.slow
+        too_long, "rollout", DataError, ["rollout: row (0, 0, 0)", "at most 1 prompt tokens"], marks=pytest.mark.long
     ),
 ], ids=["operator", "train", "reward", "generate"])  # fmt: skip
 def test_an_error_arrives_with_its_names(
@@ -220,6 +221,7 @@ def test_an_error_arrives_with_its_names(
         assert part in str(caught.value), part
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_is_named(tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]) -> None:
     named = r"nothing has moved for 10 s; ops is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
     with pytest.raises(RunError, match=named) as caught:

@@ -41,7 +41,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     return begin
 
 
-@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("every", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_the_run_goes_on_as_if_nothing_had_happened(
     tiny: Path, options: Options, lose: Callable[..., list[int]], caplog: pytest.LogCaptureFixture, every: int
 ) -> None:

@@ -92,7 +92,8 @@ def overlapping(folder: Path, on_update: str) -> Graph:
     return Graph("overlapping", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
 
 
-@pytest.mark.parametrize("on_update", ["drain", pytest.param("interrupt", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("on_update", ["drain", "interrupt"])
 def test_with_lag_a_generator_that_is_killed_goes_on(tiny: Path, options: Options, on_update: str) -> None:
     killed: set[int] = set()
 

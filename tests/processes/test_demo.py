@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_demo_shows_graph_plan_progress_and_answers(tmp_path: Path) -> None:
     command = [sys.executable, "examples/demo.py", "--steps", "2", "--warm-steps", "2", "--runs", str(tmp_path)]

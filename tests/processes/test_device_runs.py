@@ -66,6 +66,7 @@ def sent(folder: Path, route: str) -> list[float]:
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_across_processes_the_values_go_by_collectives_alone(tiny: Path, options: Options, whole: Result) -> None:
     result = run(steering(tiny), options(3, pin=TWO))
     same(result, whole)
@@ -142,6 +143,7 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     os.close(gate)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("a_prompt_waits")
 def test_rows_that_wait_are_in_checkpoints_with_their_values(tiny: Path, options: Options) -> None:
     """With lag some prompts are finished and not trained when a checkpoint is made: resume goes on with them."""

@@ -82,7 +82,7 @@ def run_example(name: str, steps: int) -> tuple[ModuleType, Result]:
     return module, module.main(steps=steps)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n == "async_lag" else ()) for n in RUNS])
 def test_example_runs(name: str, here: Path) -> None:
     _, result = run_example(name, 2)
     found = rows(result)
@@ -169,6 +169,7 @@ def test_notebook_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the cut: 8 prompts x8" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_example_as_a_script(here: Path) -> None:
     """As a reader starts it; the reward function is then one of __main__."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}

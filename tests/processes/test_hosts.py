@@ -227,6 +227,7 @@ def select_one(handle: int, seconds: float) -> bool:
     return bool(poll.poll(int(seconds * 1e3)))
 
 
+@pytest.mark.long
 def test_a_host_that_is_not_heard_of_fails_the_run(start: Start, there: HostProcess) -> None:
     with start(APART, lease=5.0) as workers:
         ref = made(workers)
@@ -316,7 +317,7 @@ def kill_once(there: HostProcess, row: Mapping[str, float]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_two_hosts(
     marked: Path, cluster: Path, there: HostProcess, options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

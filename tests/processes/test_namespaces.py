@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.namespaces import heals, make_inputs, two_hosts, why_not
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 
 def test_a_short_partition_heals(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def same_as(whole: Result, folder: Path) -> None:
 
 @pytest.mark.parametrize("graph,seed", [
     ("evaluated", 1),
-    pytest.param("evaluated", 2, marks=pytest.mark.slow),
-    pytest.param("followed", 3, marks=pytest.mark.slow),
+    pytest.param("evaluated", 2, marks=pytest.mark.long),
+    pytest.param("followed", 3, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_killed_at_random_and_resumed(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result], graph: str, seed: int
@@ -99,11 +99,11 @@ def kill_after(made: subprocess.Popen[str], seconds: float) -> None:
 
 @pytest.mark.parametrize("pattern", [
     "checkpoints/.tmp-step_4/train_policy/model.safetensors",
-    pytest.param("checkpoints/.tmp-step_4", marks=pytest.mark.slow),
-    pytest.param("checkpoints/.tmp-step_4/manifest.json", marks=pytest.mark.slow),
-    pytest.param("checkpoints/step_4", marks=pytest.mark.slow),
-    pytest.param("checkpoints/best_evaluate/.tmp-*", marks=pytest.mark.slow),
-    pytest.param("samples/.step_000003.parquet.tmp", marks=pytest.mark.slow),
+    pytest.param("checkpoints/.tmp-step_4", marks=pytest.mark.long),
+    pytest.param("checkpoints/.tmp-step_4/manifest.json", marks=pytest.mark.long),
+    pytest.param("checkpoints/step_4", marks=pytest.mark.long),
+    pytest.param("checkpoints/best_evaluate/.tmp-*", marks=pytest.mark.long),
+    pytest.param("samples/.step_000003.parquet.tmp", marks=pytest.mark.long),
 ])  # fmt: skip
 def test_killed_while_a_file_is_written(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result], pattern: str
@@ -117,7 +117,7 @@ def test_killed_while_a_file_is_written(
     same_as(whole("evaluated"), tmp_path / "killed")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_before_the_first_checkpoint_begins_anew(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
 ) -> None:
@@ -129,7 +129,7 @@ def test_killed_before_the_first_checkpoint_begins_anew(
     same_as(whole("evaluated"), tmp_path / "killed")
 
 
-@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.long)])
 def test_with_lag_nothing_is_lost_or_trained_twice(tiny: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with process(tiny, tmp_path, "lagging", STEPS) as made:
@@ -166,6 +166,7 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     same_as(whole("followed"), tmp_path / "killed")
 
 
+@pytest.mark.long
 def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
 ) -> None:
@@ -201,7 +202,7 @@ def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
     end_of_children(there)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_line_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
     code = "import sys; from engine.cli import main; sys.exit(main())"
     flags = ["--base", tiny / "model", "--data", tiny / "train.parquet", "--reward-fn", "run_graphs:vowels"]

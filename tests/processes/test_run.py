@@ -293,7 +293,9 @@ def test_another_seed_gives_others(tiny: Path, options: Options) -> None:
     assert weights(one) != weights(two)
 
 
-@pytest.mark.parametrize("places", [{}, {"workers": "apart"}], ids=["one", "apart"])
+@pytest.mark.parametrize("places", [
+    pytest.param({}, id="one"), pytest.param({"workers": "apart"}, id="apart", marks=pytest.mark.long)
+])  # fmt: skip
 def test_two_policies_have_samples_of_their_own(tiny: Path, options: Options, places: dict[str, Any]) -> None:
     result = run(two_policies(str(tiny / "model"), str(tiny / "train.parquet")), options(2, **places))
     rows = read_samples(result.folder / "samples").to_pylist()

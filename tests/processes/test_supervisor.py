@@ -266,7 +266,7 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
         assert supervisor.pids()["host"] != first["host"]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
     """Rows go round and round; each end is told once, no event of another incarnation comes, none is missing."""
     draw = random.Random(seed)

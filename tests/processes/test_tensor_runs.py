@@ -39,6 +39,7 @@ def total(folder: Path, name: str) -> float:
     return sum(row.get(name, 0.0) for row in metrics(folder))
 
 
+@pytest.mark.long
 def test_two_tensor_ranks_train_as_one_does_and_each_row_is_fetched_once(tiny: Path, options: Options) -> None:
     one = run(small(tiny), options(3, name="one", pin={"rollout": "gen", "train_policy": "train"}))
     two = run(small(tiny), options(3, name="two", pin={"rollout": "gen", "train_policy": "train,train-1"}, **TWO))

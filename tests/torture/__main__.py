@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: what is started would ignore it, too
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     if options.part and len(options.part) == 1:
         part = importlib.import_module(f"tests.torture.{options.part[0]}")
         outcomes = part.torture(options.short, options.seed)

@@ -118,6 +118,7 @@ def split_probe(rank: int, port: int, base: str) -> tuple[float, bool, int]:
         leave()
 
 
+@pytest.mark.long
 def test_split_weights_are_probed_by_all_their_ranks(base: str) -> None:
     ranks = Ranks(2)
     try:

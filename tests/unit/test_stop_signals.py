@@ -39,6 +39,14 @@ with ending_command() if command else nullcontext():
 """
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Who runs the tests under nohup ignores SIGHUP, and so would what they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @contextmanager
 def process(grace: float = 60.0, kind: str = "command", *, nohup: bool = False) -> Iterator[subprocess.Popen[str]]:
     """One that behaves as the process of a run."""

@@ -20,7 +20,7 @@ from operators.kernels.torch.slices import Slices
 LIMIT = 120.0
 """Seconds that the ranks may take."""
 
-WORLDS = [pytest.param((2, 2), id="1 x 2"), pytest.param((4, 2), id="2 x 2", marks=pytest.mark.long)]
+WORLDS = [pytest.param(size, id=name, marks=pytest.mark.long) for size, name in (((2, 2), "1 x 2"), ((4, 2), "2 x 2"))]
 
 
 def save_qwen3(directory: Path) -> str:
