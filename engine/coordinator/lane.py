@@ -334,9 +334,15 @@ class Lane:
     def versions(self, slots: np.ndarray) -> np.ndarray:
         """int32: for each row at the cut that a trained Model had a part in, the oldest version of its lineage.
 
-        Where nodes of different widths cross the cut, the rows are those of the widest.
+        Where nodes of different widths cross the cut, the rows are those of the widest; of two generations whose
+        widths are no multiples of each other, those of both.
         """
-        width = max(self._tables[name].rows for name in self.cut)
+        widths = {self._tables[name].rows for name in self.cut}
+        widest = sorted(w for w in widths if not any(other > w and other % w == 0 for other in widths))
+        return np.concatenate([self._versions_at(slots, width) for width in widest])
+
+    def _versions_at(self, slots: np.ndarray, width: int) -> np.ndarray:
+        """The same, of the nodes at the cut with so many rows a prompt."""
         there = np.zeros((len(slots), width), dtype=bool)
         for name in self.cut:
             table = self._tables[name]

@@ -267,6 +267,16 @@ def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
     assert it.versions(it.slots(FINISHED)).tolist() == [2, 2]
 
 
+def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> None:
+    more = node("more", "prompts", relation="expand", rows=3, inner=1, work="decode")
+    it = Lane("prompts", (PROMPTS, ROLLOUT, more), ["rollout", "more"], Blocks(weigh=True))
+    it.admit([0], [0], 1)
+    feed(it, "prompts", Keys.of([0]))
+    feed(it, "rollout", Keys.of([0, 0], [0, 1]), version=2)
+    feed(it, "more", Keys.of([0, 0, 0], [0, 1, 2]), version=6)
+    assert it.versions(it.slots(FINISHED)).tolist() == [2, 2, 6, 6, 6]
+
+
 def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
     it, blocks = lane(node("keep", "rollout", relation="subset", refill=True))
     it.admit([0, 1], [0, 0], 0)
