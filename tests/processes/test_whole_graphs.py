@@ -7,7 +7,7 @@ the next Step. Whatever we record is compared, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,31 @@ def better_of_two(score: Columns[Reward]) -> Columns[Preference]:
     return Columns.make(Preference, like=score, keep=np.ones(len(signs), np.uint8), sign=signs.astype(np.int8))
 
 
+Tokens = Sequence[Tensor]
+"""Log-probs of each row's tokens."""
+Numbers = Sequence[float]
+"""The reward of each row."""
+
+
+def trained_on_groups(
+    base: str, steps: Sequence[Any], trained: Any, loss_of: Callable[[Sequence[int], Tokens, Tokens, Numbers], Any]
+) -> None:
+    """The weights of a plain loop whose loss is the mean over groups of `loss_of(rows, now, reference, rewards)`."""
+    learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
+    for step in steps:
+        sampled_by(learner, step)
+        numbers = scored(base, step)
+        with torch.no_grad():
+            anchor = loop.logprobs(fixed.module, step.rows, T)
+        for ours in step.updates:
+            now = loop.logprobs(learner.module, step.rows, T)
+            losses = {rows[0]: loss_of(rows, now, anchor, numbers) for rows in loop.groups(step.rows)}
+            whole = torch.stack(list(losses.values())).mean()
+            learner.update(whole, ours, {row: float(loss.detach()) for row, loss in losses.items()})
+        learner.end_step()
+    same_weights(learner, trained["policy"])
+
+
 @pytest.mark.long
 def test_online_dpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     base = str(tiny / "model")
@@ -212,24 +237,15 @@ def test_online_dpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatc
     loss = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.3)
     graph = Graph("online_dpo", updated(policy, rollout, loss, epochs=2))
     steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
-    learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
-    for step in steps:
-        sampled_by(learner, step)
-        numbers = scored(base, step)
-        with torch.no_grad():
-            anchor = loop.logprobs(fixed.module, step.rows, T)
-        for ours in step.updates:
-            now = loop.logprobs(learner.module, step.rows, T)
-            losses = {}
-            for first, second in loop.groups(step.rows):
-                win, lose = (first, second) if numbers[first] >= numbers[second] else (second, first)
-                margin = (now[win] - anchor[win]).sum() - (now[lose] - anchor[lose]).sum()
-                losses[first] = -torch.nn.functional.logsigmoid(0.3 * margin)
-            # The very first update has all margins at 0, where each pair has the slope of one half.
-            whole = torch.stack(list(losses.values())).mean()
-            learner.update(whole, ours, {row: float(loss.detach()) for row, loss in losses.items()})
-        learner.end_step()
-    same_weights(learner, trained["policy"])
+
+    def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
+        first, second = rows
+        win, lose = (first, second) if numbers[first] >= numbers[second] else (second, first)
+        margin = (now[win] - anchor[win]).sum() - (now[lose] - anchor[lose]).sum()
+        return -torch.nn.functional.logsigmoid(0.3 * margin)
+
+    # The very first update has all margins at 0, where each pair has the slope of one half.
+    trained_on_groups(base, steps, trained, loss_of)
 
 
 @pytest.mark.long
@@ -261,23 +277,12 @@ def test_trajectory_balance(tiny: Path, options: Options, monkeypatch: pytest.Mo
     loss = trajectory_balance_loss(score, reference=logprobs(reference, rollout), beta=0.5)
     graph = Graph("tba", updated(policy, rollout, loss, epochs=2))
     steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
-    learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
-    for step in steps:
-        sampled_by(learner, step)
-        numbers = scored(base, step)
-        with torch.no_grad():
-            anchor = loop.logprobs(fixed.module, step.rows, T)
-        for ours in step.updates:
-            now = loop.logprobs(learner.module, step.rows, T)
-            losses = {}
-            for rows in loop.groups(step.rows):
-                log_z = np.mean([float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows])
-                gaps = [(log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5) ** 2 for r in rows]
-                losses[rows[0]] = torch.stack(gaps).mean()
-            whole = torch.stack(list(losses.values())).mean()
-            learner.update(whole, ours, {row: float(loss.detach()) for row, loss in losses.items()})
-        learner.end_step()
-    same_weights(learner, trained["policy"])
+
+    def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
+        log_z = np.mean([float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows])
+        return torch.stack([(log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5) ** 2 for r in rows]).mean()
+
+    trained_on_groups(base, steps, trained, loss_of)
 
 
 def test_decoupled_at_lag_1_behind_top_p(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
