@@ -50,6 +50,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 200
 """Characters of a run's name: file systems allow 255, and other names are made of it."""
 
+_BEGUN = frozenset(temporary(Path(name)).name for name in FILES)
+"""What a run that was killed as it made its first records may leave; there is nothing else of it."""
+
 _PID_DIGITS = 10
 """The lock's text has one length, so that it is never cut."""
 
@@ -213,13 +216,15 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
             f"run folder {path}: overwrite=True deletes only what is in it, found a link to {os.readlink(path)}. "
             "Fix: choose another name, or delete that folder yourself."
         )
-    if found and not overwrite:
+    if _BEGUN.issuperset(found):
+        return found
+    if not overwrite:
         raise RunError(
             f"run folder {path}: expected no such folder or an empty one, found {_some(found)}. "
             f"Fix: resume that run, choose another name, or pass overwrite=True to delete it."
         )
     foreign = [name for name in found if not _ours(name)]
-    if foreign or (found and not _is_run(path)):
+    if foreign or not _is_run(path):
         raise RunError(
             f"run folder {path}: overwrite=True deletes only what a run made, found {_some(foreign or found)}. "
             f"Fix: choose another name, or move that away yourself."

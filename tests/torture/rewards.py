@@ -213,7 +213,7 @@ class Commands:
         code, out, err, left = self._called("run", f"{bad_rewards.__file__}:{kind}", f"run_{kind}")
         problem = self._ended(code, 3 if said else 0, err, left)
         if said and not problem:
-            problem = judged(err, said, kind, "(row ")
+            problem = judged(err, said, kind, "row ")
         return outcome(f"command: {kind}", problem or shown_wrongly(out + err), _first(err or out), begun)
 
     def _file(self, name: str) -> Outcome:

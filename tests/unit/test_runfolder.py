@@ -54,6 +54,14 @@ def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
     RunFolder.create("empty", tmp_path).close()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_was_killed_at_its_first_record_leaves_nothing_in_the_way(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".versions.json.tmp").write_text("{")
+    with RunFolder.create("a", tmp_path, overwrite=overwrite) as run:
+        assert not [p.name for p in run.path.iterdir() if p.suffix == ".tmp"]
+
+
 @pytest.mark.parametrize("content", ["thesis.tex", "metrics.jsonl"])
 def test_overwrite_never_deletes_what_is_not_a_runs(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine").mkdir()

@@ -115,6 +115,15 @@ def _optimizer(folder: Path) -> None:
     save_state({"names": ["w"], "adam": {"state": moments}, "copies": [], "step": 1}, folder / "optimizer.pt")
 
 
+def _tokenizer(folder: Path) -> None:
+    from operators.kernels.torch.models import save_tokenizer
+
+    base = folder.parent / "base"
+    base.mkdir(exist_ok=True)
+    (base / "tokenizer.json").write_text("{}")
+    save_tokenizer(str(base), folder)
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "run folder": lambda f: RunFolder.create("new", f).close(),
     "record": lambda f: RunFolder.seen(f).write_text("graph.json", "new"),
@@ -126,6 +135,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "keys": lambda f: make_keys(f / "new.keys", ["a"]),
     "drawing": lambda f: write_where_asked("the drawing", f / "graph.json", "new"),
     "optimizer": _optimizer,
+    "tokenizer": _tokenizer,
 }
 
 

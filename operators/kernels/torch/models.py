@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -146,8 +145,7 @@ def save_model(module: PreTrainedModel, directory: Path | str, weights: Mapping[
     size = sum(p.numel() * p.element_size() for p in (module.parameters() if weights is None else weights.values()))
     with writing("the weights", target, size), _quiet(), _rust_errors():
         module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
-    with writing("the tokenizer", target):
-        _save_tokenizer(base, target)
+    save_tokenizer(base, target)
 
 
 @contextmanager
@@ -162,10 +160,12 @@ def _rust_errors() -> Iterator[None]:
         raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
-def _save_tokenizer(base: str, target: Path) -> None:
+def save_tokenizer(base: str, target: Path) -> None:
+    """The tokenizer of a base beside saved weights; of a directory its files as they are. Raises as save_model does."""
     local = Path(base).expanduser()
     if not local.is_dir():
-        AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
+        with writing("the tokenizer", target):
+            AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
         return
     present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
     if not present:
@@ -174,7 +174,8 @@ def _save_tokenizer(base: str, target: Path) -> None:
         )
     for path in present:
         if path.parent.resolve() != target.resolve():
-            shutil.copyfile(path, target / path.name)
+            with writing("the tokenizer", target / path.name):  # not by shutil, which tries again where a disk fails
+                (target / path.name).write_bytes(path.read_bytes())
 
 
 def restore_model(module: nn.Module, model: Model, directory: Path | str) -> None:
