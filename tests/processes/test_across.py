@@ -123,7 +123,8 @@ def test_a_run_goes_on_in_other_places(tiny: Path, options: Options) -> None:
 # stopped
 
 
-@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
     tiny: Path, tmp_path: Path, presses: int
 ) -> None:
@@ -166,6 +167,7 @@ def killing(name: str, *steps: int) -> Callable[[Any], None]:
     return told
 
 
+@pytest.mark.long
 def test_workers_that_are_killed_change_nothing(tiny: Path, options: Options, caplog: pytest.LogCaptureFixture) -> None:
     graph = evaluated(tiny, every=2, keep_best=1)
     spread = options(6, name="killed", checkpoint_every=2, pin=APART | {"greedy_rollout": "gen"})

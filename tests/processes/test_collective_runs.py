@@ -53,7 +53,8 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "replicas" else pytest.mark.long) for n in PLACES])
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(PLACES))
 def test_the_bits_of_the_pull_route(tiny: Path, options: Options, name: str) -> None:
     make, spread = PLACES[name]
     pull = run(make(tiny), options(4, name="pull", weights="pull", **spread))

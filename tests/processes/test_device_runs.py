@@ -83,7 +83,8 @@ def test_content_may_be_checked_too(tiny: Path, options: Options, whole: Result)
     same(run(steering(tiny), options(3, pin=TWO, verify="content")), whole)
 
 
-@pytest.mark.parametrize("worker, pin", [("a", TWO), pytest.param("c", APART, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("worker, pin", [("a", TWO), ("c", APART)])
 def test_a_death_at_either_end_changes_nothing(
     tiny: Path, options: Options, whole: Result, worker: str, pin: dict[str, str]
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_host_serves_one_run_at_a_time(start: Start) -> None:
         pytest.fail("it opened")
 
 
+@pytest.mark.long
 def test_a_run_that_is_not_heard_of_is_ended_by_the_host(start: Start, there: HostProcess) -> None:
     with start(APART, lease=5.0) as workers:
         (pid,) = there.workers()

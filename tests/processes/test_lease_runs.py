@@ -37,6 +37,7 @@ def turns(folder: Path) -> list[tuple[str, str]]:
     return [turn for at, turn in enumerate(found) if at not in first.values()]
 
 
+@pytest.mark.long
 def test_workers_that_take_turns_give_the_numbers_of_one(tiny: Path, options: Callable[..., Any]) -> None:
     alone = run(small(tiny), options(3, name="alone", inproc=True))
     turned = run(small(tiny), options(3, name="turned", **TURNS))

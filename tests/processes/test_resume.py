@@ -65,11 +65,8 @@ def same_as(whole: Result, folder: Path) -> None:
 # killed
 
 
-@pytest.mark.parametrize("graph,seed", [
-    ("evaluated", 1),
-    pytest.param("evaluated", 2, marks=pytest.mark.long),
-    pytest.param("followed", 3, marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize("graph,seed", [("evaluated", 1), ("evaluated", 2), ("followed", 3)])
 def test_killed_at_random_and_resumed(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result], graph: str, seed: int
 ) -> None:

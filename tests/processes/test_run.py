@@ -280,13 +280,14 @@ def twice(graph: Callable[[], Graph], options: Options, **changes: Any) -> tuple
     return run(graph(), options(4, name="one")), run(graph(), options(4, name="two", **changes))
 
 
-@pytest.mark.parametrize("make", [evaluated, followed, dapo])
+@pytest.mark.parametrize("make", [followed, *(pytest.param(g, marks=pytest.mark.long) for g in (evaluated, dapo))])
 def test_equal_seeds_give_equal_bits(tiny: Path, options: Options, make: Callable[[Path], Graph]) -> None:
     one, two = twice(lambda: make(tiny), options)
     assert timeless(metrics(one.folder)) == timeless(metrics(two.folder))
     assert weights(one) == weights(two)
 
 
+@pytest.mark.long
 def test_another_seed_gives_others(tiny: Path, options: Options) -> None:
     one, two = twice(lambda: small(tiny), options, seed=1)
     assert timeless(metrics(one.folder)) != timeless(metrics(two.folder))

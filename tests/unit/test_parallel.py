@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from dataflow.errors import KernelError
 from operators.kernels.torch import heads
 
+pytestmark = pytest.mark.long
 SPLIT = pytest.mark.parametrize("shard", [False, True], ids=["whole", "split"])
 LIMIT = 90.0
 """Seconds that both ranks may take; about 15 on an idle core."""
