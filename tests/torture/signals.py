@@ -137,8 +137,8 @@ def _in_turn(draw: random.Random, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def torture(short: bool, seed: int) -> list[Outcome]:
-    """Short: 3 cases, each of another kind and signal; else 60. Two at a time, after what they are compared with."""
-    found = list(cases(seed, 3 if short else 60))
+    """Short: 2 cases, each of another kind and signal; else 60. Two at a time, after what they are compared with."""
+    found = list(cases(seed, 2 if short else 60))
     with tempfile.TemporaryDirectory(prefix="torture_") as made, ThreadPoolExecutor(2) as pool:
         folder = Path(made)
         _prepare(folder)
