@@ -216,7 +216,7 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
             f"run folder {path}: overwrite=True deletes only what is in it, found a link to {os.readlink(path)}. "
             "Fix: choose another name, or delete that folder yourself."
         )
-    if _BEGUN.issuperset(found):
+    if not found or _is_only_begun(path, found):
         return found
     if not overwrite:
         raise RunError(
@@ -230,6 +230,11 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
             f"Fix: choose another name, or move that away yourself."
         )
     return found
+
+
+def _is_only_begun(path: Path, found: list[str]) -> bool:
+    """Whether a folder of its own holds nothing but records that were never whole."""
+    return not path.is_symlink() and all(name in _BEGUN and not (path / name).is_dir() for name in found)
 
 
 def _acquire(path: Path) -> int:

@@ -62,6 +62,15 @@ def test_a_run_that_was_killed_at_its_first_record_leaves_nothing_in_the_way(tmp
         assert not [p.name for p in run.path.iterdir() if p.suffix == ".tmp"]
 
 
+def test_the_first_records_of_a_folder_that_is_a_link_stay(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".versions.json.tmp").write_text("{")
+    (tmp_path / "a").symlink_to("theirs")
+    with pytest.raises(RunError, match="expected no such folder or an empty one"):
+        RunFolder.create("a", tmp_path)
+    assert (tmp_path / "theirs" / ".versions.json.tmp").read_text() == "{"
+
+
 @pytest.mark.parametrize("content", ["thesis.tex", "metrics.jsonl"])
 def test_overwrite_never_deletes_what_is_not_a_runs(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine").mkdir()
