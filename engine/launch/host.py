@@ -62,13 +62,13 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
     doing = f"host {name} is given back once its run has stopped"
     with StopSignals(grace, lambda: "the run goes on by dataflow resume", asked, doing) as signals:
         while not signals.requested:
-            failed = _serve_next(cluster, name, keys, asks)
+            failed = _serve_next(cluster, name, keys, asks, signals)
             if failed > 0 and not signals.requested:
                 return failed
         return code(signals.number)
 
 
-def _serve_next(cluster: Path, name: str, keys: Path | None, asks: list[IO[bytes]]) -> int:
+def _serve_next(cluster: Path, name: str, keys: Path | None, asks: list[IO[bytes]], signals: StopSignals) -> int:
     """Serve one run in a process of its own; its exit code. asks: where closing the one entry asks it to stop."""
     bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
@@ -76,6 +76,8 @@ def _serve_next(cluster: Path, name: str, keys: Path | None, asks: list[IO[bytes
         process = subprocess.Popen(interpreter(bootstrap, "engine.launch.host", *given), stdin=subprocess.PIPE)
     assert process.stdin is not None
     asks[:] = [process.stdin]
+    if signals.requested:  # while the process began, where there was nothing to close yet
+        process.stdin.close()
     ended = process.wait()
     if ended < 0:
         print(f"host {name}: the process that served a run was ended by signal {-ended}", file=sys.stderr)

@@ -147,11 +147,13 @@ class StopSignals:
         began = time.monotonic()
         self.number = first
         self._asked()
-        while (same := self._until(began + min(SAME, self._grace))) is not None:
-            if same == _OVER:
-                return
+        same: int | None = first
+        while same not in (None, _OVER):
+            same = self._until(began + min(SAME, self._grace))
         again = "Ctrl-C again" if first == signal.SIGINT else "another signal"
         _say(f"\n{name(first)}: {self._doing}, within {self._grace:g} s; {again} to stop now")
+        if same == _OVER:
+            return
         second = self._until(began + self._grace)
         if second is None:
             late = f"{self._doing} took longer than --grace {self._grace:g} s"

@@ -57,6 +57,11 @@ def never_returns(completions: Sequence[str], **columns: object) -> list[float]:
     return [0.0 for _ in completions]
 
 
+def says_and_hangs(completions: Sequence[str], **columns: object) -> list[float]:
+    print("hangs")
+    return never_returns(completions)
+
+
 def own_process(completions: Sequence[str], **columns: object) -> list[float]:
     return [float(os.getpid()) for _ in completions]
 

@@ -26,11 +26,10 @@ ENVIRONMENT = {
 
 @contextmanager
 def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """run_script.py in a session of its own; whatever happens, it has ended afterwards."""
+    """run_script.py in a session of its own; whatever happens, it has ended afterwards. communicate() ends its input."""
     command = [sys.executable, str(HERE / "run_script.py"), *map(str, arguments)]
-    made = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    made = subprocess.Popen(command, env=ENVIRONMENT, text=True, start_new_session=True, **pipes)
     late = threading.Timer(60, made.kill)
     late.start()
     try:
@@ -48,6 +47,15 @@ def wait_for(made: subprocess.Popen[str], line: str) -> None:
         if found.strip() == line:
             return
     raise AssertionError(f"the run ended before {line!r}: {made.stderr.read() if made.stderr else ''}")
+
+
+def told(made: subprocess.Popen[str], words: str = "Ctrl-C again") -> None:
+    """Read what it says on standard error up to a line with these words."""
+    assert made.stderr is not None
+    for found in made.stderr:
+        if words in found:
+            return
+    raise AssertionError(f"the run ended, and never said {words!r}")
 
 
 def end_of_children(pids: list[int]) -> None:

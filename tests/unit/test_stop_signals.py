@@ -122,6 +122,16 @@ def test_what_comes_at_once_is_one_request() -> None:
         assert made.communicate()[0] in ("stopped by SIGTERM\n", "stopped by SIGHUP\n")
 
 
+def test_what_a_signal_does_is_said_however_soon_the_run_ends() -> None:
+    with process() as made:
+        running(made)
+        made.send_signal(15)
+        say(made, "end of the step")
+        out, err = made.communicate()
+        assert (made.returncode, out) == (143, "stopped by SIGTERM\n")
+        assert err == "\nSIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to stop now\n"
+
+
 def test_after_the_grace_it_ends_without_a_checkpoint() -> None:
     with process(0.2) as made:
         running(made)
