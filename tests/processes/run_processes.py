@@ -26,7 +26,10 @@ ENVIRONMENT = {
 
 @contextmanager
 def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """run_script.py in a session of its own; whatever happens, it has ended afterwards. communicate() ends its input."""
+    """run_script.py in a session of its own; whatever happens, it has ended afterwards.
+
+    Its standard input ends with communicate().
+    """
     command = [sys.executable, str(HERE / "run_script.py"), *map(str, arguments)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     made = subprocess.Popen(command, env=ENVIRONMENT, text=True, start_new_session=True, **pipes)
