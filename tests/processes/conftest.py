@@ -53,7 +53,7 @@ def options(tmp_path: Path) -> Callable[..., Any]:
             "runs": tmp_path / "runs",
             "threads": 1,
             "progress": False,
-            "watchdog": 60.0,
+            "watchdog": 150.0,
             "workers": "one",
         }
         return RunOptions(**given | changes)

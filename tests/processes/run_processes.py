@@ -33,7 +33,7 @@ def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(HERE / "run_script.py"), *map(str, arguments)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     made = subprocess.Popen(command, env=ENVIRONMENT, text=True, start_new_session=True, **pipes)
-    late = threading.Timer(60, made.kill)
+    late = threading.Timer(150, made.kill)
     late.start()
     try:
         yield made

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ from dataflow.errors import DataError, KernelError, RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.api import Result, resume, run
+from engine.launch.local import Supervisor
 from engine.observe.samples import read_samples
 from engine.observe.trace import read_trace
+from engine.runtime.stop import Stop
 from operators.data import prompts
 from operators.generate import generate
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 APART = {"rollout": "gen", "train_policy": "train"}
 
 
@@ -221,7 +224,28 @@ def test_an_error_arrives_with_its_names(
         assert part in str(caught.value), part
 
 
+@pytest.fixture
+def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog counts from when all Workers are open: how long their imports take is the machine's affair."""
+    opened, open_all, watch = threading.Event(), Supervisor._all_opened, Stop._watch
+
+    def told(supervisor: Supervisor) -> Any:
+        try:
+            return open_all(supervisor)
+        finally:
+            opened.set()
+
+    def patiently(stop: Stop) -> None:
+        opened.wait()
+        stop.alive()
+        watch(stop)
+
+    monkeypatch.setattr(Supervisor, "_all_opened", told)
+    monkeypatch.setattr(Stop, "_watch", patiently)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("watched_once_open")
 def test_a_node_that_hangs_is_named(tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]) -> None:
     named = r"nothing has moved for 10 s; ops is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
     with pytest.raises(RunError, match=named) as caught:

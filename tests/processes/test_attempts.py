@@ -17,7 +17,7 @@ from engine.coordinator.messages import GoBack, StepClosed
 from engine.observe.samples import read_samples
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

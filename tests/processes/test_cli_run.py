@@ -59,7 +59,7 @@ def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProc
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 

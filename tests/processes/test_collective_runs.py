@@ -25,7 +25,7 @@ from operators.reward import reward
 from operators.train import train
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 APART = {"rollout": "gen", "train_policy": "train"}
 
 

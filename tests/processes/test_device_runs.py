@@ -31,7 +31,7 @@ from engine.runtime.worker import Worker
 from engine.runtime.workers import KeepRows, Save
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 TWO = {"states": "a,b"}
 """Two replicas make them; an operator and a loss read them in the Worker of everything else."""
 APART = TWO | {"steered": "c", "train_policy": "t"}

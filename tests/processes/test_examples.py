@@ -40,7 +40,7 @@ PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
 ELSEWHERE = ("demo", "demo_task")
 """Tested elsewhere."""
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_example_as_a_script(here: Path) -> None:
     """As a reader starts it; the reward function is then one of __main__."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     script = "examples/user_reward.py"
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1  short_digits 0.")
 
@@ -201,7 +201,7 @@ def run_command(words: list[str]) -> int:
         return dataflow(words[1:])
     assert words[0] == "python", f"README: a command that the test does not know: {words}"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words[1:]], env=env, timeout=110, check=False).returncode
+    return subprocess.run([sys.executable, *words[1:]], env=env, timeout=220, check=False).returncode
 
 
 def test_commands_of_the_readme(here: Path) -> None:

@@ -18,7 +18,7 @@ from dataflow.errors import KernelError
 from engine.api import run
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 HOLDS = """
 import re, sys

@@ -54,7 +54,7 @@ from engine.runtime.link import Link
 from engine.runtime.workers import Save
 from graphs.grpo import grpo
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
 SOON = 30.0
 APART = {"source": "a", "host": "b"}

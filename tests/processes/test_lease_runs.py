@@ -15,7 +15,7 @@ from test_rank_runs import alike
 from engine.api import resume, run
 from engine.observe.trace import read_trace
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 TURNS: dict[str, Any] = {"pin": {"rollout": "gen", "train_policy": "train"}, "leases": (("gen", "train"),)}
 
 
@@ -87,6 +87,6 @@ def test_ranks_of_which_one_sleeps_write_checkpoints(tiny: Path, options: Callab
     """
     shared: dict[str, Any] = {"tensor": {"train_policy": 2}, "leases": (("gen", "train"),)}
     pin = {"rollout": "gen", "score": "judge", "train_policy": "train,train-1"}
-    made = options(10, workers="one", pin=pin, checkpoint_every=1, keep=10, watchdog=30.0, **shared)
+    made = options(10, workers="one", pin=pin, checkpoint_every=1, keep=10, watchdog=150.0, **shared)
     result = run(dapo(tiny, max_lag=3), made)
     assert len(list(result.folder.glob("checkpoints/step_*/cut.json"))) == result.step == 10

@@ -26,7 +26,7 @@ from operators.reward import reward
 from operators.train import evaluate, train
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 SHORT, LONG = "ab", "abcdefghij"
 

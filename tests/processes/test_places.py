@@ -16,7 +16,7 @@ from engine.api import Result, peek, run
 from graphs.ppo import ppo
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_in_a_thread(tiny: Path, options: Options) -> None:

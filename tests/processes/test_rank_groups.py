@@ -13,7 +13,7 @@ from dataflow.kernel import Layout
 from engine.launch.failures import Failures
 from engine.launch.ranks import groups, meetings
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:

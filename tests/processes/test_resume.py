@@ -26,7 +26,7 @@ from engine.observe.samples import read_samples
 from graphs.grpo import grpo
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(110)
+pytestmark = pytest.mark.timeout(240)
 STEPS = 8
 
 
@@ -206,7 +206,7 @@ def test_the_command_line_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
     flags += ["--n", 2, "--batch", 4, "--max-tokens", 6, "--steps", 100_000, "--runs", tmp_path, "--threads", 1]
     command = [sys.executable, "-c", code, "run", "graphs.grpo:grpo", *map(str, flags)]
     made = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    late = threading.Timer(60, made.kill)
+    late = threading.Timer(150, made.kill)
     late.start()
     try:
         assert made.stdout is not None

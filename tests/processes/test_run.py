@@ -39,7 +39,7 @@ from operators.reward import reward
 from operators.rewards import verl_reward
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def finite(rows: list[dict[str, Any]]) -> bool:

@@ -22,7 +22,7 @@ from test_scoring import chunk, ended, kernel, rewards
 from dataflow.errors import KernelError
 from operators.kernels.scoring_frames import HEADER, LARGEST_ANSWER, MARK, Answers, Garbled, judged_answer
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def hostile(completions: list[str], log_metric: Any) -> list[float]:

@@ -49,7 +49,7 @@ from engine.runtime.wire import encode
 from engine.runtime.workers import KeepRows, Save, WorkerGone
 from operators.kernels.scoring_process import Children
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
 SOON = 20.0
 MARK = "DATAFLOW_TEST_MARK"

@@ -18,7 +18,7 @@ from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
 
 Options = Callable[..., Any]
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import train
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 Options = Callable[..., Any]
 LR, T = 2e-3, 0.8
 
