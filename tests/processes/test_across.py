@@ -23,7 +23,6 @@ from engine.api import Result, resume, run
 from engine.launch.local import Supervisor
 from engine.observe.samples import read_samples
 from engine.observe.trace import read_trace
-from engine.runtime.stop import Stop
 from operators.data import prompts
 from operators.generate import generate
 
@@ -227,21 +226,15 @@ def test_an_error_arrives_with_its_names(
 @pytest.fixture
 def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog counts from when all Workers are open: how long their imports take is the machine's affair."""
-    opened, open_all, watch = threading.Event(), Supervisor._all_opened, Stop._watch
+    opened, open_all, doing = threading.Event(), Supervisor._all_opened, Supervisor.doing
 
     def told(supervisor: Supervisor) -> Any:
-        try:
-            return open_all(supervisor)
-        finally:
-            opened.set()
-
-    def patiently(stop: Stop) -> None:
-        opened.wait()
-        stop.alive()
-        watch(stop)
+        events = open_all(supervisor)
+        opened.set()
+        return events
 
     monkeypatch.setattr(Supervisor, "_all_opened", told)
-    monkeypatch.setattr(Stop, "_watch", patiently)
+    monkeypatch.setattr(Supervisor, "doing", lambda self: doing(self) if opened.is_set() else object())
 
 
 @pytest.mark.long
