@@ -53,31 +53,26 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
     with a checkpoint; this host is there until it has, or until `grace` is over. Returns the exit code.
     """
     _own_host(cluster, name, keys)
-    asks: list[IO[bytes]] = []
-
-    def asked() -> None:
-        for end in asks:
-            end.close()  # which the process that serves hears of
-
+    reads, writes = os.pipe()
     doing = f"host {name} is given back once its run has stopped"
-    with StopSignals(grace, lambda: "the run goes on by dataflow resume", asked, doing) as signals:
+    with (
+        open(reads, "rb") as hears,
+        open(writes, "wb") as asks,  # closing it asks whoever serves to stop, who may be only about to begin
+        StopSignals(grace, lambda: "the run goes on by dataflow resume", asks.close, doing) as signals,
+    ):
         while not signals.requested:
-            failed = _serve_next(cluster, name, keys, asks, signals)
+            failed = _serve_next(cluster, name, keys, hears)
             if failed > 0 and not signals.requested:
                 return failed
         return code(signals.number)
 
 
-def _serve_next(cluster: Path, name: str, keys: Path | None, asks: list[IO[bytes]], signals: StopSignals) -> int:
-    """Serve one run in a process of its own; its exit code. asks: where closing the one entry asks it to stop."""
+def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -> int:
+    """Serve one run in a process of its own; its exit code. hears: what it reads ends where it is to stop."""
     bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
     with held_back():
-        process = subprocess.Popen(interpreter(bootstrap, "engine.launch.host", *given), stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    asks[:] = [process.stdin]
-    if signals.requested:  # while the process began, where there was nothing to close yet
-        process.stdin.close()
+        process = subprocess.Popen(interpreter(bootstrap, "engine.launch.host", *given), stdin=hears)
     ended = process.wait()
     if ended < 0:
         print(f"host {name}: the process that served a run was ended by signal {-ended}", file=sys.stderr)
