@@ -52,13 +52,20 @@ def wait_for(made: subprocess.Popen[str], line: str) -> None:
     raise AssertionError(f"the run ended before {line!r}: {made.stderr.read() if made.stderr else ''}")
 
 
-def told(made: subprocess.Popen[str], words: str = "Ctrl-C again") -> None:
-    """Read what it says on standard error up to a line with these words."""
+def wait_for_error(made: subprocess.Popen[str], words: str) -> None:
+    """Read its standard error up to a line with these words."""
     assert made.stderr is not None
     for found in made.stderr:
         if words in found:
             return
     raise AssertionError(f"the run ended, and never said {words!r}")
+
+
+def go_on(made: subprocess.Popen[str]) -> None:
+    """Let one go on that holds after a Step."""
+    assert made.stdin is not None
+    made.stdin.write("\n")
+    made.stdin.flush()
 
 
 def end_of_children(pids: list[int]) -> None:

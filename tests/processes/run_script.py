@@ -1,7 +1,7 @@
 """A run in a process of its own, to be killed: `run_script.py FOLDER RUNS GRAPH STEPS [resume] [hold=N]`.
 
-Prints `step N` for each Step; after that of `hold` it waits until standard input ends. Owns: nothing else; graphs are
-those of run_graphs.py, by their function's name.
+Prints `step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard input. Owns:
+nothing else; graphs are those of run_graphs.py, by their function's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKERS = {"overlapping": "auto", "apart": "apart"}
 def tell(step: int) -> None:
     print(f"step {step}", flush=True)
     if f"hold={step}" in sys.argv[5:]:
-        sys.stdin.read()
+        sys.stdin.readline()
 
 
 def main() -> None:

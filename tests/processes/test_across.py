@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from left_by_runs import Rows, children, metrics, timeless, weights, workers
 from run_graphs import breaks, evaluated, followed, hangs, not_a_number, raises, small, with_score
-from run_processes import end_of_children, process, told, wait_for
+from run_processes import end_of_children, process, wait_for, wait_for_error
 
 from dataflow.errors import DataError, KernelError, RunError
 from dataflow.graph import Graph
@@ -134,7 +134,7 @@ def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
         wait_for(made, "step 3")
         there = children(made.pid)
         os.killpg(made.pid, signal.SIGINT)
-        told(made)
+        wait_for_error(made, "Ctrl-C again")
         if presses == 2:
             os.killpg(made.pid, signal.SIGINT)
         out, err = made.communicate()

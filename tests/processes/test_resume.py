@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from left_by_runs import children, metrics, timeless, weights
 from run_graphs import evaluated, followed, small, vowels
-from run_processes import ENVIRONMENT, end_of_children, process, told, wait_for
+from run_processes import ENVIRONMENT, end_of_children, go_on, process, wait_for, wait_for_error
 
 from dataflow.errors import CheckpointError, GraphError
 from dataflow.graph import Graph
@@ -73,24 +73,26 @@ def test_killed_at_random_and_resumed(
     rng = random.Random(seed)
     how: list[str] = []
     for _ in range(2):  # the resumed run is killed as well
-        with process(tiny, tmp_path, graph, STEPS, *how) as made:
-            wait_for(made, f"step {rng.randint(1, 3) if not how else rng.randint(5, 7)}")
-            kill_after(made, rng.uniform(0.0, 0.15))
+        step = rng.randint(1, 3) if not how else rng.randint(5, 7)
+        with process(tiny, tmp_path, graph, STEPS, *how, f"hold={step}") as made:
+            kill_after(made, step, rng.uniform(0.0, 0.15))
         how = ["resume"]
     result = resume(tmp_path / "killed")
     assert result.step == STEPS
     same_as(whole(graph), tmp_path / "killed")
 
 
-def kill_after(made: subprocess.Popen[str], seconds: float) -> None:
-    """SIGKILL after so long, and then see that the kernel has taken the reward processes too."""
+def kill_after(made: subprocess.Popen[str], step: int, seconds: float) -> None:
+    """SIGKILL so long after it has held at a Step, and then see that the kernel has taken the reward processes too."""
+    wait_for(made, f"step {step}")
     there = children(made.pid)
+    go_on(made)
     try:
         made.wait(seconds)
     except subprocess.TimeoutExpired:
         made.send_signal(signal.SIGKILL)
     made.wait()
-    assert there or made.returncode == 0, "the run had no reward process, so this tests nothing"
+    assert there, "the run had no reward process, so this tests nothing"
     end_of_children(there)
 
 
@@ -129,9 +131,9 @@ def test_killed_before_the_first_checkpoint_begins_anew(
 @pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.long)])
 def test_with_lag_nothing_is_lost_or_trained_twice(tiny: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    with process(tiny, tmp_path, "lagging", STEPS) as made:
-        wait_for(made, f"step {rng.randint(2, 5)}")
-        kill_after(made, rng.uniform(0.0, 0.1))
+    step = rng.randint(2, 5)
+    with process(tiny, tmp_path, "lagging", STEPS, f"hold={step}") as made:
+        kill_after(made, step, rng.uniform(0.0, 0.1))
     assert resume(tmp_path / "killed").step == STEPS
     rows = metrics(tmp_path / "killed")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
@@ -188,10 +190,10 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
 def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
     """In a Step that never ends, so that it is the second that ends the run."""
     with process(tiny, tmp_path, "stuck", 100_000) as made:
-        told(made, "reward 'says_and_hangs' printed: hangs")
+        wait_for_error(made, "reward 'says_and_hangs' printed: hangs")
         there = children(made.pid)
         os.kill(made.pid, signal.SIGINT)
-        told(made)
+        wait_for_error(made, "Ctrl-C again")
         os.kill(made.pid, signal.SIGINT)
         _, err = made.communicate()
     assert made.returncode != 0
