@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,17 +33,19 @@ _COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
 _ENGINES = frozenset(Episode.columns) | {"prompt"}
 """Columns that are not the dataset's: only a function that names one of them is given it."""
 
-_FIXES: dict[FaultKind, str] = {
-    "raised": 'correct the function, or on_error="drop_group" to go on without such rows',
+_FIXES: dict[FaultKind | Literal["nothing"], str] = {
+    "raised": "correct the function",
     "type": "return a list with one number for each completion; None where it does not apply",
     "length": "one value per completion; None where it does not apply",
     "value": "one finite number per completion; None where it does not apply",
-    "timeout": 'a faster function, a longer timeout=, or on_error="drop_group" to go on without such rows',
+    "timeout": "a faster function or a longer timeout=",
     "metric": "log_metric(name, value): a name of 1 to 100 characters that can be printed, and a finite number",
-    "answer": "a function that ends its forks by os._exit and leaves descriptors alone that it did not open, or "
-    'on_error="drop_group" to go on without such rows',
-    "died": 'a function that does not end its process, or on_error="drop_group" to go on without such rows',
+    "answer": "a function that ends its forks by os._exit and leaves descriptors alone that it did not open",
+    "died": "a function that does not end its process",
+    "nothing": "a function that applies to every row",
 }
+_ROWS_ALONE = frozenset({"raised", "timeout", "answer", "died", "nothing"})
+"""Faults for which on_error="drop_group" is advised: the function may be right for all other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +162,7 @@ class Reward:
         for row in np.flatnonzero(nothing).tolist():
             message = (
                 f"node {self._node!r}: no reward for {_shown(chunk, slice(row, row + 1))}: "
-                f"{', '.join(f.name for f in self._functions)} returned None. "
-                'Fix: a function that applies to every row, or on_error="drop_group" to go on without such rows.'
+                f"{', '.join(f.name for f in self._functions)} returned None. Fix: {self._fix('nothing')}."
             )
             if not self._drop:
                 raise KernelError(message)
@@ -180,10 +182,15 @@ class Reward:
         first = records.column("completion")[unit.start].as_py()
         shown = first if len(first) <= 80 else first[:80] + "..."
         limit = f" after {self._timeout:g} s" if fault.kind == "timeout" else ""
+        detail = f"\n{fault.detail}" if fault.detail else ""
         return (
             f"node {self._node!r}: reward {self._functions[i].name!r} {fault.text}{limit} ({_shown(chunk, unit)}); "
-            f"first completion: {shown!r}. Fix: {_FIXES[fault.kind]}." + (f"\n{fault.detail}" if fault.detail else "")
+            f"first completion: {shown!r}. Fix: {self._fix(fault.kind)}.{detail}"
         )
+
+    def _fix(self, kind: FaultKind | Literal["nothing"]) -> str:
+        goes_on = kind in _ROWS_ALONE and not self._drop  # where rows are dropped already, that is no advice
+        return _FIXES[kind] + (', or on_error="drop_group" to go on without such rows' if goes_on else "")
 
 
 def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:

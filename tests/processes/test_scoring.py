@@ -208,12 +208,13 @@ def test_every_failure_names_its_row_and_gives_up_only_that_row(bad: str, messag
         assert said.startswith(f"node 'score': {message}")
         assert f"(row 11/0, step 3); first completion: {bad!r}. Fix: " in said
         assert ("in picky" in said) == (bad in ("raise", "hang", "leave"))
+        assert "drop_group" not in said, "that is what it does already"
         assert rewards(made, chunk(["fine"])) == [1.0]  # a replaced child serves on
 
 
 def test_by_default_the_first_failing_row_stops_the_run() -> None:
     with kernel(picky) as (made, session):
-        with pytest.raises(KernelError, match=r"raised ValueError: boom \(row 11/0"):
+        with pytest.raises(KernelError, match=r'raised ValueError: boom \(row 11/0.*, or on_error="drop_group" to'):
             list(made.run(chunk(["fine", "raise", "raise"])))
         assert not session.tombstones
 

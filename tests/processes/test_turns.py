@@ -77,6 +77,7 @@ def test_a_row_gets_the_mean_of_its_own(tiny: Path, options: Options, name: str)
     assert {sample for _, sample, _ in made} == set(range(width))
     assert len(set(made.values())) > 2, "the rows differ, so that wrong ones would show"
     assert result.step == 2
+    assert (metrics(result.folder)[-1]["data/dropped"] > 0) == (name == "turns, some fail")
 
 
 @pytest.mark.parametrize("n,second", [(2, 2), pytest.param(1, 1, marks=pytest.mark.long)])
@@ -162,6 +163,7 @@ def test_with_lag_and_a_generator_that_is_killed_no_row_is_lost(tiny: Path, opti
     )
     rows = metrics(result.folder)
     assert result.step == 6
+    assert 0 < rows[-1]["data/dropped"] <= 6
     assert max(row["policy/lag/max"] for row in rows) <= 1
     shown = read_samples(result.folder / "samples")
     keys = list(zip(shown["position"].to_pylist(), shown["sample"].to_pylist(), strict=True))

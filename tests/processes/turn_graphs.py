@@ -35,9 +35,13 @@ def told_apart(completions: Sequence[str], **columns: object) -> list[float]:
     return [sum(map(ord, text)) % 97 / 97 for text in completions]
 
 
-def not_all(completions: Sequence[str], **columns: object) -> list[float | None]:
-    """Does not apply to one answer of sixteen or so."""
-    return [None if sum(map(ord, text)) % 16 == 0 else sum(map(ord, text)) % 97 / 97 for text in completions]
+def not_all(completions: Sequence[str], answer: Sequence[str], **columns: object) -> list[float | None]:
+    """Does not apply to three of four answers to the prompts with the gold answer "a": at most 3 prompts of 24.
+
+    By the prompt, as what is generated with lag depends on the clock, and the error budget is 10 prompts.
+    """
+    numbers = [sum(map(ord, text)) for text in completions]
+    return [None if g == "a" and x % 4 else x % 97 / 97 for x, g in zip(numbers, answer, strict=True)]
 
 
 @operator()
