@@ -382,6 +382,8 @@ class Coordinator:
     def _in_gather(self) -> bool:
         if self._stopping() or self._done() or self.sources.drained:
             return self._end()
+        if self._dispatch.unmeasured(self.sources.waves):  # the weights move on, and it could not run again
+            return False
         taken = self.sources.take(self.version)
         if self.sources.drained:
             return self._end()

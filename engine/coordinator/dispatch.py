@@ -18,7 +18,9 @@ not before. Elsewhere a chunk that was lost is given up, and its lane decides wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -235,6 +237,15 @@ class Dispatch:
             self._blocks.move(number, numbers[order[at]], rows[order[at]])
         return ""
 
+    def unmeasured(self, nodes: Set[str]) -> bool:
+        """Whether a chunk of these nodes has not ended once: what was measured of it is still to come, also where all
+        of its rows have come, then its Worker was lost, and it is run again.
+        """
+        if not nodes:
+            return False
+        chunks = itertools.chain(self._told.values(), self._parked)
+        return any(chunk.wanted and not chunk.closed and chunk.node.name in nodes for chunk in chunks)
+
     # --- losses -------------------------------------------------------------------------------------------------
 
     def lost(self, worker: str, blocks: frozenset[int]) -> list[Chunk]:
@@ -288,8 +299,8 @@ class Dispatch:
             self._end(chunk)
 
     def next_step(self) -> None:
-        """The Step is done. What might be run again for it is of no use any more: of a lost chunk all rows may have
-        come before its end did. From now on it would have other weights, and give other rows.
+        """The Step is done: nobody asks any more for the rows of a chunk that is still run again for it. From now on it
+        would have other weights, and give other rows.
         """
         self.moved_on = False
         self.abandon(lambda node: node.name in self._again and node.region != "evaluation")
@@ -301,4 +312,5 @@ class Dispatch:
             lost = sorted({self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)})
             what = f"rows that {', '.join(lost)} had" if lost else f"one of {', '.join(chunk.node.workers)}"
             lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
-        return lines
+        told = Counter((chunk.node.name, chunk.worker) for chunk in self._told.values())
+        return lines + [f"{node}: {count} of its chunks have not ended at {w}" for (node, w), count in told.items()]

@@ -38,8 +38,8 @@ class EvaluationRound:
         self._given_up: dict[str, str] = {}
         self._running: dict[str, PlannedNode] = {}
         self._reads: dict[str, frozenset[int]] = {}
-        needed = _above(plan, due)
-        nodes = [n for n in plan.nodes if n.name in needed and n.work != "evaluate"]
+        self._needed = _above(plan, due)
+        nodes = [n for n in plan.nodes if n.name in self._needed and n.work != "evaluate"]
         cut: dict[str, list[str]] = {}
         for node in due:
             cut.setdefault(node.source, []).extend(node.gates)
@@ -127,8 +127,8 @@ class EvaluationRound:
 
     @property
     def done(self) -> bool:
-        """Whether every due node has its numbers."""
-        return not self._waiting and not self._running
+        """Whether every due node has its numbers, and every chunk of the round has ended."""
+        return not self._waiting and not self._running and not self._dispatch.unmeasured(self._needed)
 
     def release(self) -> None:
         """The rows are wanted no longer."""

@@ -31,6 +31,8 @@ class Sources:
         self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
         """Nodes whose rows are others once the weights have moved on."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
+        self.waves = frozenset(n.name for n in plan.nodes if n.region == "stream" and n.source not in self.late)
+        """Nodes above the cut of a synchronous source."""
         self.lanes = {s.name: _lane(plan, s, blocks) for s in plan.sources}
         self.admissions = {
             s.name: Admission(s, self.lanes[s.name], steps=settings.steps, last_batch=settings.last_batch)

@@ -153,6 +153,7 @@ class Proof:
         self.followers_moved()
         self.samples_those_of_steps()
         self.cuts_exact()
+        self.measured_once()
         self.nobody_lost()
         if not self.past:
             self.admitted_in_order()
@@ -383,6 +384,43 @@ class Proof:
                     if step <= message.step
                 }
                 assert not trained & set(live), f"{name}: trained and still live at step {message.step}"
+
+    def measured_once(self) -> None:
+        """A chunk's metrics count when it ends: where its rows do not depend on timing it has ended, whoever died, before
+        the Step of these rows (or the evaluation) is closed, and only once as one that has not ended before.
+        """
+        ends = {e.chunk: when for when, e in self.history.events if isinstance(e, ChunkDone)}
+        closed = {m.step: when for when, m in self.history.instructions if isinstance(m, StepClosed)}
+        runs: dict[tuple[str, int, tuple[tuple[int, int, int], ...]], list[float]] = defaultdict(list)
+        for chunk in self.said(RunChunk):
+            if self.plan.node(chunk.node).region == "evaluation" or self._waves(chunk.node):
+                known = runs[chunk.node, chunk.step, tuple(chunk.keys.rows())]
+                known += [ends[chunk.id]] if chunk.id in ends and not chunk.again else []
+        for (node, step, keys), found in runs.items():
+            once = self.plan.node(node).region == "stream"  # one version may be evaluated in two rounds
+            assert len(found) <= 1 or not once, f"{node}: the metrics of {keys} count {len(found)} times"
+            for each in self._steps_of(node, step, keys):
+                assert found and max(found) <= closed[each], f"{node}, step {each}: the metrics of {keys} came too late"
+
+    def _waves(self, node: str) -> bool:
+        """Whether this is a node above the cut of a synchronous source."""
+        planned = self.plan.node(node)
+        return planned.region == "stream" and not self.source(planned.source).max_lag
+
+    def _steps_of(self, node: str, step: int, keys: Iterable[tuple[int, int, int]]) -> set[int]:
+        """The closed Steps that rows of a chunk went into."""
+        if self.plan.node(node).region == "evaluation":
+            return {step} & self.steps.keys()
+        return set().union(*(self._home.get((self.plan.node(node).source, p, a), ()) for p, _, a in keys))
+
+    @cached_property
+    def _home(self) -> dict[tuple[str, int, int], set[int]]:
+        """(source, position, attempt) -> the closed Steps that trained on rows of it in this run."""
+        found: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+        for message, _ in self.history.trained:
+            for position, _, attempt in message.keys.rows() if message.step in self.steps else ():
+                found[self.plan.node(message.node).source, position, attempt].add(message.step)
+        return found
 
     def _by_the_clock(self) -> None:
         """A timed checkpoint comes at the first end of a Step that is late enough after the last, never sooner."""

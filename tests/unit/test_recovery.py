@@ -295,6 +295,30 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     assert train.keys.rows() == [(0, 0, 0), (1, 0, 0)]
 
 
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> None:
+    """All rows have come, and the Worker dies before it says what it measured of them."""
+    it = ByHand(plan(max_lag))
+    it.run(it.chunk("prompts"))
+    rollout = it.chunk("rollout")
+    it.hear(Produced(chunk=rollout.id, node="rollout", ref=ref(rollout.keys, it.block(), 0, "gen")))
+    it.run(it.chunk("score"))
+    assert len(it.new(TrainStep)) == max_lag
+    if max_lag:
+        return
+    assert "rollout: 1 of its chunks have not ended at gen" in it.it.waiting()
+    it.die("gen")
+    it.come_back("gen")
+    it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
+    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    assert it.new(TrainStep) == []
+    again = it.chunk("rollout")
+    assert (again.keys.rows(), again.again) == (rollout.keys.rows(), False)
+    it.run(again, version=0)
+    (train,) = it.new(TrainStep)
+    assert train.inputs["rollout"][0].refs == (("gen", it.blocks),)
+
+
 def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel() -> None:
     it = ByHand(plan())
     it.run(it.chunk("prompts"), content=5)
