@@ -386,8 +386,8 @@ class Proof:
                 assert not trained & set(live), f"{name}: trained and still live at step {message.step}"
 
     def measured_once(self) -> None:
-        """A chunk's metrics count when it ends: where its rows do not depend on timing it has ended, whoever died, before
-        the Step of these rows (or the evaluation) is closed, and only once as one that has not ended before.
+        """A chunk's metrics count when it ends for the first time: whoever died, that is before its Step (or evaluation)
+        is closed, but for sources with lag.
         """
         ends = {e.chunk: when for when, e in self.history.events if isinstance(e, ChunkDone)}
         closed = {m.step: when for when, m in self.history.instructions if isinstance(m, StepClosed)}
@@ -400,7 +400,8 @@ class Proof:
             once = self.plan.node(node).region == "stream"  # one version may be evaluated in two rounds
             assert len(found) <= 1 or not once, f"{node}: the metrics of {keys} count {len(found)} times"
             for each in self._steps_of(node, step, keys):
-                assert found and max(found) <= closed[each], f"{node}, step {each}: the metrics of {keys} came too late"
+                assert found, f"{node}, step {each}: the metrics of {keys} never came"
+                assert max(found) <= closed[each], f"{node}, step {each}: the metrics of {keys} came too late"
 
     def _waves(self, node: str) -> bool:
         """Whether this is a node above the cut of a synchronous source."""
