@@ -386,8 +386,8 @@ class Proof:
                 assert not trained & set(live), f"{name}: trained and still live at step {message.step}"
 
     def measured_once(self) -> None:
-        """A chunk's metrics count when it ends for the first time: whoever died, that is before its Step (or evaluation)
-        is closed, but for sources with lag.
+        """A chunk's metrics count when it first ends: whoever died, that is before its Step (or evaluation) is closed,
+        but for sources with lag.
         """
         ends = {e.chunk: when for when, e in self.history.events if isinstance(e, ChunkDone)}
         closed = {m.step: when for when, m in self.history.instructions if isinstance(m, StepClosed)}
