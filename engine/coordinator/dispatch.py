@@ -313,4 +313,4 @@ class Dispatch:
             what = f"rows that {', '.join(lost)} had" if lost else f"one of {', '.join(chunk.node.workers)}"
             lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
         told = Counter((chunk.node.name, chunk.worker) for chunk in self._told.values())
-        return lines + [f"{node}: {count} of its chunks have not ended at {w}" for (node, w), count in told.items()]
+        return lines + [f"{node}: chunks under way at {w}: {count}" for (node, w), count in told.items()]

@@ -306,7 +306,7 @@ def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> N
     assert len(it.new(TrainStep)) == max_lag
     if max_lag:
         return
-    assert "rollout: 1 of its chunks have not ended at gen" in it.it.waiting()
+    assert "rollout: chunks under way at gen: 1" in it.it.waiting()
     it.die("gen")
     it.come_back("gen")
     it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
