@@ -1,16 +1,19 @@
-"""What several processes add to the same graph in one, where nothing overlaps: max_lag 0, the same layouts and threads.
+"""What several processes add to the same graph in one, where nothing overlaps: max_lag 0, the same
+layouts and threads.
 
     python -m benchmarks.across [--quick] [--json FILE]
 
-Owns: the paired runs and their ratios. Does not own: the setting (overhead.py: the demo's model and data, short
-answers), nor how results are shown (report.py).
+Owns: the paired runs and their ratios. Does not own: the setting (overhead.py: the demo's model and
+data, short answers), nor how results are shown (report.py).
 
-At max_lag 0 one node after the other has its turn, so a Step's seconds are a sum of what each node takes and of what
-lies between: the rest. One process is compared with three (generation, training, all else) and with one for each node.
-The runs of a round share a seed and alternate in order, and each Step is compared with the same Step of the other run,
-which has the same numbers in it; a ratio is the median over all of those. On a machine with other work a process that
-computes without a break gets less of the cores than several that take turns, which flatters them. Hence a second ratio,
-in which the nodes take on both sides what they take in one process, and only the rest is each side's own.
+At max_lag 0 one node after the other has its turn, so a Step's seconds are a sum of what each node
+takes and of what lies between: the rest. One process is compared with three (generation, training,
+all else) and with one for each node. The runs of a round share a seed and alternate in order, and
+each Step is compared with the same Step of the other run, which has the same numbers in it; a ratio
+is the median over all of those. On a machine with other work a process that computes without a
+break gets less of the cores than several that take turns, which flatters them. Hence a second
+ratio, in which the nodes take on both sides what they take in one process, and only the rest is
+each side's own.
 """
 
 from __future__ import annotations
@@ -43,12 +46,16 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
 }
 TRAIN = "train_policy"
 TURNS = ("chunk", "step")
-"""What a node does when it is its turn; all else (weights offered, loaded and probed, samples) is the rest."""
+"""What a node does when it is its turn; all else (weights offered, loaded and probed, samples) is
+the rest.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Seconds of one Step, from the end of training to the next end of it. nodes: those in their turns."""
+    """Seconds of one Step, from the end of training to the next end of it. nodes: those in their
+    turns.
+    """
 
     seconds: float
     nodes: float
@@ -62,7 +69,9 @@ class Step:
 def measured(folder: Path, reward_fn: RewardFn, place: str, steps: int, seed: int) -> list[Step]:
     """The Steps after the warm-up."""
     data, base = str(folder / "train.parquet"), str(folder / "model")
-    graph = grpo(base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2)
+    graph = grpo(
+        base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2
+    )
     options = RunOptions(
         steps=WARM_UP + steps,
         seed=seed,
@@ -80,7 +89,11 @@ def measured(folder: Path, reward_fn: RewardFn, place: str, steps: int, seed: in
 def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
     """All Steps of a trace but the first, whose beginning it does not have."""
     events = list(events)
-    nodes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    nodes = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if e["ph"] == "M" and e["name"] == "thread_name"
+    }
     turns = [
         (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, nodes[e["pid"], e["tid"]])
         for e in events
@@ -100,12 +113,26 @@ def results(runs: Mapping[str, Sequence[Step]]) -> list[Result]:
             pairs = list(zip(steps, alone, strict=True))
             whole = statistics.median(s.seconds / a.seconds for s, a in pairs)
             rest = statistics.median((a.nodes + s.rest) / a.seconds for s, a in pairs)
-            found.append(Result(name=f"{place}/ratio", value=whole, unit="", goal=GOAL, least=False))
-            found.append(Result(name=f"{place}/ratio, nodes as in one", value=rest, unit="", goal=GOAL, least=False))
+            found.append(
+                Result(name=f"{place}/ratio", value=whole, unit="", goal=GOAL, least=False)
+            )
+            found.append(
+                Result(
+                    name=f"{place}/ratio, nodes as in one",
+                    value=rest,
+                    unit="",
+                    goal=GOAL,
+                    least=False,
+                )
+            )
     for place, steps in runs.items():
         for part in ("seconds", "nodes", "rest"):
             value = 1e3 * statistics.median(getattr(step, part) for step in steps)
-            found.append(Result(name=f"{place}/{'step' if part == 'seconds' else part}", value=value, unit="ms"))
+            found.append(
+                Result(
+                    name=f"{place}/{'step' if part == 'seconds' else part}", value=value, unit="ms"
+                )
+            )
     return found
 
 

@@ -34,7 +34,11 @@ class Goal:
     """Greatest share of decode slots wasted."""
 
 
-GOALS = {"short": Goal(ratio=1.6), "demo": Goal(ratio=2.5), "long_tail": Goal(ratio=2.2, slot_waste=0.12)}
+GOALS = {
+    "short": Goal(ratio=1.6),
+    "demo": Goal(ratio=2.5),
+    "long_tail": Goal(ratio=2.2, slot_waste=0.12),
+}
 SIDES: tuple[Side, ...] = (OurSide(), TrlSide())
 """The peer last; a ratio is that of each other side to the last."""
 
@@ -54,7 +58,11 @@ def run_paired(sides: Sequence[Side], run: Run, pairs: int) -> Paired:
 
 def results(setting: str, sides: Sequence[Side], paired: Paired) -> list[Result]:
     """All numbers of one setting: each side's medians, then the ratios to the last side."""
-    found = [result for side in sides for result in _of_side(f"{setting}/{side.name}", [p[side.name] for p in paired])]
+    found = [
+        result
+        for side in sides
+        for result in _of_side(f"{setting}/{side.name}", [p[side.name] for p in paired])
+    ]
     peer = sides[-1].name
     for side in sides[:-1]:
         found += _against(setting, side.name, peer, paired)
@@ -75,7 +83,11 @@ def _of_side(prefix: str, runs: Sequence[Measured]) -> list[Result]:
         "reward": "mean",
     }
     return [
-        Result(name=f"{prefix}/{name}", value=statistics.median(getattr(r, name) for r in runs), unit=unit)
+        Result(
+            name=f"{prefix}/{name}",
+            value=statistics.median(getattr(r, name) for r in runs),
+            unit=unit,
+        )
         for name, unit in units.items()
     ]
 
@@ -91,7 +103,11 @@ def _against(setting: str, name: str, peer: str, paired: Paired) -> list[Result]
     ]
     if goal.slot_waste is not None:
         waste = statistics.median(pair[name].slot_waste for pair in paired)
-        found.append(Result(name=f"{spread}/waste", value=waste, unit="share", goal=goal.slot_waste, least=False))
+        found.append(
+            Result(
+                name=f"{spread}/waste", value=waste, unit="share", goal=goal.slot_waste, least=False
+            )
+        )
     return found
 
 

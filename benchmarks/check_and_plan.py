@@ -80,7 +80,9 @@ def _rollout() -> Port[Rollout]:
     return generate(POLICY, prompts("train.parquet", batch=64), n=8, max_tokens=64, name="rollout")
 
 
-def _trained(name: str, rollout: Port[Rollout], score: Port[Reward], references: Sequence[Port] = ()) -> Graph:
+def _trained(
+    name: str, rollout: Port[Rollout], score: Port[Reward], references: Sequence[Port] = ()
+) -> Graph:
     advantage = group_advantage(rollout, score, name="advantage")
     loss = clipped_policy_loss(advantage)
     for reference in references:
@@ -103,12 +105,16 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def imported(repeats: int) -> tuple[float, float]:
-    """Median seconds of NumPy's and Arrow's import and of `import graphs.grpo`, those included, in fresh processes.
+    """Median seconds of NumPy's and Arrow's import and of `import graphs.grpo`, those included, in
+    fresh processes.
 
     The interpreter's own start is not counted.
     """
     run = [sys.executable, "-c", _IMPORT]
-    done = [subprocess.run(run, capture_output=True, text=True, check=True, timeout=60) for _ in range(repeats)]
+    done = [
+        subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+        for _ in range(repeats)
+    ]
     theirs, all_of_it = zip(*(map(float, d.stdout.split()) for d in done), strict=True)
     return statistics.median(theirs), statistics.median(all_of_it)
 
@@ -124,15 +130,30 @@ def results(repeats: int) -> list[Result]:
         parts = {
             "build": seconds(lambda make=make: make(NODES), repeats),
             "check": seconds(lambda graph=graph: check(graph, _columns), repeats),
-            "plan": seconds(lambda c=checked: make_plan(c, seed=0, threads=1, cluster=CLUSTER), repeats),
+            "plan": seconds(
+                lambda c=checked: make_plan(c, seed=0, threads=1, cluster=CLUSTER), repeats
+            ),
         }
-        found += [Result(name=f"{name}/{part}", value=value, unit="s") for part, value in parts.items()]
+        found += [
+            Result(name=f"{name}/{part}", value=value, unit="s") for part, value in parts.items()
+        ]
         both = parts["check"] + parts["plan"]
-        found.append(Result(name=f"{name}/check and plan", value=both, unit="s", goal=2.0, least=False))
-        found.append(Result(name=f"{name}/explain", value=seconds(lambda p=plan: explain(p), repeats), unit="s"))
+        found.append(
+            Result(name=f"{name}/check and plan", value=both, unit="s", goal=2.0, least=False)
+        )
+        found.append(
+            Result(
+                name=f"{name}/explain", value=seconds(lambda p=plan: explain(p), repeats), unit="s"
+            )
+        )
     theirs, all_of_it = imported(repeats)
-    found.append(Result(name="import graphs.grpo", value=all_of_it, unit="s", goal=0.5, least=False))
-    return [*found, Result(name="import graphs.grpo/of it numpy and pyarrow", value=theirs, unit="s")]
+    found.append(
+        Result(name="import graphs.grpo", value=all_of_it, unit="s", goal=0.5, least=False)
+    )
+    return [
+        *found,
+        Result(name="import graphs.grpo/of it numpy and pyarrow", value=theirs, unit="s"),
+    ]
 
 
 def main(*, quick: bool = False, json: Path | None = None) -> None:

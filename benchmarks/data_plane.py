@@ -3,14 +3,15 @@ and from several to several.
 
     python -m benchmarks.data_plane [--quick] [--json FILE]
 
-Owns: the two processes, what is timed, the goals. Does not own: the batch (data_plane_batch.py), the ways
-(data_plane_routes.py, data_plane_reshard.py), nor how results are shown (report.py).
+Owns: the two processes, what is timed, the goals. Does not own: the batch (data_plane_batch.py),
+the ways (data_plane_routes.py, data_plane_reshard.py), nor how results are shown (report.py).
 
-The time of a round is that from the start of sending until the receiver has torch views of all columns and its
-acknowledgement is back over a pipe. Each round is paired with a warm memcpy of as many bytes by one thread; ratios are
-medians over the pairs. What is built in the slab is timed by itself: nothing of it is copied, and a large memcpy just
-before leaves both processes with empty caches, which is not what the way costs; and as often as 4 kB are, whatever its
-size, since eight rounds of it are over in three milliseconds. Beside Ray and TransferQueue, whose rounds have none
+The time of a round is that from the start of sending until the receiver has torch views of all
+columns and its acknowledgement is back over a pipe. Each round is paired with a warm memcpy of as
+many bytes by one thread; ratios are medians over the pairs. What is built in the slab is timed by
+itself: nothing of it is copied, and a large memcpy just before leaves both processes with empty
+caches, which is not what the way costs; and as often as 4 kB are, whatever its size, since eight
+rounds of it are over in three milliseconds. Beside Ray and TransferQueue, whose rounds have none
 between them, what is copied is timed by itself once more.
 """
 
@@ -58,14 +59,18 @@ BUILT_MS = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Medians of one way and size: seconds a round, and memcpy's seconds divided by it where there was one."""
+    """Medians of one way and size: seconds a round, and memcpy's seconds divided by it where there
+    was one.
+    """
 
     seconds: float
     of_memcpy: float | None
 
 
 def consume(route_name: str, given: Any, pipe: Connection) -> None:
-    """The receiving process: a token comes, views are made, the number of values goes back; None ends it."""
+    """The receiving process: a token comes, views are made, the number of values goes back; None
+    ends it.
+    """
     route = next(r for r in ROUTES if r.name == route_name)
     pipe.send("here")
     with route.receive(given) as receive:
@@ -90,7 +95,9 @@ def across(route: Route) -> Iterator[tuple[Sender, Connection]]:
     process.kill()
 
 
-def measure(route: Route, sizes: Sequence[str], rounds: dict[str, int], *, alone: bool = False) -> dict[str, Timed]:
+def measure(
+    route: Route, sizes: Sequence[str], rounds: dict[str, int], *, alone: bool = False
+) -> dict[str, Timed]:
     """Each size by one way. alone: no memcpy before each round."""
     found = {}
     with across(route) as (sender, pipe):
@@ -99,10 +106,14 @@ def measure(route: Route, sizes: Sequence[str], rounds: dict[str, int], *, alone
             sender.prepare(records)
             copied = Copied(records.nbytes) if route.copies and not alone else None
             often = rounds[size] if route.copies else max(rounds.values())
-            pairs = [paired(sender, pipe, records, copied) for _ in range(often + WARM_UP)][WARM_UP:]
+            pairs = [paired(sender, pipe, records, copied) for _ in range(often + WARM_UP)][
+                WARM_UP:
+            ]
             found[size] = Timed(
                 seconds=statistics.median(seconds for _, seconds in pairs),
-                of_memcpy=statistics.median(c / s for c, s in pairs) if copied is not None else None,
+                of_memcpy=(
+                    statistics.median(c / s for c, s in pairs) if copied is not None else None
+                ),
             )
     return found
 
@@ -119,7 +130,9 @@ class Copied:
         return time.perf_counter() - start
 
 
-def paired(sender: Sender, pipe: Connection, records: pa.RecordBatch, copied: Copied | None) -> tuple[float, float]:
+def paired(
+    sender: Sender, pipe: Connection, records: pa.RecordBatch, copied: Copied | None
+) -> tuple[float, float]:
     """Seconds of a memcpy (0 for none), and of a round right after it."""
     before = copied() if copied is not None else 0.0
     start = time.perf_counter()
@@ -148,15 +161,32 @@ def results(found: dict[str, dict[str, Timed]]) -> list[Result]:
         for size, timed in by_size.items():
             built = name == "shm, built in the slab" and size != "4 kB"
             goal = BUILT_MS if built else None
-            rows.append(Result(name=f"{name}, {size}", value=1e3 * timed.seconds, unit="ms", goal=goal, least=False))
+            rows.append(
+                Result(
+                    name=f"{name}, {size}",
+                    value=1e3 * timed.seconds,
+                    unit="ms",
+                    goal=goal,
+                    least=False,
+                )
+            )
             if size != "4 kB" and timed.of_memcpy is not None:
                 least = GOALS.get((name, size))
-                rows.append(Result(name=f"{name}, {size}", value=timed.of_memcpy, unit="of memcpy", goal=least))
+                rows.append(
+                    Result(
+                        name=f"{name}, {size}", value=timed.of_memcpy, unit="of memcpy", goal=least
+                    )
+                )
     return rows
 
 
-AGAINST = (("4 kB", "shm, one copy", "bare zmq ipc", 1.0, False), ("16 MB", "bare zmq tcp", "zmq tcp", 0.9, True))
-"""(size, way, other way, goal for the seconds of the first by those of the second, whether it is a least one)."""
+AGAINST = (
+    ("4 kB", "shm, one copy", "bare zmq ipc", 1.0, False),
+    ("16 MB", "bare zmq tcp", "zmq tcp", 0.9, True),
+)
+"""(size, way, other way, goal for the seconds of the first by those of the second, whether it is a
+least one).
+"""
 
 
 def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[Result]:
@@ -165,18 +195,31 @@ def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[Result]:
     for size, one, other, goal, least in AGAINST:
         if not only or any(word in name for word in only for name in (one, other)):
             value = alternated(size, one, other, rounds[size])
-            found.append(Result(name=f"{size}, {one} / {other}", value=value, unit="x", goal=goal, least=least))
+            found.append(
+                Result(
+                    name=f"{size}, {one} / {other}", value=value, unit="x", goal=goal, least=least
+                )
+            )
     return found
 
 
 def alternated(size: str, one: str, other: str, rounds: int) -> float:
-    """The median of the first way's seconds divided by the second's, of rounds one right after the other."""
+    """The median of the first way's seconds divided by the second's, of rounds one right after the
+    other.
+    """
     records = make_batch(SIZES[size])
     with ExitStack() as stack:
-        ways = [stack.enter_context(across(r)) for name in (one, other) for r in ROUTES if r.name == name]
+        ways = [
+            stack.enter_context(across(r))
+            for name in (one, other)
+            for r in ROUTES
+            if r.name == name
+        ]
         for sender, _ in ways:
             sender.prepare(records)
-        seconds = [[paired(*way, records, None)[1] for way in ways] for _ in range(rounds + WARM_UP)][WARM_UP:]
+        seconds = [
+            [paired(*way, records, None)[1] for way in ways] for _ in range(rounds + WARM_UP)
+        ][WARM_UP:]
     return statistics.median(first / second for first, second in seconds)
 
 
@@ -190,8 +233,8 @@ def reshard_all(quick: bool) -> list[Result]:
 
 
 def peers_all(sizes: Sequence[str], rounds: dict[str, int]) -> list[Result]:
-    """Ray and TransferQueue, and this project's one copy as they are: one round after the other. Says why where they
-    cannot be installed.
+    """Ray and TransferQueue, and this project's one copy as they are: one round after the other.
+    Says why where they cannot be installed.
     """
     reason = peers.prepare()
     if reason:
@@ -199,7 +242,9 @@ def peers_all(sizes: Sequence[str], rounds: dict[str, int]) -> list[Result]:
         return []
     told = {size: (SIZES[size], min(20, rounds[size])) for size in sizes}
     (route,) = [r for r in ROUTES if r.name == peers.OURS]
-    ours = {size: timed.seconds for size, timed in measure(route, sizes, rounds, alone=True).items()}
+    ours = {
+        size: timed.seconds for size, timed in measure(route, sizes, rounds, alone=True).items()
+    }
     return peers.results({peer: peers.measure(peer, told) for peer in peers.PEERS}, ours)
 
 
@@ -215,7 +260,9 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
     sizes = [s for s in SIZES if not quick or s != "256 MB"]
     rounds = {size: max(5, n // 6) if quick else n for size, n in ROUNDS.items()}
     routes = [r for r in ROUTES if not only or any(word in r.name for word in only)]
-    with tempfile.TemporaryDirectory() as folder:  # of sockets; the receivers inherit the environment
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # of sockets; the receivers inherit the environment
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = {route.name: measure(route, sizes, rounds) for route in routes}
         resharded = reshard_all(quick) if not only or "reshard" in only else []
@@ -229,12 +276,14 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
 
 
 def begin_as_a_worker() -> None:
-    """Begin this process again in the environment that the engine gives its Workers, unless it has that: what is
-    measured is what they do, and the plain memcpy beside it is theirs, too.
+    """Begin this process again in the environment that the engine gives its Workers, unless it has
+    that: what is measured is what they do, and the plain memcpy beside it is theirs, too.
     """
     wanted = environment(threads=1)
     if wanted != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.data_plane", *sys.argv[1:]], wanted)
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.data_plane", *sys.argv[1:]], wanted
+        )
 
 
 if __name__ == "__main__":

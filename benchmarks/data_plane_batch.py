@@ -1,7 +1,7 @@
 """The batch that the data plane is measured with, and what a receiver does with it.
 
-Owns: its columns and lengths: sample_id, reward and five ragged columns, 17 bytes a token, rows of 200 to 8000 tokens.
-Does not own: how it travels.
+Owns: its columns and lengths: sample_id, reward and five ragged columns, 17 bytes a token, rows of
+200 to 8000 tokens. Does not own: how it travels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def make_batch(nbytes: int, seed: int = 0) -> pa.RecordBatch:
     drawn = rng.integers(0, 100, MIB)
     arrays = {n: pa.array(np.resize(drawn.astype(kind), total)) for n, kind in COLUMNS.items()}
     columns = {n: pa.LargeListArray.from_arrays(offsets, a) for n, a in arrays.items()}
-    one = {"sample_id": pa.array(np.arange(len(lengths))), "reward": pa.array(rng.random(len(lengths), np.float32))}
+    one = {
+        "sample_id": pa.array(np.arange(len(lengths))),
+        "reward": pa.array(rng.random(len(lengths), np.float32)),
+    }
     return pa.RecordBatch.from_pydict(one | columns)
 
 
@@ -61,6 +64,8 @@ def views(records: pa.RecordBatch) -> int:
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes here
     found = 0
     for column in records.columns:
-        numbers = ragged(column).values if pa.types.is_large_list(column.type) else column.to_numpy()
+        numbers = (
+            ragged(column).values if pa.types.is_large_list(column.type) else column.to_numpy()
+        )
         found += torch.from_numpy(numbers).numel()
     return found

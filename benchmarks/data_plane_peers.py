@@ -1,7 +1,7 @@
 """Ray and TransferQueue beside this project's channels, in an environment of their own.
 
-Owns: making that environment, running a peer there, the goals against it. Does not own: what a peer does
-(ray_side.py), the batch, this project's own times (data_plane.py).
+Owns: making that environment, running a peer there, the goals against it. Does not own: what a peer
+does (ray_side.py), the batch, this project's own times (data_plane.py).
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ OURS = "shm, one copy"
 
 
 def prepare() -> str:
-    """Make the environment where it is not there; returns why it cannot be made, nothing where it can."""
+    """Make the environment where it is not there; returns why it cannot be made, nothing where it
+    can.
+    """
     done = subprocess.run(
-        ["benchmarks/ray_env.sh"], env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True
+        ["benchmarks/ray_env.sh"],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
     )
-    return "" if not done.returncode else (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return (
+        "" if not done.returncode else (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    )
 
 
 def measure(peer: str, sizes: Mapping[str, tuple[int, int]]) -> dict[str, float]:
@@ -47,21 +54,39 @@ def measure(peer: str, sizes: Mapping[str, tuple[int, int]]) -> dict[str, float]
     """
     command = [".venv-ray/bin/python", "-m", "benchmarks.ray_side", peer, json.dumps(sizes)]
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        environment = os.environ | {"HOME": folder, "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        environment = os.environ | {
+            "HOME": folder,
+            "RAY_TMPDIR": folder,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_SECONDS
+        )
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-20:])
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{tail}")
-    return {size: median(seconds) for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
+    return {
+        size: median(seconds) for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()
+    }
 
 
 def results(found: Mapping[str, Mapping[str, float]], ours: Mapping[str, float]) -> list[Result]:
     """Milliseconds of each peer and size, and how many times as fast shm with one copy is."""
-    rows = [Result(name=f"{OURS}, by itself, {size}", value=1e3 * s, unit="ms") for size, s in ours.items()]
+    rows = [
+        Result(name=f"{OURS}, by itself, {size}", value=1e3 * s, unit="ms")
+        for size, s in ours.items()
+    ]
     for peer, by_size in found.items():
         for size, seconds in by_size.items():
             rows.append(Result(name=f"{PEERS[peer]}, {size}", value=1e3 * seconds, unit="ms"))
             if size in ours:
                 name = f"{size}, {PEERS[peer]} / {OURS}"
-                rows.append(Result(name=name, value=seconds / ours[size], unit="x", goal=GOALS.get((peer, size))))
+                rows.append(
+                    Result(
+                        name=name,
+                        value=seconds / ours[size],
+                        unit="x",
+                        goal=GOALS.get((peer, size)),
+                    )
+                )
     return rows

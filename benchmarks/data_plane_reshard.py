@@ -1,10 +1,12 @@
-"""Resharding: rows of M processes to N others, each needed row once, directly or through one process between them.
+"""Resharding: rows of M processes to N others, each needed row once, directly or through one
+process between them.
 
-Owns: the processes, both ways, what is timed. Does not own: the channel (engine/channels), the batch and how results
-are shown (data_plane.py).
+Owns: the processes, both ways, what is timed. Does not own: the channel (engine/channels), the
+batch and how results are shown (data_plane.py).
 
-Every producer has an equal part of the rows, every consumer wants an equal part of those of each producer. The time of
-a round is from the first word to the producers until the last consumer has said that it has torch views of all columns.
+Every producer has an equal part of the rows, every consumer wants an equal part of those of each
+producer. The time of a round is from the first word to the producers until the last consumer has
+said that it has torch views of all columns.
 
     direct          producers keep their rows as the engine's Workers do and tell where they are; consumers fetch them
     direct, joined  the same, and every consumer assembles what it has into one batch, as a kernel is given it
@@ -13,8 +15,8 @@ a round is from the first word to the producers until the last consumer has said
     central         this process gathers all rows over ZeroMQ (one frame a buffer, no copy of the library's own, no
                     checksum), joins them and sends each consumer its part
 
-What passes through this process is counted, and so is the time that all processes together spent on cores: on a machine
-that others use as well it says more than the clock.
+What passes through this process is counted, and so is the time that all processes together spent on
+cores: on a machine that others use as well it says more than the clock.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One resharding: seconds, of the clock and of all cores, and bytes of whatever this process sent and received."""
+    """One resharding: seconds, of the clock and of all cores, and bytes of whatever this process
+    sent and received.
+    """
 
     seconds: float
     on_cores: float
@@ -91,18 +95,22 @@ class Pipe:
         return pickle.loads(data)
 
 
-# --- directly ------------------------------------------------------------------------------------------------------
+# --- directly -------------------------------------------------------------------------------------
 
 
 def produce_directly(
     name: str, nbytes: int, peers: dict[str, socket.socket], built: bool, connection: Connection
 ) -> None:
-    """Keep the rows and say in which block, whenever told to; the word after that is that they may go."""
+    """Keep the rows and say in which block, whenever told to; the word after that is that they may
+    go.
+    """
     pipe, records = Pipe(connection), make_batch(nbytes)
     channel = ShmChannel(name, 0, _nobody)
     for peer, end in peers.items():
         channel.serve(peer, end)
-    batch = Batch(Keys.of(range(records.num_rows)), built_in(channel, records) if built else records)
+    batch = Batch(
+        Keys.of(range(records.num_rows)), built_in(channel, records) if built else records
+    )
     pipe.send((records.num_rows, records.nbytes))
     while pipe.receive():
         block = channel.keep(batch)
@@ -112,12 +120,18 @@ def produce_directly(
     channel.close()
 
 
-def consume_directly(name: str, peers: dict[str, socket.socket], joined: bool, connection: Connection) -> None:
+def consume_directly(
+    name: str, peers: dict[str, socket.socket], joined: bool, connection: Connection
+) -> None:
     """Fetch the rows of each gather that comes, or assemble them."""
     pipe, channel = Pipe(connection), ShmChannel(name, 0, peers.__getitem__)
     pipe.send((0, 0))
     while (gather := pipe.receive()) is not None:
-        found = [r.records for r in collect([gather], channel)] if joined else channel.fetch(requests(gather))
+        found = (
+            [r.records for r in collect([gather], channel)]
+            if joined
+            else channel.fetch(requests(gather))
+        )
         pipe.send(sum(views(records) for records in found))
     channel.close()
 
@@ -146,7 +160,7 @@ def _nobody(peer: str) -> socket.socket:
     raise AssertionError(f"the producer asks nobody, but was to ask {peer}")
 
 
-# --- through one process -------------------------------------------------------------------------------------------
+# --- through one process --------------------------------------------------------------------------
 
 
 def produce_centrally(endpoint: str, nbytes: int, connection: Connection) -> None:
@@ -170,7 +184,9 @@ def consume_centrally(endpoint: str, connection: Connection) -> None:
     pull.close()
 
 
-def once_centrally(producers: list[Pipe], consumers: list[Pipe], gather: zmq.Socket, scatter: list[zmq.Socket]) -> int:
+def once_centrally(
+    producers: list[Pipe], consumers: list[Pipe], gather: zmq.Socket, scatter: list[zmq.Socket]
+) -> int:
     """One round; returns the bytes of rows that passed through here."""
     for pipe in producers:
         pipe.send(True)
@@ -206,7 +222,7 @@ def _pull(pull: zmq.Socket) -> tuple[pa.RecordBatch, int]:
     return put_together(forms_from(schema), rows, nodes, buffers), sum(map(len, frames))
 
 
-# --- processes -----------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -214,7 +230,11 @@ def world(way: Way, setting: Setting) -> Iterator[Callable[[], Round]]:
     """The processes of one way; yields a round."""
     with tempfile.TemporaryDirectory() as folder:
         running: list[Any] = []
-        made = _central(setting, folder, running) if way == "central" else _direct(setting, way, running)
+        made = (
+            _central(setting, folder, running)
+            if way == "central"
+            else _direct(setting, way, running)
+        )
         try:
             yield made
         finally:
@@ -229,10 +249,16 @@ def _direct(setting: Setting, way: Way, running: list[Any]) -> Callable[[], Roun
     size = setting.nbytes // setting.producers
     built, joined = way == "direct, built", way == "direct, joined"
     producers = [
-        _started(running, produce_directly, f"p{p}", size, {f"c{c}": pairs[p, c][0] for c in few}, built) for p in many
+        _started(
+            running, produce_directly, f"p{p}", size, {f"c{c}": pairs[p, c][0] for c in few}, built
+        )
+        for p in many
     ]
     consumers = [
-        _started(running, consume_directly, f"c{c}", {f"p{p}": pairs[p, c][1] for p in many}, joined) for c in few
+        _started(
+            running, consume_directly, f"c{c}", {f"p{p}": pairs[p, c][1] for p in many}, joined
+        )
+        for c in few
     ]
     rows = [pipe.receive()[0] for pipe in producers]
     for pipe in consumers:
@@ -240,7 +266,9 @@ def _direct(setting: Setting, way: Way, running: list[Any]) -> Callable[[], Roun
     for pair in pairs.values():
         for end in pair:
             end.close()
-    return lambda: _timed(producers, consumers, running, lambda: once_directly(producers, consumers, rows))
+    return lambda: _timed(
+        producers, consumers, running, lambda: once_directly(producers, consumers, rows)
+    )
 
 
 def _central(setting: Setting, folder: str, running: list[Any]) -> Callable[[], Round]:
@@ -249,14 +277,24 @@ def _central(setting: Setting, folder: str, running: list[Any]) -> Callable[[], 
     for index, push in enumerate(scatter):
         push.bind(f"ipc://{folder}/{index}")
     size = setting.nbytes // setting.producers
-    producers = [_started(running, produce_centrally, f"ipc://{folder}/gather", size) for _ in range(setting.producers)]
-    consumers = [_started(running, consume_centrally, f"ipc://{folder}/{c}") for c in range(setting.consumers)]
+    producers = [
+        _started(running, produce_centrally, f"ipc://{folder}/gather", size)
+        for _ in range(setting.producers)
+    ]
+    consumers = [
+        _started(running, consume_centrally, f"ipc://{folder}/{c}")
+        for c in range(setting.consumers)
+    ]
     for pipe in [*producers, *consumers]:
         pipe.receive()
-    return lambda: _timed(producers, consumers, running, lambda: once_centrally(producers, consumers, gather, scatter))
+    return lambda: _timed(
+        producers, consumers, running, lambda: once_centrally(producers, consumers, gather, scatter)
+    )
 
 
-def _timed(producers: list[Pipe], consumers: list[Pipe], running: list[Any], what: Callable[[], int]) -> Round:
+def _timed(
+    producers: list[Pipe], consumers: list[Pipe], running: list[Any], what: Callable[[], int]
+) -> Round:
     pipes, processes = [*producers, *consumers], [os.getpid(), *(p.pid for p in running)]
     before, spent = sum(pipe.moved for pipe in pipes), _on_cores(processes)
     start = time.perf_counter()
@@ -285,7 +323,7 @@ def _started(running: list[Any], target: Callable[..., None], *arguments: Any) -
     return Pipe(mine)
 
 
-# --- results -------------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def measure(setting: Setting, rounds: int) -> dict[Way, list[Round]]:
@@ -299,8 +337,8 @@ def measure(setting: Setting, rounds: int) -> dict[Way, list[Round]]:
 
 
 def results(setting: Setting, found: dict[Way, list[Round]]) -> list[Result]:
-    """Milliseconds of each way, how much slower the central one is, and the share of the bytes of the rows that passed
-    through this process.
+    """Milliseconds of each way, how much slower the central one is, and the share of the bytes of
+    the rows that passed through this process.
     """
     name = f"{setting.producers} to {setting.consumers}, {setting.nbytes // MIB} MB"
     rows = []
@@ -311,9 +349,19 @@ def results(setting: Setting, found: dict[Way, list[Round]]) -> list[Result]:
         rows += [
             Result(name=f"{name}, {way}", value=1e3 * median(r.seconds for r in many), unit="ms"),
             Result(name=f"{name}, {way}, on cores", value=on_cores, unit="ms"),
-            Result(name=f"{name}, {way}, through one", value=share, unit="of all bytes", goal=goal, least=False),
+            Result(
+                name=f"{name}, {way}, through one",
+                value=share,
+                unit="of all bytes",
+                goal=goal,
+                least=False,
+            ),
         ]
-    goals: dict[Way, float | None] = {"direct": LEAST, "direct, joined": None, "direct, built": LEAST}
+    goals: dict[Way, float | None] = {
+        "direct": LEAST,
+        "direct, joined": None,
+        "direct, built": LEAST,
+    }
     for way, goal in goals.items():
         pairs = list(zip(found["central"], found[way], strict=True))
         faster = median(c.seconds / d.seconds for c, d in pairs)

@@ -1,10 +1,11 @@
-"""Ways to bring a batch from one process to another: this project's channels, and what else there is.
+"""Ways to bring a batch from one process to another: this project's channels, and what else there
+is.
 
-Owns: for each way a sender and a receiver that bring the same Arrow columns across. Does not own: the batch, the
-processes, the clock (data_plane.py).
+Owns: for each way a sender and a receiver that bring the same Arrow columns across. Does not own:
+the batch, the processes, the clock (data_plane.py).
 
-A sender's `send` returns a token, which goes over a pipe to the receiver; that pipe is the coordinator's part in the
-engine. Libraries of peers are imported only where their way is measured.
+A sender's `send` returns a token, which goes over a pipe to the receiver; that pipe is the
+coordinator's part in the engine. Libraries of peers are imported only where their way is measured.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ Receive = Callable[[Token], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """start: makes the sender and what the receiver needs (picklable into a spawned process). receive: the other end,
-    as a context manager around the function that takes a token. copies: whether any byte of the batch is copied.
+    """start: makes the sender and what the receiver needs (picklable into a spawned process).
+    receive: the other end, as a context manager around the function that takes a token. copies:
+    whether any byte of the batch is copied.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Route:
     copies: bool = True
 
 
-# --- shared memory -------------------------------------------------------------------------------------------------
+# --- shared memory --------------------------------------------------------------------------------
 
 
 class ShmSender:
@@ -79,7 +81,8 @@ class ShmSender:
 
     def prepare(self, records: pa.RecordBatch) -> None:
         self._batch = Batch(
-            Keys.of(range(records.num_rows)), built_in(self._channel, records) if self._born else records
+            Keys.of(range(records.num_rows)),
+            built_in(self._channel, records) if self._born else records,
         )
 
     def send(self) -> int:
@@ -113,7 +116,7 @@ def _nobody(peer: str) -> socket.socket:
     raise AssertionError(f"the producer asks nobody, but was to ask {peer}")
 
 
-# --- ZeroMQ --------------------------------------------------------------------------------------------------------
+# --- ZeroMQ ---------------------------------------------------------------------------------------
 
 
 class ZmqSender:
@@ -152,7 +155,9 @@ def _from_zmq(given: tuple[str, bytes | None, tuple[bytes, bytes] | None]) -> It
     endpoint, key, pair = given
     own = None if pair is None else KeyPair(public=pair[0], secret=pair[1])
     address = Address(endpoint=endpoint, key=key)
-    channel = ZmqChannel("b", 0, lambda _: address, bind=f"ipc://{tempfile.mkdtemp()}/rows", keys=own)
+    channel = ZmqChannel(
+        "b", 0, lambda _: address, bind=f"ipc://{tempfile.mkdtemp()}/rows", keys=own
+    )
     yield lambda block: channel.fetch([Request(worker="a", block=block)])[0]
     channel.close()
 
@@ -175,7 +180,9 @@ class BareSender:
 
     def send(self) -> Token:
         framed = taken_apart(self._records)
-        self._socket.send_multipart([b if b is not None else b"" for b in framed.buffers], copy=False)
+        self._socket.send_multipart(
+            [b if b is not None else b"" for b in framed.buffers], copy=False
+        )
         return framed.forms.data, framed.rows, framed.nodes
 
     def done(self, token: Token) -> None:
@@ -199,14 +206,16 @@ def _from_bare(endpoint: str) -> Iterator[Receive]:
 
     def receive(token: Token) -> pa.RecordBatch:
         schema, rows, nodes = token
-        buffers = [pa.py_buffer(f.buffer) if len(f) else None for f in pull.recv_multipart(copy=False)]
+        buffers = [
+            pa.py_buffer(f.buffer) if len(f) else None for f in pull.recv_multipart(copy=False)
+        ]
         return put_together(forms_from(schema), rows, nodes, buffers)
 
     yield receive
     pull.close(0)
 
 
-# --- bare sockets --------------------------------------------------------------------------------------------------
+# --- bare sockets ---------------------------------------------------------------------------------
 
 
 class SocketSender:
@@ -221,7 +230,12 @@ class SocketSender:
 
     def send(self) -> Token:
         framed = taken_apart(self._records)
-        return framed.forms.data, framed.rows, framed.nodes, [0 if b is None else b.size for b in framed.buffers]
+        return (
+            framed.forms.data,
+            framed.rows,
+            framed.nodes,
+            [0 if b is None else b.size for b in framed.buffers],
+        )
 
     def after_token(self) -> None:
         """Send them, once the receiver knows their lengths."""
@@ -265,7 +279,12 @@ def _from_socket(connection: socket.socket) -> Iterator[Receive]:
         parts = [arena[s : s + n] for s, n in zip(starts.tolist(), lengths, strict=False)]
         for part in parts:
             _fill(connection, part.data)
-        return put_together(forms_from(schema), rows, nodes, [pa.py_buffer(p.data) if len(p) else None for p in parts])
+        return put_together(
+            forms_from(schema),
+            rows,
+            nodes,
+            [pa.py_buffer(p.data) if len(p) else None for p in parts],
+        )
 
     yield receive
     connection.close()
@@ -276,7 +295,7 @@ def _fill(connection: socket.socket, target: memoryview) -> None:
         target = target[connection.recv_into(target) :]
 
 
-# --- others --------------------------------------------------------------------------------------------------------
+# --- others ---------------------------------------------------------------------------------------
 
 
 class GlooSender:

@@ -81,7 +81,9 @@ def _numbers(rows: Sequence[Row], told: Run) -> dict[str, float]:
 def _prompt_tokens(told: Run) -> float:
     """Mean over the data; every Step draws from all of it."""
     prompts = pq.read_table(told.data, columns=["prompt"]).column("prompt").to_pylist()
-    return statistics.fmean(len(ids) for ids in AutoTokenizer.from_pretrained(told.model_dir)(prompts)["input_ids"])
+    return statistics.fmean(
+        len(ids) for ids in AutoTokenizer.from_pretrained(told.model_dir)(prompts)["input_ids"]
+    )
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:

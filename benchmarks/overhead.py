@@ -2,12 +2,13 @@
 
     python -m benchmarks.overhead [--quick] [--json FILE]
 
-Owns: the run that is measured, and which of its seconds are the engine's. Does not own: how results are shown
-(report.py), nor the demo's task (examples/demo_task.py).
+Owns: the run that is measured, and which of its seconds are the engine's. Does not own: how results
+are shown (report.py), nor the demo's task (examples/demo_task.py).
 
-The model is the demo's before its warm start; answers are cut at 6 tokens, the mean length that the demo's have, since
-the shorter the answers, the less there is to hide the engine behind. Everything that is not inside a node's kernel
-counts as the engine's: the coordinator, gathering rows, metrics, sample files (written at each Step), the trace.
+The model is the demo's before its warm start; answers are cut at 6 tokens, the mean length that the
+demo's have, since the shorter the answers, the less there is to hide the engine behind. Everything
+that is not inside a node's kernel counts as the engine's: the coordinator, gathering rows, metrics,
+sample files (written at each Step), the trace.
 """
 
 from __future__ import annotations
@@ -36,13 +37,21 @@ GOAL = 0.05
 Row = Mapping[str, float]
 
 
-def measured(folder: Path, steps: int, reward_fn: RewardFn, threads: int) -> tuple[list[Row], list[str]]:
+def measured(
+    folder: Path, steps: int, reward_fn: RewardFn, threads: int
+) -> tuple[list[Row], list[str]]:
     """The metrics of each Step after the warm-up, and the names of the nodes."""
     data, base = str(folder / "train.parquet"), str(folder / "model")
-    graph = grpo(base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2)
-    options = RunOptions(steps=WARM_UP + steps, runs=folder / "runs", threads=threads, progress=False)
+    graph = grpo(
+        base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2
+    )
+    options = RunOptions(
+        steps=WARM_UP + steps, runs=folder / "runs", threads=threads, progress=False
+    )
     result = run(graph, options)
-    rows = [json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()
+    ]
     return rows[WARM_UP:], [node.name for node in plan(graph, options).nodes]
 
 
@@ -55,13 +64,37 @@ def results(rows: list[Row], nodes: list[str]) -> list[Result]:
     """All numbers; the share is of all Steps together, so that no slow Step is left out."""
     total = sum(row["time/step"] for row in rows)
     share = sum(outside(row, nodes) for row in rows) / total
-    by_node = {name: statistics.median(row.get(f"time/{name}", 0.0) for row in rows) for name in nodes}
+    by_node = {
+        name: statistics.median(row.get(f"time/{name}", 0.0) for row in rows) for name in nodes
+    }
     return [
-        Result(name="time outside kernels / time/step", value=share, unit="share", goal=GOAL, least=False),
-        Result(name="time/step", value=1e3 * statistics.median(row["time/step"] for row in rows), unit="ms"),
-        Result(name="outside", value=1e3 * statistics.median(outside(row, nodes) for row in rows), unit="ms"),
-        Result(name="of it samples", value=1e3 * statistics.median(row["time/record"] for row in rows), unit="ms"),
-        *(Result(name=f"time/{name}", value=1e3 * seconds, unit="ms") for name, seconds in by_node.items() if seconds),
+        Result(
+            name="time outside kernels / time/step",
+            value=share,
+            unit="share",
+            goal=GOAL,
+            least=False,
+        ),
+        Result(
+            name="time/step",
+            value=1e3 * statistics.median(row["time/step"] for row in rows),
+            unit="ms",
+        ),
+        Result(
+            name="outside",
+            value=1e3 * statistics.median(outside(row, nodes) for row in rows),
+            unit="ms",
+        ),
+        Result(
+            name="of it samples",
+            value=1e3 * statistics.median(row["time/record"] for row in rows),
+            unit="ms",
+        ),
+        *(
+            Result(name=f"time/{name}", value=1e3 * seconds, unit="ms")
+            for name, seconds in by_node.items()
+            if seconds
+        ),
     ]
 
 

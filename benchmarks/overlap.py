@@ -1,15 +1,17 @@
-"""What it is worth that generation and training overlap: one Worker at lag 0 against several at lag 1.
+"""What it is worth that generation and training overlap: one Worker at lag 0 against several at lag
+1.
 
     python -m benchmarks.overlap [--quick] [--json FILE]
 
-Owns: the paired runs, what of their traces overlaps, and what the simulator says of the same plans. Does not own: how
-results are shown (report.py), nor the demo's task (examples/demo_task.py).
+Owns: the paired runs, what of their traces overlaps, and what the simulator says of the same plans.
+Does not own: how results are shown (report.py), nor the demo's task (examples/demo_task.py).
 
-The model is the demo's before its warm start, with answers so long that generation and training take about the same
-time, one thread each: then overlap is worth most, twice the speed at best. Both runs of a pair share a seed and
-alternate in order. Beside the measured ratio stands the one that engine/simulate predicts for both plans from the
-synchronous runs' seconds: it knows of no cores that disturb each other and of no transport, so what lies between the
-two is those; how much longer kernels take side by side is a line of its own.
+The model is the demo's before its warm start, with answers so long that generation and training
+take about the same time, one thread each: then overlap is worth most, twice the speed at best. Both
+runs of a pair share a seed and alternate in order. Beside the measured ratio stands the one that
+engine/simulate predicts for both plans from the synchronous runs' seconds: it knows of no cores
+that disturb each other and of no transport, so what lies between the two is those; how much longer
+kernels take side by side is a line of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run after its warm-up. spans: (start, end) in seconds of everything that a node did, by node."""
+    """One run after its warm-up. spans: (start, end) in seconds of everything that a node did, by
+    node.
+    """
 
     rows: Sequence[Row]
     spans: Mapping[str, Sequence[Interval]]
@@ -60,7 +64,11 @@ class Measured:
     @property
     def samples_per_second(self) -> float:
         """Trained rows by the time of all Steps together, so that no slow Step is left out."""
-        return sum(row["data/prompts"] for row in self.rows) * N / sum(row["time/step"] for row in self.rows)
+        return (
+            sum(row["data/prompts"] for row in self.rows)
+            * N
+            / sum(row["time/step"] for row in self.rows)
+        )
 
     def seconds(self, node: str) -> float:
         """Seconds that a node computes in a Step, the mean."""
@@ -96,7 +104,9 @@ def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]], since: float) -> dict[str, list[Interval]]:
-    """What nodes did from a time on (seconds of the trace's clock), but for opening and loading, by node."""
+    """What nodes did from a time on (seconds of the trace's clock), but for opening and loading, by
+    node.
+    """
     node_of: dict[tuple[int, int], str] = {}
     found: dict[str, list[Interval]] = {}
     for event in events:
@@ -105,21 +115,39 @@ def spans_of(events: Iterable[Mapping[str, Any]], since: float) -> dict[str, lis
         elif event["ph"] == "X" and event["name"] not in ("open", "load", "close"):
             start = event["ts"] / 1e6
             if start >= since:
-                found.setdefault(node_of[event["pid"], event["tid"]], []).append((start, start + event["dur"] / 1e6))
+                found.setdefault(node_of[event["pid"], event["tid"]], []).append(
+                    (start, start + event["dur"] / 1e6)
+                )
     return found
 
 
 def the_graph(folder: Path, reward_fn: RewardFn, max_lag: int) -> Graph:
     """GRPO on the demo's words."""
     data, base = str(folder / "train.parquet"), str(folder / "model")
-    return grpo(base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2, max_lag=max_lag)
+    return grpo(
+        base,
+        data,
+        reward_fn,
+        n=N,
+        batch=BATCH,
+        max_tokens=MAX_TOKENS,
+        lr=5e-4,
+        minibatches=2,
+        max_lag=max_lag,
+    )
 
 
 def options_of(folder: Path, mode: Mode, steps: int, seed: int) -> RunOptions:
     """One Worker, or where the plan puts the nodes; a thread for each kernel."""
     name = f"{mode}-{seed}"
     return RunOptions(
-        steps=WARM_UP + steps, seed=seed, runs=folder / "runs", name=name, threads=1, workers=mode, progress=False
+        steps=WARM_UP + steps,
+        seed=seed,
+        runs=folder / "runs",
+        name=name,
+        threads=1,
+        workers=mode,
+        progress=False,
     )
 
 
@@ -127,9 +155,15 @@ def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: in
     """One run: in one Worker at lag 0, or in several at lag 1."""
     graph = the_graph(folder, reward_fn, 0 if mode == "one" else 1)
     result = run(graph, options_of(folder, mode, steps, seed))
-    rows = [json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
-    events = [event for path in sorted((result.folder / "trace").iterdir()) for event in read_trace(path)]
-    ends = [event["ts"] / 1e6 + event.get("dur", 0.0) / 1e6 for event in events if event["ph"] == "X"]
+    rows = [
+        json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    events = [
+        event for path in sorted((result.folder / "trace").iterdir()) for event in read_trace(path)
+    ]
+    ends = [
+        event["ts"] / 1e6 + event.get("dur", 0.0) / 1e6 for event in events if event["ph"] == "X"
+    ]
     measuring = [row for row in rows if row["step"] > WARM_UP]
     since = max(ends) - sum(row["time/step"] for row in measuring)
     return Measured(rows=measuring, spans=spans_of(events, since))
@@ -142,20 +176,29 @@ def predicted(the_plan: Plan, timing: Timing, steps: int) -> float:
     simulation = Simulation(the_plan, settings, rows=rows, timing=timing, outcomes=Outcomes())
     simulation.begin()
     simulation.run()
-    closed = {told.step: when for when, told in simulation.history.instructions if isinstance(told, StepClosed)}
+    closed = {
+        told.step: when
+        for when, told in simulation.history.instructions
+        if isinstance(told, StepClosed)
+    }
     return (closed[WARM_UP + steps] - closed[WARM_UP]) / steps
 
 
 def timing_of(the_plan: Plan, runs: Sequence[Measured]) -> Timing:
-    """The synchronous runs' seconds as the simulator wants them: a decode node's rows all take as long as the chunk,
-    those of any other node one after another.
+    """The synchronous runs' seconds as the simulator wants them: a decode node's rows all take as
+    long as the chunk, those of any other node one after another.
     """
 
     def seconds(node: str) -> float:
         return statistics.median(one.seconds(node) for one in runs)
 
-    row = {n.name: seconds(n.name) / (1 if n.work == "decode" else BATCH * n.inner) for n in the_plan.nodes}
-    record = statistics.median(statistics.fmean(row["time/record"] for row in one.rows) for one in runs)
+    row = {
+        n.name: seconds(n.name) / (1 if n.work == "decode" else BATCH * n.inner)
+        for n in the_plan.nodes
+    }
+    record = statistics.median(
+        statistics.fmean(row["time/record"] for row in one.rows) for one in runs
+    )
     return Timing(row=row, tail=0.0, train=seconds(TRAIN), load=0.0, store=record, slots=BATCH * N)
 
 
@@ -166,7 +209,9 @@ def results(one: Sequence[Measured], auto: Sequence[Measured], prediction: float
     overlap = statistics.median(each.overlap for each in auto)
     lag = max(each.lag for each in auto)
     found = [
-        Result(name="samples/s, Workers at lag 1 / one at lag 0", value=ratio, unit="ratio", goal=GOAL),
+        Result(
+            name="samples/s, Workers at lag 1 / one at lag 0", value=ratio, unit="ratio", goal=GOAL
+        ),
         Result(name="predicted by the simulator", value=prediction, unit="ratio"),
         Result(name="measured / predicted", value=ratio / prediction, unit="share"),
         Result(name="greatest lag", value=lag, unit="versions", goal=1.0, least=False),

@@ -1,11 +1,14 @@
-"""Ray and TransferQueue as ways from one process to another; runs in .venv-ray (ray_env.sh makes it).
+"""Ray and TransferQueue as ways from one process to another; runs in .venv-ray (ray_env.sh makes
+it).
 
     python -m benchmarks.ray_side WAY '{"4 kB": [4096, 20], ...}'      sizes in bytes, and rounds
 
-Owns: what is timed there. Does not own: the batch (data_plane_batch.py), who compares (data_plane_peers.py).
+Owns: what is timed there. Does not own: the batch (data_plane_batch.py), who compares
+(data_plane_peers.py).
 
-The last line of output is a JSON object: seconds of each round by size. As in data_plane.py, a round ends when the
-receiving actor, which has torch views of all columns, has told how many values they have.
+The last line of output is a JSON object: seconds of each round by size. As in data_plane.py, a
+round ends when the receiving actor, which has torch views of all columns, has told how many values
+they have.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from benchmarks.data_plane_batch import make_batch, views
 from dataflow.batch import ragged
 
 LOGICAL_CORES = 8
-"""What Ray is told that there is: with two, TransferQueue's own actors wait for each other for good."""
+"""What Ray is told that there is: with two, TransferQueue's own actors wait for each other for
+good.
+"""
 WARM = 3
 
 
@@ -49,7 +54,9 @@ def _timed(once: Callable[[], None]) -> float:
 def _tensors(records: pa.RecordBatch) -> dict[str, Any]:
     """Each column's values as a NumPy array."""
     columns = zip(records.schema.names, records.columns, strict=True)
-    return {n: ragged(c).values if pa.types.is_large_list(c.type) else c.to_numpy() for n, c in columns}
+    return {
+        n: ragged(c).values if pa.types.is_large_list(c.type) else c.to_numpy() for n, c in columns
+    }
 
 
 def _ray_numpy(records: pa.RecordBatch) -> Callable[[], None]:
@@ -105,7 +112,10 @@ def _transferqueue(records: pa.RecordBatch) -> Callable[[], None]:
     for name, column in zip(records.schema.names, records.columns, strict=True):
         if pa.types.is_large_list(column.type):
             rows = ragged(column)
-            parts = [torch.from_numpy(rows.values[a:b].copy()) for a, b in pairwise(rows.offsets.tolist())]
+            parts = [
+                torch.from_numpy(rows.values[a:b].copy())
+                for a, b in pairwise(rows.offsets.tolist())
+            ]
             fields[name] = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
         else:
             fields[name] = torch.from_numpy(column.to_numpy().copy())
@@ -121,7 +131,9 @@ def _transferqueue(records: pa.RecordBatch) -> Callable[[], None]:
 
 def _received(count: int, records: pa.RecordBatch) -> None:
     if count < records.num_rows:
-        raise SystemExit(f"expected at least {records.num_rows} values on the other side, found {count}")
+        raise SystemExit(
+            f"expected at least {records.num_rows} values on the other side, found {count}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""How a benchmark says what it found: a table, a JSON and a markdown file, and the machine it ran on.
+"""How a benchmark says what it found: a table, a JSON and a markdown file, and the machine it ran
+on.
 
 Owns: the one form of results of all benchmarks. Does not own: measuring.
 """
@@ -19,7 +20,9 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One number. `goal` is the bound it is held to, None where there is none; `least` whether it is a lower bound."""
+    """One number. `goal` is the bound it is held to, None where there is none; `least` whether it
+    is a lower bound.
+    """
 
     name: str
     value: float
@@ -36,7 +39,13 @@ class Result:
 
     def as_json(self) -> dict[str, object]:
         """`{name, value, unit, goal, holds}`."""
-        return {"name": self.name, "value": self.value, "unit": self.unit, "goal": self.goal, "holds": self.holds}
+        return {
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "goal": self.goal,
+            "holds": self.holds,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +58,14 @@ class Machine:
     python: str
     torch: str
     load: float
-    """Runnable processes over the last minute, others' included: above the cores, times are not to be quoted."""
+    """Runnable processes over the last minute, others' included: above the cores, times are not to
+    be quoted.
+    """
 
     def __str__(self) -> str:
         return (
-            f"{self.processor}, {self.cores} cores, {self.memory_gib:.0f} GiB; Python {self.python}, "
-            f"torch {self.torch}; load {self.load:.1f}"
+            f"{self.processor}, {self.cores} cores, {self.memory_gib:.0f} GiB; Python"
+            f" {self.python}, torch {self.torch}; load {self.load:.1f}"
         )
 
 
@@ -88,8 +99,8 @@ def show(title: str, results: Sequence[Result], where: Machine) -> None:
 
 
 def write_json(path: Path, results: Sequence[Result], where: Machine) -> None:
-    """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as `<name>.machine.json` and a table
-    of both as `<name>.md`.
+    """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as
+    `<name>.machine.json` and a table of both as `<name>.md`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")

@@ -71,7 +71,11 @@ class Setting:
 
     def digest(self) -> str:
         """Hash of what the files depend on."""
-        shown = {k: v for k, v in asdict(self).items() if k in ("name", "tokens", "teacher_steps", "rows")}
+        shown = {
+            k: v
+            for k, v in asdict(self).items()
+            if k in ("name", "tokens", "teacher_steps", "rows")
+        }
         source = Path(__file__).read_bytes()
         return hashlib.sha256(json.dumps(shown).encode() + source).hexdigest()[:10]
 
@@ -85,7 +89,9 @@ def digit_pairs(rng: random.Random) -> Iterator[Pair]:
 
 
 def word_pairs(rng: random.Random) -> Iterator[Pair]:
-    """reasoning-gym's spell_backward: words of 3 to 6 letters, prompts of 51 to 54 characters and a newline."""
+    """reasoning-gym's spell_backward: words of 3 to 6 letters, prompts of 51 to 54 characters and a
+    newline.
+    """
     import reasoning_gym  # takes a second to import, and one setting needs it
 
     data = reasoning_gym.create_dataset(
@@ -96,7 +102,9 @@ def word_pairs(rng: random.Random) -> Iterator[Pair]:
 
 
 DIGIT_TOKENS = (*string.digits, "=", EOS)
-"""Without a pad token, a policy that knows nothing ends with probability 1/12 at each token: p50 8, p90 26."""
+"""Without a pad token, a policy that knows nothing ends with probability 1/12 at each token: p50 8,
+p90 26.
+"""
 TEXT_TOKENS = (*(chr(c) for c in range(32, 127)), "\n", PAD, EOS)
 
 SETTINGS = {
@@ -179,20 +187,28 @@ def _make(setting: Setting, folder: Path) -> None:
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     prompts, answers = zip(*rows, strict=True)
-    pq.write_table(pa.table({"prompt": list(prompts), "answer": list(answers)}), folder / "data.parquet")
+    pq.write_table(
+        pa.table({"prompt": list(prompts), "answer": list(answers)}), folder / "data.parquet"
+    )
 
 
 def character_tokenizer(tokens: tuple[str, ...]) -> Qwen2Tokenizer:
     """One token a character. Pads with EOS where the tokens hold no PAD.
 
-    transformers reads the tokenizer of a Qwen2 directory as byte-level BPE whatever class saved it, and drops what that
-    does not know; so this is one, without merges, and its space and newline are spelled as byte-level BPE spells them.
+    transformers reads the tokenizer of a Qwen2 directory as byte-level BPE whatever class saved it,
+    and drops what that does not know; so this is one, without merges, and its space and newline are
+    spelled as byte-level BPE spells them.
     """
     spelled = {" ": "\u0120", "\n": "\u010a"}
     vocabulary = {spelled.get(token, token): i for i, token in enumerate(tokens)}
     pad = PAD if PAD in tokens else EOS
     return Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=EOS, eos_token=EOS, pad_token=pad, clean_up_tokenization_spaces=False
+        vocab=vocabulary,
+        merges=[],
+        unk_token=EOS,
+        eos_token=EOS,
+        pad_token=pad,
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -219,13 +235,19 @@ def _config(tokens: tuple[str, ...]) -> Qwen2Config:
     )
 
 
-def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, setting: Setting, rows: list[Pair]) -> None:
-    """Supervised updates on answers in which each character is another one with probability 0.25 (never the end)."""
+def _teach(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, setting: Setting, rows: list[Pair]
+) -> None:
+    """Supervised updates on answers in which each character is another one with probability 0.25
+    (never the end).
+    """
     rng = random.Random(1)
     letters = sorted({c for _, answer in rows for c in answer})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
     for _ in range(setting.teacher_steps):
-        noisy = [(prompt, _noisy(answer, letters, rng)) for prompt, answer in rng.choices(rows, k=128)]
+        noisy = [
+            (prompt, _noisy(answer, letters, rng)) for prompt, answer in rng.choices(rows, k=128)
+        ]
         ids, mask, labels = _padded(tokenizer, noisy, *ending_and_padding(setting.tokens))
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         optimizer.zero_grad()
@@ -240,8 +262,12 @@ def _noisy(answer: str, letters: list[str], rng: random.Random) -> str:
 def _padded(
     tokenizer: Qwen2Tokenizer, pairs: list[Pair], end: int, pad: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token ids, attention mask and labels (-100 outside the answer), each [rows, longest], padded on the right."""
-    encoded = [(tokenizer.encode(prompt), [*tokenizer.encode(answer), end]) for prompt, answer in pairs]
+    """Token ids, attention mask and labels (-100 outside the answer), each [rows, longest], padded
+    on the right.
+    """
+    encoded = [
+        (tokenizer.encode(prompt), [*tokenizer.encode(answer), end]) for prompt, answer in pairs
+    ]
     longest = max(len(p) + len(a) for p, a in encoded)
     ids = torch.full((len(pairs), longest), pad)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)

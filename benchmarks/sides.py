@@ -65,7 +65,9 @@ class OurSide:
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "run.json"
             told.write_text(json.dumps(asdict(run)))
-            return measured(last_line([sys.executable, "-m", "benchmarks.our_side", str(told)], run.threads))
+            return measured(
+                last_line([sys.executable, "-m", "benchmarks.our_side", str(told)], run.threads)
+            )
 
 
 class TrlSide:
@@ -82,15 +84,22 @@ class TrlSide:
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "run.json"
             told.write_text(json.dumps(asdict(run)))
-            command = [".venv-trl/bin/python", "-m", "benchmarks.trl_side", str(told), *self._options]
+            command = [
+                ".venv-trl/bin/python",
+                "-m",
+                "benchmarks.trl_side",
+                str(told),
+                *self._options,
+            ]
             return measured(last_line(command, run.threads))
 
 
 def last_line(command: list[str], threads: int) -> dict[str, float]:
     """Run a side's command with this many threads; the JSON object that its last line of output is.
 
-    Waiting threads spin shortly and then sleep, unless the caller's environment says otherwise: where another process
-    wants a core, threads that spin on made the same run up to ten times slower.
+    Waiting threads spin shortly and then sleep, unless the caller's environment says otherwise:
+    where another process wants a core, threads that spin on made the same run up to ten times
+    slower.
     """
     environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -101,5 +110,7 @@ def last_line(command: list[str], threads: int) -> dict[str, float]:
 
 
 def measured(numbers: dict[str, float]) -> Measured:
-    """From a side's JSON; keys that Measured does not have are left out, a missing one is a KeyError."""
+    """From a side's JSON; keys that Measured does not have are left out, a missing one is a
+    KeyError.
+    """
     return Measured(**{field.name: numbers[field.name] for field in fields(Measured)})  # type: ignore[arg-type]

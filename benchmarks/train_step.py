@@ -1,4 +1,5 @@
-"""Milliseconds of the train kernel alone: 32 groups of 8 rows, two updates, on a Qwen2 of 2 layers x 128.
+"""Milliseconds of the train kernel alone: 32 groups of 8 rows, two updates, on a Qwen2 of 2 layers
+x 128.
 
 Owns: made-up rows whose lengths and repetitions are those of the demo task and of a long tail,
 and the timing. Does not own: any run of a graph (against_trl.py).
@@ -64,14 +65,21 @@ class OneProcess:
 
 
 def answers(draw: np.random.Generator, kind: str) -> list[list[int]]:
-    """The answers of one group: to a word, each letter right with some probability, or of long-tailed length."""
+    """The answers of one group: to a word, each letter right with some probability, or of
+    long-tailed length.
+    """
     if kind == "long_tail":
         lengths = np.clip(draw.lognormal(np.log(8), 0.9, ROWS), 1, 43).astype(int)
         return [draw.integers(2, 95, n).tolist() for n in lengths]
     right = {"distinct": 0.0, "learning": 0.75, "learned": 0.95}[kind]
     word = draw.integers(2, 95, draw.integers(3, 7))
     return [
-        [*np.where(draw.random(len(word)) < right, word, draw.integers(2, 95, len(word))).tolist(), 97]
+        [
+            *np.where(
+                draw.random(len(word)) < right, word, draw.integers(2, 95, len(word))
+            ).tolist(),
+            97,
+        ]
         for _ in range(ROWS)
     ]
 
@@ -110,7 +118,11 @@ def opened(folder: str) -> TorchTrain:
     params = {"loss": Loss((clipped,)), "lr": 1e-5, "minibatches": 2}
     models = {"model": Model("policy", folder, trainable=True)}
     kernel = TorchTrain()
-    kernel.open(KernelNode(name="train", operator="train", models=models, params=params), Layout(), OneProcess())
+    kernel.open(
+        KernelNode(name="train", operator="train", models=models, params=params),
+        Layout(),
+        OneProcess(),
+    )
     return kernel
 
 
@@ -125,7 +137,9 @@ def timed(kernel: TorchTrain, assignment: Assignment, repeats: int) -> list[floa
 
 
 def main(threads: int = 2, repeats: int = 20) -> None:
-    """Print the least and the median milliseconds of a Step, and how many tokens it fed of those the rows have."""
+    """Print the least and the median milliseconds of a Step, and how many tokens it fed of those
+    the rows have.
+    """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -135,13 +149,15 @@ def main(threads: int = 2, repeats: int = 20) -> None:
         ids = rows.ragged("completion_ids")
         gain = np.random.default_rng(1).standard_normal(len(ids.values)).astype(np.float32)
         advantage = Batch.make(rows.keys, {"advantage": ids.like(gain)}, Advantage)
-        assignment = Assignment(sequence=1, step=1, keys=rows.keys, inputs={"rows": rows, "loss.advantage": advantage})
+        assignment = Assignment(
+            sequence=1, step=1, keys=rows.keys, inputs={"rows": rows, "loss.advantage": advantage}
+        )
         found = timed(kernel, assignment, repeats)
         fed = kernel.step(assignment)["train/fed_tokens"]
         total = len(rows.ragged("prompt_ids").values) + len(ids.values)
         print(
-            f"{kind:10} {threads} threads: {found[0]:6.1f} ms least, {found[len(found) // 2]:6.1f} median; "
-            f"{fed:.0f} tokens fed of {total}"
+            f"{kind:10} {threads} threads: {found[0]:6.1f} ms least, {found[len(found) // 2]:6.1f}"
+            f" median; {fed:.0f} tokens fed of {total}"
         )
 
 

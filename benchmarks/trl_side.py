@@ -33,7 +33,9 @@ class Clock:
 
 
 def trainer_class(clock: Clock) -> type:
-    """GRPOTrainer with a clock around generation, and around generation and scoring; nothing else is changed."""
+    """GRPOTrainer with a clock around generation, and around generation and scoring; nothing else
+    is changed.
+    """
     from trl import GRPOTrainer
 
     class ClockedTrainer(GRPOTrainer):
@@ -126,11 +128,16 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> Clock:
 
 
 def measured(run: dict[str, Any], clock: Clock) -> dict[str, float]:
-    """Means over the Steps after the warm-up; slot waste is 1 - tokens / (rows * tokens of the longest row)."""
+    """Means over the Steps after the warm-up; slot waste is 1 - tokens / (rows * tokens of the
+    longest row).
+    """
     first = run["warmup_steps"]
     rows = run["prompts_per_step"] * run["num_generations"]
     seconds = clock.ends[-1] - clock.ends[first]
-    steps = [end - start for start, end in zip(clock.ends[first:-1], clock.ends[first + 1 :], strict=True)]
+    steps = [
+        end - start
+        for start, end in zip(clock.ends[first:-1], clock.ends[first + 1 :], strict=True)
+    ]
     lengths = clock.lengths[first:]
     tokens = sum(sum(step) for step in lengths)
     slots = sum(len(step) * max(step) for step in lengths)
@@ -156,8 +163,12 @@ def main() -> None:
     """Read the run, train, print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--micro-batches", type=int, default=1, help="split the batch for the backward pass")
-    parser.add_argument("--cache", default=None, help="generation's cache_implementation, such as static")
+    parser.add_argument(
+        "--micro-batches", type=int, default=1, help="split the batch for the backward pass"
+    )
+    parser.add_argument(
+        "--cache", default=None, help="generation's cache_implementation, such as static"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--optim", default="adamw_torch_fused")
     options = parser.parse_args()

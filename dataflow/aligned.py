@@ -1,6 +1,7 @@
 """Token alignment: of one row, all columns of an axis have one length.
 
-Owns: comparing lengths. Does not own: which columns there should be (schema.py), nor who asks (engine/runtime).
+Owns: comparing lengths. Does not own: which columns there should be (schema.py), nor who asks
+(engine/runtime).
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ class Misaligned:
 
     def __str__(self) -> str:
         a, b = self.lengths
-        return f"expected one value for every {AXES[self.axis]}, found {a} in {self.first!r} and {b} in {self.second!r}"
+        return (
+            f"expected one value for every {AXES[self.axis]}, found {a} in {self.first!r} and {b}"
+            f" in {self.second!r}"
+        )
 
 
 def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned | None:
-    """The first difference between columns of one axis; all of the batches have the same rows. None where all agree."""
+    """The first difference between columns of one axis; all of the batches have the same rows. None
+    where all agree.
+    """
     known: dict[Axis, tuple[str, np.ndarray]] = {}
     for port, batch, schema in ports:
         for name in batch.names:
@@ -46,5 +52,7 @@ def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned |
             if not np.array_equal(lengths, mine):
                 row = int(np.argmax(lengths != mine))
                 pair = (int(lengths[row]), int(mine[row]))
-                return Misaligned(row=row, axis=column.axis, first=first, second=label, lengths=pair)
+                return Misaligned(
+                    row=row, axis=column.axis, first=first, second=label, lengths=pair
+                )
     return None

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dataflow.device import as_declared, is_tensor, joined, lengths_array, offsets_of, taken, whole_array
+from dataflow.device import (
+    as_declared,
+    is_tensor,
+    joined,
+    lengths_array,
+    offsets_of,
+    taken,
+    whole_array,
+)
 from dataflow.errors import DataError
 from dataflow.ragged import Ragged
 from dataflow.schema import Schema
@@ -31,8 +39,8 @@ _KEY_TYPES = (pa.int64(), pa.int32(), pa.int32())
 class Keys:
     """Row keys as three arrays of one length.
 
-    position: where in the source's endless order the prompt stands; never repeats, not even across data epochs.
-    sample: which of the rows expanded from that prompt (0 for the prompt itself).
+    position: where in the source's endless order the prompt stands; never repeats, not even across
+    data epochs. sample: which of the rows expanded from that prompt (0 for the prompt itself).
     attempt: how often the row was begun before (after a crash, or dropped as too old).
     """
 
@@ -44,7 +52,11 @@ class Keys:
         return len(self.position)
 
     @staticmethod
-    def of(position: Iterable[int], sample: Iterable[int] | None = None, attempt: Iterable[int] | None = None) -> Keys:
+    def of(
+        position: Iterable[int],
+        sample: Iterable[int] | None = None,
+        attempt: Iterable[int] | None = None,
+    ) -> Keys:
         """Keys from any integer sequences; samples and attempts default to 0."""
         where = np.asarray(position, dtype=np.int64)
         zeros = np.zeros(len(where), dtype=np.int32)
@@ -61,7 +73,9 @@ class Keys:
     def expand(self, n: int) -> Keys:
         """Each key n times, with samples sample * n + 0 .. n-1: the keys of `expand(x, n)`."""
         sample = np.repeat(self.sample, n) * n + np.tile(np.arange(n, dtype=np.int32), len(self))
-        return Keys(np.repeat(self.position, n), sample.astype(np.int32), np.repeat(self.attempt, n))
+        return Keys(
+            np.repeat(self.position, n), sample.astype(np.int32), np.repeat(self.attempt, n)
+        )
 
     def order(self) -> np.ndarray:
         """The permutation that sorts rows by (position, sample)."""
@@ -69,7 +83,9 @@ class Keys:
 
     def rows(self) -> list[tuple[int, int, int]]:
         """As (position, sample, attempt) tuples; for messages and tests, not for hot paths."""
-        return list(zip(self.position.tolist(), self.sample.tolist(), self.attempt.tolist(), strict=True))
+        return list(
+            zip(self.position.tolist(), self.sample.tolist(), self.attempt.tolist(), strict=True)
+        )
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
@@ -84,12 +100,15 @@ class Keys:
 class Batch:
     """Rows with keys. Immutable; columns are shared, never copied, by `select`.
 
-    device: the values of columns declared `device`, flat tensors of these rows; `records` has their lengths.
+    device: the values of columns declared `device`, flat tensors of these rows; `records` has their
+    lengths.
     """
 
     __slots__ = ("device", "keys", "records")
 
-    def __init__(self, keys: Keys, records: pa.RecordBatch, device: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, keys: Keys, records: pa.RecordBatch, device: Mapping[str, Any] | None = None
+    ) -> None:
         if records.num_columns and len(keys) != records.num_rows:
             raise DataError(f"a batch of {records.num_rows} rows with {len(keys)} keys")
         self.keys = keys
@@ -98,7 +117,9 @@ class Batch:
         for name, values in self.device.items():
             wanted = int(self._offsets(name)[-1])
             if len(values) != wanted:
-                raise DataError(f"device column {name!r}: its rows have {wanted} values, found {len(values)}")
+                raise DataError(
+                    f"device column {name!r}: its rows have {wanted} values, found {len(values)}"
+                )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -118,14 +139,17 @@ class Batch:
 
     @staticmethod
     def make(
-        keys: Keys, columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence | Any], schema: type[Schema]
+        keys: Keys,
+        columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence | Any],
+        schema: type[Schema],
     ) -> Batch:
-        """Build from columns; those named in the schema are brought to its types, others keep their own. Those that it
-        declares `device` are torch tensors of its type: Ragged(tensor, offsets), or without an axis a tensor [rows].
+        """Build from columns; those named in the schema are brought to its types, others keep their
+        own. Those that it declares `device` are torch tensors of its type: Ragged(tensor, offsets),
+        or without an axis a tensor [rows].
 
-        Contiguous numbers that have their column's type already are not copied: the batch is a view of them.
-        Raises DataError where a column cannot be brought to its type, has another length, or where a required
-        column holds nulls.
+        Contiguous numbers that have their column's type already are not copied: the batch is a view
+        of them. Raises DataError where a column cannot be brought to its type, has another length,
+        or where a required column holds nulls.
         """
         fields, arrays, tensors = [], [], {}
         for name, data in columns.items():
@@ -137,28 +161,45 @@ class Batch:
             else:
                 array = _array(name, data, want)
             if len(array) != len(keys):
-                raise DataError(f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys")
+                raise DataError(
+                    f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys"
+                )
             if want is not None and not want.nullable and array.null_count:
-                raise DataError(f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is required")
+                raise DataError(
+                    f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is"
+                    " required"
+                )
             nullable = want.nullable if want is not None else True
-            fields.append(pa.field(name, array.type, nullable, declared.metadata if declared is not None else None))
+            fields.append(
+                pa.field(
+                    name, array.type, nullable, declared.metadata if declared is not None else None
+                )
+            )
             arrays.append(array)
         return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), tensors)
 
     def array(self, name: str) -> pa.Array:
-        """One column as Arrow. Raises DataError naming the columns that there are, and for one on a device."""
+        """One column as Arrow. Raises DataError naming the columns that there are, and for one on a
+        device.
+        """
         if name in self.device:
-            raise DataError(f"column {name!r} is declared device, and is no Arrow array. Fix: batch.tensor({name!r}).")
+            raise DataError(
+                f"column {name!r} is declared device, and is no Arrow array. Fix:"
+                f" batch.tensor({name!r})."
+            )
         return self._lengths_or_values(name)
 
     def tensor(self, name: str) -> Ragged:
-        """A column declared `device`: its flat tensor, and offsets from 0 (without an axis each row has one value).
+        """A column declared `device`: its flat tensor, and offsets from 0 (without an axis each row
+        has one value).
 
         Raises DataError for a column that is not on a device, and for one that is not there.
         """
         if name not in self.device:
             self._lengths_or_values(name)
-            raise DataError(f"column {name!r} is not declared device. Fix: batch.ragged or batch.flat.")
+            raise DataError(
+                f"column {name!r} is not declared device. Fix: batch.ragged or batch.flat."
+            )
         return Ragged(self.device[name], self._offsets(name))
 
     def _lengths_or_values(self, name: str) -> pa.Array:
@@ -167,7 +208,9 @@ class Batch:
         return self.records.column(name)
 
     def lengths(self, name: str) -> np.ndarray:
-        """int64 [rows]: how many elements each row has in a column with an axis, wherever its values are."""
+        """int64 [rows]: how many elements each row has in a column with an axis, wherever its
+        values are.
+        """
         return np.diff(self._offsets(name))
 
     def _offsets(self, name: str) -> np.ndarray:
@@ -185,7 +228,11 @@ class Batch:
     def select(self, names: Iterable[str]) -> Batch:
         """Only these columns."""
         wanted = list(names)
-        return Batch(self.keys, self.records.select(wanted), {n: v for n, v in self.device.items() if n in wanted})
+        return Batch(
+            self.keys,
+            self.records.select(wanted),
+            {n: v for n, v in self.device.items() if n in wanted},
+        )
 
     def take(self, rows: np.ndarray) -> Batch:
         """Only these rows, by index or boolean mask, in the order given."""
@@ -203,7 +250,8 @@ class Batch:
         return Batch(self.keys, pa.RecordBatch.from_pydict(merged), left)
 
     def on_host(self) -> Batch:
-        """The same rows without anything on a device: those columns as Arrow, copied to the host."""
+        """The same rows without anything on a device: those columns as Arrow, copied to the host.
+        """
         if not self.device:
             return self
         records = self.records
@@ -229,11 +277,13 @@ class Batch:
         return Batch(keys, pa.concat_batches([p.records for p in parts]), tensors)
 
     def with_keys(self) -> pa.RecordBatch:
-        """One record batch, keys as its first columns: the form for files and wires. Raises DataError where a column is
-        on a device.
+        """One record batch, keys as its first columns: the form for files and wires. Raises
+        DataError where a column is on a device.
         """
         if self.device:
-            raise DataError(f"columns on a device: {', '.join(self.device)}. Fix: batch.on_host() first.")
+            raise DataError(
+                f"columns on a device: {', '.join(self.device)}. Fix: batch.on_host() first."
+            )
         keys = (self.keys.position, self.keys.sample, self.keys.attempt)
         arrays = [pa.array(k, type=t) for k, t in zip(keys, _KEY_TYPES, strict=True)]
         fields = [pa.field(n, t, nullable=False) for n, t in zip(KEYS, _KEY_TYPES, strict=True)]
@@ -257,7 +307,9 @@ def ragged(array: pa.Array) -> Ragged:
 
 
 def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
-    """The inverse of `ragged`: a LargeList array on these buffers, its items non-null where none is null."""
+    """The inverse of `ragged`: a LargeList array on these buffers, its items non-null where none is
+    null.
+    """
     items = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
     field = pa.field("item", items.type, nullable=bool(items.null_count))
     starts = pa.array(np.asarray(offsets, dtype=np.int64))
@@ -268,17 +320,21 @@ def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
     """One column brought to the wanted field's type, if there is one."""
     if is_tensor(data.values if isinstance(data, Ragged) else data):
         raise DataError(
-            f"column {name!r} is given as a tensor, and is not declared device. Fix: .numpy(), or column(..., "
-            "device=True) in its schema."
+            f"column {name!r} is given as a tensor, and is not declared device. Fix: .numpy(), or"
+            " column(..., device=True) in its schema."
         )
     if isinstance(data, Ragged):
-        kind = want.type.value_type if want is not None and pa.types.is_large_list(want.type) else None
+        kind = (
+            want.type.value_type if want is not None and pa.types.is_large_list(want.type) else None
+        )
         return list_array(data.values, data.offsets, kind)
     if isinstance(data, pa.ChunkedArray):
         data = data.combine_chunks()
     if isinstance(data, pa.Array) and (want is None or data.type == want.type):
         return data
-    if name == "prompt" and isinstance(data, pa.Array):  # a Prompt is text or a list of messages: both are declared
+    if name == "prompt" and isinstance(
+        data, pa.Array
+    ):  # a Prompt is text or a list of messages: both are declared
         return data
     try:
         kind = want.type if want is not None else None

@@ -1,7 +1,8 @@
 """Calls of the language: where the user made one, and what is refused at that very line.
 
-Owns: the wrappers that turn a call that does not bind into one clear error, which knows the peers' names, and the line
-that messages name. Does not own: what a call means (node.py, operators), nor what only the whole graph shows (rules/).
+Owns: the wrappers that turn a call that does not bind into one clear error, which knows the peers'
+names, and the line that messages name. Does not own: what a call means (node.py, operators), nor
+what only the whole graph shows (rules/).
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
 
-_OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parent.parent / 'operators'}{os.sep}")
+_OURS = (
+    f"{Path(__file__).parent}{os.sep}",
+    f"{Path(__file__).parent.parent / 'operators'}{os.sep}",
+)
 
 
 def call_site() -> Origin:
@@ -34,12 +38,17 @@ def call_site() -> Origin:
 
 
 def _is_ours(code: CodeType) -> bool:
-    """Whether a frame is the language's own; the constructor that `dataclass` writes has no file."""
-    return code.co_filename.startswith(_OURS) or (code.co_filename == "<string>" and code.co_name == "__init__")
+    """Whether a frame is the language's own; the constructor that `dataclass` writes has no file.
+    """
+    return code.co_filename.startswith(_OURS) or (
+        code.co_filename == "<string>" and code.co_name == "__init__"
+    )
 
 
 def declares(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function of the language: a call that does not bind becomes a GraphError that knows the peers' names."""
+    """Wrap a function of the language: a call that does not bind becomes a GraphError that knows
+    the peers' names.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -51,7 +60,9 @@ def declares(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def constructs(kind: type[C]) -> type[C]:
-    """The same for a dataclass of the language: `Model(trainabel=True)` names the nearest field there is."""
+    """The same for a dataclass of the language: `Model(trainabel=True)` names the nearest field
+    there is.
+    """
     signature, construct = inspect.signature(kind), kind.__init__
 
     @functools.wraps(construct)
@@ -69,12 +80,16 @@ def refused(where: str, problem: str, fix: str) -> GraphError:
 
 
 def require(where: str, name: str, value: object, *, fits: bool, expected: str, fix: str) -> None:
-    """Raise GraphError where an argument does not fit: `expected <name> to be <expected>, found <value>`."""
+    """Raise GraphError where an argument does not fit: `expected <name> to be <expected>, found
+    <value>`.
+    """
     if not fits:
         raise refused(where, f"expected {name} to be {expected}, found {value!r:.60}", fix)
 
 
-def refuse_unknown(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def refuse_unknown(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
     """Raise GraphError where the arguments do not fit the signature."""
     known = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for key, given in kwargs.items():
@@ -91,8 +106,8 @@ def refuse_unknown(name: str, signature: inspect.Signature, args: tuple[Any, ...
 def signature_of(fn: Any, what: str, like: str) -> inspect.Signature:
     """The signature of a user's function, annotations evaluated. like: how one is written.
 
-    Raises GraphError where it is no function, where an annotation is not found, and for `*args` and `**kwargs`, of
-    which nobody knows what they are.
+    Raises GraphError where it is no function, where an annotation is not found, and for `*args` and
+    `**kwargs`, of which nobody knows what they are.
     """
     name = getattr(fn, "__name__", repr(fn))
     if not callable(fn) or not hasattr(fn, "__qualname__") or isinstance(fn, type):
@@ -101,12 +116,18 @@ def signature_of(fn: Any, what: str, like: str) -> inspect.Signature:
         signature = inspect.signature(fn, eval_str=True)
     except NameError as error:
         fix = f"import {error.name} in the file of {name}, or define it above"
-        raise refused(f"{what} {name}", f"its annotations name {error.name!r}, which is not found", fix) from None
+        raise refused(
+            f"{what} {name}", f"its annotations name {error.name!r}, which is not found", fix
+        ) from None
     except (TypeError, ValueError, SyntaxError) as error:
         raise refused(f"{what} {name}", f"its signature cannot be read: {error}", like) from None
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise refused(f"{what} {name}", f"expected parameters that have a name each, found {parameter}", like)
+            raise refused(
+                f"{what} {name}",
+                f"expected parameters that have a name each, found {parameter}",
+                like,
+            )
     return signature
 
 
@@ -114,7 +135,9 @@ def _usage(signature: inspect.Signature) -> str:
     """`model, rows, loss=..., lr=...`: what has no default."""
     needed = [p for p in signature.parameters.values() if p.default is p.empty]
     marks = {inspect.Parameter.KEYWORD_ONLY: "{}=...", inspect.Parameter.VAR_POSITIONAL: "{}, ..."}
-    return ", ".join(marks.get(p.kind, "{}").format(p.name) for p in needed if p.kind is not p.VAR_KEYWORD)
+    return ", ".join(
+        marks.get(p.kind, "{}").format(p.name) for p in needed if p.kind is not p.VAR_KEYWORD
+    )
 
 
 def _unknown(name: str, key: str, given: Any, known: list[str]) -> Fault:

@@ -25,7 +25,8 @@ Columns = Mapping[str, pa.DataType]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSize:
-    """What one train node sees of a Step: `rows` in groups of `group`, in `updates` of `rows_an_update`.
+    """What one train node sees of a Step: `rows` in groups of `group`, in `updates` of
+    `rows_an_update`.
 
     full: the Step always has that many; False where a selection without refill may leave fewer.
     """
@@ -40,7 +41,9 @@ class TrainSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSize:
-    """What a Step takes of a source. prompts: None where it is finite and runs to its end (evaluation)."""
+    """What a Step takes of a source. prompts: None where it is finite and runs to its end
+    (evaluation).
+    """
 
     source: str
     prompts: int | None
@@ -50,23 +53,31 @@ class SourceSize:
         """`64 prompts x 8 = 512 completions a Step, 4 updates of 128`."""
         if self.prompts is None:
             return "to the end, for evaluation"
-        return "; ".join(self._line(t) for t in self.trains) or f"{counted(self.prompts, 'prompt')} a Step"
+        return (
+            "; ".join(self._line(t) for t in self.trains)
+            or f"{counted(self.prompts, 'prompt')} a Step"
+        )
 
     def _line(self, size: TrainSize) -> str:
         prompts, rows = counted(self.prompts or 0, "prompt"), counted(size.rows, "completion")
-        grouped = f"{prompts} x {size.group} = {rows}" if size.group > 1 else counted(size.rows, "row")
+        grouped = (
+            f"{prompts} x {size.group} = {rows}" if size.group > 1 else counted(size.rows, "row")
+        )
         limit = "" if size.full else "at most "
-        return f"{limit}{grouped} a Step, {counted(size.updates, 'update')} of {size.rows_an_update:,} ({size.train})"
+        return (
+            f"{limit}{grouped} a Step, {counted(size.updates, 'update')} of {size.rows_an_update:,}"
+            f" ({size.train})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckedGraph:
     """A Graph for which every rule held; all that the planner accepts. Made by `check` only.
 
-    lag: node that reads a trained Model -> versions that it may lag. bound: train node -> the greatest lag of any row
-    that it trains. sizes: by source. columns: (node, output) -> name -> type of one row's value, dataset columns that
-    the rows descend from included. dialects: node -> the peer whose convention it follows. warnings: what looks wrong.
-    notes: what is not read.
+    lag: node that reads a trained Model -> versions that it may lag. bound: train node -> the
+    greatest lag of any row that it trains. sizes: by source. columns: (node, output) -> name ->
+    type of one row's value, dataset columns that the rows descend from included. dialects: node ->
+    the peer whose convention it follows. warnings: what looks wrong. notes: what is not read.
     """
 
     graph: Graph
@@ -81,14 +92,18 @@ class CheckedGraph:
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """A few lines for a person: sizes, staleness, where streaming ends, dialects, notes, warnings."""
+        """A few lines for a person: sizes, staleness, where streaming ends, dialects, notes,
+        warnings.
+        """
         return "\n".join(_described(self))
 
 
 def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
-    """Prove what design calls a checked graph. Reads only headers of data files, no weights, no torch.
+    """Prove what design calls a checked graph. Reads only headers of data files, no weights, no
+    torch.
 
-    columns_of: answers the columns of a source's data in the place of the reader that its operator names.
+    columns_of: answers the columns of a source's data in the place of the reader that its operator
+    names.
 
     Raises GraphError with every fault, ordered by source line.
     """
@@ -119,7 +134,11 @@ def _columns(context: Context, port: Port) -> Columns:
     own = {column.name: column.whole.type for column in port.schema.columns.values()}
     data = context.dataset(port)
     if port.node.operator.work == "source":  # a prompt may be text or messages: the file says which
-        own |= {name: kind for name, kind in data.items() if name in own and not port.schema.columns[name].axis}
+        own |= {
+            name: kind
+            for name, kind in data.items()
+            if name in own and not port.schema.columns[name].axis
+        }
     return own | {name: kind for name, kind in data.items() if name not in own}
 
 

@@ -1,13 +1,16 @@
-"""What a snapshot says of a user's own parts, so that a graph can be drawn, checked and planned without importing them.
+"""What a snapshot says of a user's own parts, so that a graph can be drawn, checked and planned
+without importing them.
 
-Owns: which functions, operators, schemas and records of a graph are declared, in which form, and the parts made of that
-(`Declared`). Does not own: the written form of a value (written.py), the stand-ins (standins.py).
+Owns: which functions, operators, schemas and records of a graph are declared, in which form, and
+the parts made of that (`Declared`). Does not own: the written form of a value (written.py), the
+stand-ins (standins.py).
 
     "declared": {"functions": {path: {"name", "parameters"}}, "operators": {path: record},
                  "schemas": {path: {"bases", "body"}, or null for another class}, "called": {path: name}}
 
-What belongs to this project is named by its path alone and found by look-up in its own modules. A path that no other
-process can import has its place behind it, as two such functions can share a name.
+What belongs to this project is named by its path alone and found by look-up in its own modules. A
+path that no other process can import has its place behind it, as two such functions can share a
+name.
 """
 
 from __future__ import annotations
@@ -47,7 +50,12 @@ def declarations(graph: Graph) -> dict[str, Any]:
 
 class _Collector:
     def __init__(self) -> None:
-        self.parts: dict[str, dict[str, Any]] = {"functions": {}, "operators": {}, "schemas": {}, "called": {}}
+        self.parts: dict[str, dict[str, Any]] = {
+            "functions": {},
+            "operators": {},
+            "schemas": {},
+            "called": {},
+        }
 
     def operator(self, operator: Operator) -> None:
         path, local, _ = operator.path.partition("@")
@@ -88,7 +96,9 @@ class _Collector:
     def _record(self, value: Any) -> None:
         called: bool = callable(value)
         if called and not own(type(value).__module__):
-            self.parts["called"][_path(type(value))] = getattr(value, "__name__", type(value).__qualname__)
+            self.parts["called"][_path(type(value))] = getattr(
+                value, "__name__", type(value).__qualname__
+            )
         self.value([getattr(value, f.name) for f in dataclasses.fields(value)])
 
     def _function(self, value: Callable[..., Any]) -> None:
@@ -111,7 +121,9 @@ def _key(path: str, at: str) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> list[dict[str, Any]] | None:
-    """Of its signature; None where it has none. A default without a written form is one that no parameter equals."""
+    """Of its signature; None where it has none. A default without a written form is one that no
+    parameter equals.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -121,7 +133,9 @@ def _parameters(function: Callable[..., Any]) -> list[dict[str, Any]] | None:
         entry: dict[str, Any] = {"name": p.name, "kind": p.kind.name}
         if p.annotation is not p.empty:
             entry["annotation"] = (
-                p.annotation if isinstance(p.annotation, str) else inspect.formatannotation(p.annotation)
+                p.annotation
+                if isinstance(p.annotation, str)
+                else inspect.formatannotation(p.annotation)
             )
         if p.default is not p.empty:
             entry["default"] = _default(p.default)
@@ -137,7 +151,8 @@ def _default(value: Any) -> Any:
 
 
 class Declared:
-    """Parts that stand in for the user's own: nothing of theirs is imported, and nothing of theirs can be called.
+    """Parts that stand in for the user's own: nothing of theirs is imported, and nothing of theirs
+    can be called.
 
     declared: of the snapshot; empty where an earlier version wrote it.
     """
@@ -146,7 +161,9 @@ class Declared:
         names = ("functions", "operators", "schemas", "called")
         if not all(isinstance(declared.get(name, {}), dict) for name in names):
             raise unread("expected declarations by path, found something else", _ANEW)
-        self._functions, self._operators, self._schemas, self._called = (declared.get(name, {}) for name in names)
+        self._functions, self._operators, self._schemas, self._called = (
+            declared.get(name, {}) for name in names
+        )
         self._reading: set[str] = set()
 
     def operator(self, entry: Any, where: str) -> Operator:
@@ -157,14 +174,18 @@ class Declared:
         else:
             found = decode(self._entry(self._operators, _key(path, at), where), where, self)
         if not isinstance(found, Operator):
-            raise unread(f"expected an operator at {path}, found {type(found).__name__}", _ANEW, where)
+            raise unread(
+                f"expected an operator at {path}, found {type(found).__name__}", _ANEW, where
+            )
         if own(path.partition(":")[0]):
             return found
         called = next((name for f in _CALLED if (name := getattr(found, f))), "")
         if found.path != path or called:
             said = f"expected the declaration of {path}, found that of {found.path}"
             reader = f"{path} reads data by {called}, and nothing that a file names is called"
-            raise unread(reader if called else said, "name its module:function, not graph.json", where)
+            raise unread(
+                reader if called else said, "name its module:function, not graph.json", where
+            )
         return dataclasses.replace(found, path=f"{path}@{at}") if isinstance(entry, dict) else found
 
     def function(self, path: str, where: str) -> Any:
@@ -181,20 +202,26 @@ class Declared:
         return self._schema(path, where)
 
     def record(self, path: str, fields: dict[str, Any], where: str) -> Any:
-        """See Parts. Fields of this project's own classes have to be of the types that these declare."""
+        """See Parts. Fields of this project's own classes have to be of the types that these
+        declare.
+        """
         if own(path.partition(":")[0]):
             kind = _own(path, where)
             if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
                 raise unread(f"expected a record at {path}, found {kind!r:.60}", _ANEW, where)
             return standins.made(kind, fields, where)
         if not all(name.isidentifier() and not name.startswith("__") for name in fields):
-            raise unread(f"expected the fields of {path}, found {', '.join(fields)!r:.60}", _ANEW, where)
+            raise unread(
+                f"expected the fields of {path}, found {', '.join(fields)!r:.60}", _ANEW, where
+            )
         return standins.record(path, fields, str(self._called.get(path, "")))
 
     def lost(self, entry: Mapping[str, Any], where: str) -> Any:
         """See Parts."""
         path, at = entry[LOST], entry.get("at", "")
-        return self._schema(path, where) if path in self._schemas else self._standin(path, at, where)
+        return (
+            self._schema(path, where) if path in self._schemas else self._standin(path, at, where)
+        )
 
     def _standin(self, path: str, at: str, where: str) -> standins.Standin:
         entry = self._functions.get(_key(path, at), {})
@@ -219,23 +246,35 @@ class Declared:
 
     def _entry(self, part: Mapping[str, Any], key: str, where: str) -> Any:
         if key not in part:
-            raise unread(f"{key} is not declared in it, and nothing is imported to look at a graph", _ANEW, where)
+            raise unread(
+                f"{key} is not declared in it, and nothing is imported to look at a graph",
+                _ANEW,
+                where,
+            )
         return part[key]
 
 
 def _own(path: str, where: str) -> Any:
-    """What a module of this project has under a name: what it defines itself, and nothing that it imports."""
+    """What a module of this project has under a name: what it defines itself, and nothing that it
+    imports.
+    """
     module_name, _, name = path.partition(":")
     module = importlib.import_module(module_name)
     found = vars(module).get(name)
-    defined = found.path.partition(":")[0] if isinstance(found, Operator) else getattr(found, "__module__", None)
+    defined = (
+        found.path.partition(":")[0]
+        if isinstance(found, Operator)
+        else getattr(found, "__module__", None)
+    )
     if found is None or defined != module_name:
         raise unread(f"{path} is not found: {module_name!r} has no {name!r}", _ANEW, where)
     return found
 
 
 def _parameter(entry: Mapping[str, Any], where: str, parts: Declared) -> inspect.Parameter:
-    default = decode(entry["default"], where, parts) if "default" in entry else inspect.Parameter.empty
+    default = (
+        decode(entry["default"], where, parts) if "default" in entry else inspect.Parameter.empty
+    )
     annotation = entry.get("annotation", inspect.Parameter.empty)
     kind = getattr(inspect.Parameter, entry["kind"])
     return inspect.Parameter(entry["name"], kind, default=default, annotation=annotation)

@@ -1,9 +1,11 @@
 """Columns declared `device`: flat torch tensors beside a record batch that has only their lengths.
 
-Owns: what such a column may be, its rows (picked, joined), its way to the host's memory. Does not own: the
-declaration (schema.py), which rows (batch.py), who keeps it and how it is sent (engine/channels/columns.py).
+Owns: what such a column may be, its rows (picked, joined), its way to the host's memory. Does not
+own: the declaration (schema.py), which rows (batch.py), who keeps it and how it is sent
+(engine/channels/columns.py).
 
-Nothing here imports torch: a tensor is whatever came as one, and is asked for what it can do itself.
+Nothing here imports torch: a tensor is whatever came as one, and is asked for what it can do
+itself.
 """
 
 from __future__ import annotations
@@ -41,17 +43,19 @@ def shape_of(column: Column) -> tuple[int, ...]:
 
 
 def as_declared(column: Column, data: Any, rows: int) -> Ragged:
-    """What was given for a device column of so many rows, as Ragged: of a column without an axis each length is 1.
+    """What was given for a device column of so many rows, as Ragged: of a column without an axis
+    each length is 1.
 
-    The tensor is taken as it is, without its gradient; it must not be changed any more. Raises DataError where it is no
-    tensor, of another dtype or shape, or its offsets do not end where its values do.
+    The tensor is taken as it is, without its gradient; it must not be changed any more. Raises
+    DataError where it is no tensor, of another dtype or shape, or its offsets do not end where its
+    values do.
     """
     given = data if isinstance(data, Ragged) else Ragged(data, np.arange(rows + 1))
     where = f"column {column.name!r}, declared device"
     if not is_tensor(given.values):
         raise DataError(
-            f"{where}: expected a torch tensor, found {type(given.values).__name__}. Fix: torch.from_numpy(values), "
-            "or the column without device=True."
+            f"{where}: expected a torch tensor, found {type(given.values).__name__}. Fix:"
+            " torch.from_numpy(values), or the column without device=True."
         )
     if isinstance(data, Ragged) != (column.axis is not None):
         wanted = "Ragged(tensor, offsets)" if column.axis is not None else "one tensor for all rows"
@@ -61,20 +65,32 @@ def as_declared(column: Column, data: Any, rows: int) -> Ragged:
 
 
 def require(where: str, column: Column, given: Ragged) -> None:
-    """Raises DataError unless a tensor is of its column's dtype and shape, and its offsets end where it does."""
+    """Raises DataError unless a tensor is of its column's dtype and shape, and its offsets end
+    where it does.
+    """
     found, shape = given.values, shape_of(column)
     expected, dtype = f"torch.{dtype_of(column)}", str(found.dtype)
     if dtype != expected:
-        raise DataError(f"{where}: expected {expected}, found {dtype}. Fix: .to({expected}), or the type declared.")
+        raise DataError(
+            f"{where}: expected {expected}, found {dtype}. Fix: .to({expected}), or the type"
+            " declared."
+        )
     if tuple(found.shape[1:]) != shape or not found.dim():
         wanted = ", ".join(["values", *map(str, shape)])
-        raise DataError(f"{where}: expected the shape [{wanted}], found {list(found.shape)}. Fix: .reshape(-1, ...).")
+        raise DataError(
+            f"{where}: expected the shape [{wanted}], found {list(found.shape)}. Fix: .reshape(-1,"
+            " ...)."
+        )
     if column.axis is None and len(found) != len(given):
-        raise DataError(f"{where}: expected a value for each of {len(given)} rows, found {len(found)}. Fix: one a row.")
+        raise DataError(
+            f"{where}: expected a value for each of {len(given)} rows, found {len(found)}. Fix: one"
+            " a row."
+        )
     if len(found) != given.offsets[-1] or given.offsets[0] or (np.diff(given.offsets) < 0).any():
         raise DataError(
-            f"{where}: expected offsets that ascend from 0 to its {len(found)} values, found {given.offsets[0]} to "
-            f"{given.offsets[-1]}. Fix: Ragged(values, offsets) with row i at values[offsets[i]:offsets[i + 1]]."
+            f"{where}: expected offsets that ascend from 0 to its {len(found)} values, found"
+            f" {given.offsets[0]} to {given.offsets[-1]}. Fix: Ragged(values, offsets) with row i"
+            " at values[offsets[i]:offsets[i + 1]]."
         )
 
 
@@ -95,11 +111,13 @@ def offsets_of(array: pa.Array) -> np.ndarray:
 
 
 def taken(column: Ragged, rows: np.ndarray) -> Ragged:
-    """These rows, in this order: a view where they are neighbours, else picked on the device. Raises DataError for a
-    row that is not there.
+    """These rows, in this order: a view where they are neighbours, else picked on the device.
+    Raises DataError for a row that is not there.
     """
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(column):
-        raise DataError(f"expected rows below {len(column)}, found {int(rows.min())} to {int(rows.max())}")
+        raise DataError(
+            f"expected rows below {len(column)}, found {int(rows.min())} to {int(rows.max())}"
+        )
     starts, counts = column.offsets[:-1][rows], column.lengths[rows]
     offsets = np.concatenate([[0], np.cumsum(counts)])
     if not len(rows) or (np.diff(rows) == 1).all():
@@ -122,7 +140,9 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
-    """The column as Arrow with its values, copied to the host. column_type: of what the record batch has of it."""
+    """The column as Arrow with its values, copied to the host. column_type: of what the record
+    batch has of it.
+    """
     host = given.values.cpu().numpy()
     values = pa.array(host.reshape(-1))
     if host.ndim > 1:
@@ -134,7 +154,8 @@ def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
 
 
 def first_not_finite(given: Ragged) -> int | None:
-    """The first row of a device column with a value that is not finite; None where there is none."""
+    """The first row of a device column with a value that is not finite; None where there is none.
+    """
     if not given.values.is_floating_point():
         return None
     wrong = ~given.values.isfinite()

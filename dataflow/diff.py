@@ -23,7 +23,9 @@ _MARKS: Mapping[Kind, str] = {"appears": "+", "vanishes": "-", "changes": "~"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference inside a node or a State: `what` was `before` and is `after`; empty where it was not there."""
+    """One difference inside a node or a State: `what` was `before` and is `after`; empty where it
+    was not there.
+    """
 
     what: str
     before: str
@@ -32,14 +34,20 @@ class Change:
     def __str__(self) -> str:
         if not self.before:
             return f"{self.what}: now {self.after}"
-        return f"{self.what}: {self.before} -> {self.after}" if self.after else f"{self.what}: no longer {self.before}"
+        return (
+            f"{self.what}: {self.before} -> {self.after}"
+            if self.after
+            else f"{self.what}: no longer {self.before}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A node or State of one name. `summary` says what it is; `changes` is empty where it appears or vanishes.
+    """A node or State of one name. `summary` says what it is; `changes` is empty where it appears
+    or vanishes.
 
-    rewired: those of the changes that are data edges, told apart for whoever asks which edges moved.
+    rewired: those of the changes that are data edges, told apart for whoever asks which edges
+    moved.
     """
 
     kind: Kind
@@ -51,14 +59,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Two graphs compared. Empty `nodes`, `states` and `order`: they mean the same, but for their names."""
+    """Two graphs compared. Empty `nodes`, `states` and `order`: they mean the same, but for their
+    names.
+    """
 
     before: str
     after: str
     states: tuple[Entry, ...]
     nodes: tuple[Entry, ...]
     order: tuple[Change, ...]
-    """The order of the sinks that both have, where it changed: train nodes of one Step run in it."""
+    """The order of the sinks that both have, where it changed: train nodes of one Step run in it.
+    """
 
     def __bool__(self) -> bool:
         return bool(self.states or self.nodes or self.order)
@@ -69,7 +80,9 @@ class Difference:
         for title, entries in (("States", self.states), ("Nodes", self.nodes)):
             lines += ["", title, *_lines(entries)] if entries else []
         lines += ["", *(one_line(str(change)) for change in self.order)] if self.order else []
-        return "\n".join([*lines, "", self._count()] if self else [*lines, "", "no difference"]) + "\n"
+        return (
+            "\n".join([*lines, "", self._count()] if self else [*lines, "", "no difference"]) + "\n"
+        )
 
     def _count(self) -> str:
         kinds = [entry.kind for entry in (*self.states, *self.nodes)]
@@ -82,7 +95,9 @@ _WORDS: Mapping[Kind, str] = {"appears": "new", "vanishes": "gone", "changes": "
 
 
 def diff(a: Graph, b: Graph) -> Difference:
-    """What turns a into b. Nodes and States are the same where their names are; of two of one name the last counts."""
+    """What turns a into b. Nodes and States are the same where their names are; of two of one name
+    the last counts.
+    """
     before, after = picture(a), picture(b)
     return Difference(
         before=before.name,
@@ -111,7 +126,9 @@ def _paired(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, A
 
 def _states(a: Graph, b: Graph, before: Picture, after: Picture) -> Iterator[Entry]:
     boxes = {s.name: s for s in before.states}, {s.name: s for s in after.states}
-    for name, old, new in _paired({one_line(s.name): s for s in a.states}, {one_line(s.name): s for s in b.states}):
+    for name, old, new in _paired(
+        {one_line(s.name): s for s in a.states}, {one_line(s.name): s for s in b.states}
+    ):
         if old is None:
             yield Entry(kind="appears", name=name, summary=_state_summary(after, boxes[1][name]))
         elif new is None:
@@ -125,7 +142,10 @@ def _states(a: Graph, b: Graph, before: Picture, after: Picture) -> Iterator[Ent
 
 def _state_summary(drawn: Picture, state: StateBox) -> str:
     writers, readers = _writers(drawn, state), _readers(drawn, state)
-    uses = [*([f"written by {writers}"] if writers else []), *([f"read by {readers}"] if readers else [])]
+    uses = [
+        *([f"written by {writers}"] if writers else []),
+        *([f"read by {readers}"] if readers else []),
+    ]
     return "; ".join([f"{state.kind} {state.facts}", *uses])
 
 
@@ -163,7 +183,9 @@ def _named(value: Any) -> str:
 
 def _nodes(a: Graph, b: Graph, before: Picture, after: Picture) -> Iterator[Entry]:
     boxes = {box.name: box for box in before.boxes}, {box.name: box for box in after.boxes}
-    for name, old, new in _paired({one_line(n.name): n for n in a.nodes}, {one_line(n.name): n for n in b.nodes}):
+    for name, old, new in _paired(
+        {one_line(n.name): n for n in a.nodes}, {one_line(n.name): n for n in b.nodes}
+    ):
         if old is None:
             yield Entry(kind="appears", name=name, summary=_node_summary(after, boxes[1][name]))
         elif new is None:
@@ -173,7 +195,9 @@ def _nodes(a: Graph, b: Graph, before: Picture, after: Picture) -> Iterator[Entr
             rewired = tuple(_wires(old, new))
             if changes or rewired:
                 summary = _node_summary(after, boxes[1][name])
-                yield Entry(kind="changes", name=name, summary=summary, changes=changes, rewired=rewired)
+                yield Entry(
+                    kind="changes", name=name, summary=summary, changes=changes, rewired=rewired
+                )
 
 
 def _node_summary(drawn: Picture, box: Box) -> str:
@@ -222,11 +246,15 @@ def _term(label: str, old: LossTerm, new: LossTerm) -> Iterator[Change]:
         yield from _change(f"{label}.{key}", was, now, there=(key in params[0], key in params[1]))
 
 
-def _change(what: str, was: Any, now: Any, *, there: tuple[bool, bool] = (True, True)) -> Iterator[Change]:
+def _change(
+    what: str, was: Any, now: Any, *, there: tuple[bool, bool] = (True, True)
+) -> Iterator[Change]:
     if content(was) == content(now) and there[0] == there[1]:
         return
     shown: Callable[[Any], str] = shown_value if shown_value(was) != shown_value(now) else repr
-    yield Change(what=what, before=shown(was) if there[0] else "", after=shown(now) if there[1] else "")
+    yield Change(
+        what=what, before=shown(was) if there[0] else "", after=shown(now) if there[1] else ""
+    )
 
 
 def _wires(old: Node, new: Node) -> Iterator[Change]:

@@ -15,7 +15,9 @@ from dataflow.shown import printable
 
 
 class DataflowError(Exception):
-    """Base of everything that this project raises on purpose. Its text has no control characters but line ends."""
+    """Base of everything that this project raises on purpose. Its text has no control characters
+    but line ends.
+    """
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -49,7 +51,8 @@ class RunError(DataflowError, RuntimeError):
 
 
 class StorageError(RunError):
-    """A file that could not be written, or memory that could not be had: a full, failing or read-only disk.
+    """A file that could not be written, or memory that could not be had: a full, failing or
+    read-only disk.
 
     What had been written whole before stays as it was.
     """
@@ -74,8 +77,8 @@ class Origin:
 class Fault:
     """One thing wrong. `rule` is the stable name of the rule that found it.
 
-    `problem` is a sentence without its full stop that says what was expected and what was found; `fix` the
-    nearest way out, likewise. Shown as `grpo.py:14 advantage: <problem>. Fix: <fix>.`
+    `problem` is a sentence without its full stop that says what was expected and what was found;
+    `fix` the nearest way out, likewise. Shown as `grpo.py:14 advantage: <problem>. Fix: <fix>.`
     """
 
     rule: str
@@ -91,9 +94,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphWarning(Fault):
-    """What looks wrong in a graph that can be run; a value, not an exception. `rule` is its stable name.
+    """What looks wrong in a graph that can be run; a value, not an exception. `rule` is its stable
+    name.
 
-    Shown as a fault is, its name behind it: `grpo.py:14 generate 'rollout': <problem>. Fix: <fix>. [greedy_group]`.
+    Shown as a fault is, its name behind it: `grpo.py:14 generate 'rollout': <problem>. Fix: <fix>.
+    [greedy_group]`.
     """
 
     def __str__(self) -> str:

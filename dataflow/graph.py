@@ -29,7 +29,14 @@ class Graph:
         self.name = name
         self.origin = origin or call_site()
         self.sinks = sinks
-        require("Graph", "name", name, fits=isinstance(name, str), expected="text", fix='Graph("grpo", train(...))')
+        require(
+            "Graph",
+            "name",
+            name,
+            fits=isinstance(name, str),
+            expected="text",
+            fix='Graph("grpo", train(...))',
+        )
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
@@ -56,18 +63,43 @@ class Graph:
         node = self.node(name)
         if not node.schemas:
             problem, fix = f"{node.operator.name} has no output", "name a node that is no sink"
-            raise GraphError(Fault(rule="port", where=f"port {name!r}", problem=problem, fix=fix, origin=call_site()))
+            raise GraphError(
+                Fault(
+                    rule="port",
+                    where=f"port {name!r}",
+                    problem=problem,
+                    fix=fix,
+                    origin=call_site(),
+                )
+            )
         fits = isinstance(schema, type) and issubclass(schema, Schema)
-        require(f"port {name!r}", "schema", schema, fits=fits, expected="a Schema", fix=f"g.port({name!r}, Rollout)")
+        require(
+            f"port {name!r}",
+            "schema",
+            schema,
+            fits=fits,
+            expected="a Schema",
+            fix=f"g.port({name!r}, Rollout)",
+        )
         if not issubclass(node.schemas[index], schema):
             problem = f"expected {schema.__name__}, found {node.schemas[index].__name__}"
             fix = f"g.port({name!r}, {node.schemas[index].__name__})"
-            raise GraphError(Fault(rule="port", where=f"port {name!r}", problem=problem, fix=fix, origin=call_site()))
+            raise GraphError(
+                Fault(
+                    rule="port",
+                    where=f"port {name!r}",
+                    problem=problem,
+                    fix=fix,
+                    origin=call_site(),
+                )
+            )
         return Port(node, index)
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Every State that a node reads or writes, and those that they follow, in order of first use."""
+        """Every State that a node reads or writes, and those that they follow, in order of first
+        use.
+        """
         found: dict[State, None] = {}
         for node in self.nodes:
             for state in node.states.values():
@@ -83,10 +115,12 @@ class Graph:
         return tuple(n for n in self.nodes if any(p.node is node for p in n.inputs.values()))
 
     def replace(self, **ports: Port[Any] | tuple[Port[Any], ...]) -> Graph:
-        """Everything that read node `name` reads the given port instead; the same Graph where nothing changed.
+        """Everything that read node `name` reads the given port instead; the same Graph where
+        nothing changed.
 
-        A node with several outputs takes a tuple of ports. The new ports may stand on nodes of this graph, the
-        replaced one among them: what they stand on is left as it is. Raises GraphError for an unknown node.
+        A node with several outputs takes a tuple of ports. The new ports may stand on nodes of this
+        graph, the replaced one among them: what they stand on is left as it is. Raises GraphError
+        for an unknown node.
         """
         given: dict[str, tuple[Port[Any], ...]] = {}
         for name, value in ports.items():
@@ -97,7 +131,9 @@ class Graph:
         return self._rewritten(given)
 
     def extend(self, *sinks: Node) -> Graph:
-        """The graph with further sinks, which run after those it has; the same Graph where there are none."""
+        """The graph with further sinks, which run after those it has; the same Graph where there
+        are none.
+        """
         return Graph(self.name, *self.sinks, *sinks, origin=self.origin) if sinks else self
 
     def renamed(self, name: str) -> Graph:
@@ -105,7 +141,9 @@ class Graph:
         return self if name == self.name else Graph(name, *self.sinks, origin=self.origin)
 
     def map(self, change: Callable[[Node], Node]) -> Graph:
-        """Every node as `change` returns it, on what became of its inputs; the same Graph where nothing changed."""
+        """Every node as `change` returns it, on what became of its inputs; the same Graph where
+        nothing changed.
+        """
         new: dict[int, Node] = {}
 
         def port(old: Port[Any]) -> Port[Any]:
@@ -154,13 +192,19 @@ class Graph:
 
 def _moved(state: State, new: Mapping[int, Node]) -> State:
     """A Buffer whose writer was rebuilt, on the new writer."""
-    if isinstance(state, Buffer) and id(state.writer) in new and new[id(state.writer)] is not state.writer:
+    if (
+        isinstance(state, Buffer)
+        and id(state.writer) in new
+        and new[id(state.writer)] is not state.writer
+    ):
         return Buffer(state.name, writer=new[id(state.writer)])
     return state
 
 
 def _reach(roots: Any) -> Iterator[Node]:
-    """The nodes reachable from the roots, each after all that it stands on; iterative, for graphs of any depth."""
+    """The nodes reachable from the roots, each after all that it stands on; iterative, for graphs
+    of any depth.
+    """
     done: set[int] = set()
     stack: list[tuple[Node, Iterator[Node]]] = []
     for root in roots:
@@ -182,25 +226,55 @@ def _reach(roots: Any) -> Iterator[Node]:
 def _require_sink(graph: Graph, sink: object) -> None:
     if isinstance(sink, Node):
         return
-    found = f"a Port of {sink.node.name!r}" if isinstance(sink, Port) else f"{type(sink).__name__} {sink!r:.60}"
-    fix = "give what train(...), evaluate(...) or record(...) returned; what sinks do not reach is not in the graph"
+    found = (
+        f"a Port of {sink.node.name!r}"
+        if isinstance(sink, Port)
+        else f"{type(sink).__name__} {sink!r:.60}"
+    )
+    fix = (
+        "give what train(...), evaluate(...) or record(...) returned; what sinks do not reach is"
+        " not in the graph"
+    )
     problem = f"expected sinks, found {found}"
-    raise GraphError(Fault(rule="call", where=f"Graph {graph.name!r}", problem=problem, fix=fix, origin=graph.origin))
+    raise GraphError(
+        Fault(
+            rule="call",
+            where=f"Graph {graph.name!r}",
+            problem=problem,
+            fix=fix,
+            origin=graph.origin,
+        )
+    )
 
 
 def _require_outputs(node: Node, ports: tuple[Port[Any], ...]) -> None:
     for port in ports:
         if not isinstance(port, Port):
-            problem = f"expected the output of an operator, found {type(port).__name__} {port!r:.60}"
+            problem = (
+                f"expected the output of an operator, found {type(port).__name__} {port!r:.60}"
+            )
             fault = Fault(
-                rule="call", where=f"replace {node.name!r}", problem=problem, fix="pass a Port", origin=call_site()
+                rule="call",
+                where=f"replace {node.name!r}",
+                problem=problem,
+                fix="pass a Port",
+                origin=call_site(),
             )
             raise GraphError(fault)
     if len(ports) != len(node.schemas):
         problem = f"it has {len(node.schemas)} outputs, found {len(ports)} in their place"
-        fix = "replace a node by as many ports as it has outputs (sinks cannot be replaced: build the Graph anew)"
+        fix = (
+            "replace a node by as many ports as it has outputs (sinks cannot be replaced: build the"
+            " Graph anew)"
+        )
         raise GraphError(
-            Fault(rule="call", where=f"replace {node.name!r}", problem=problem, fix=fix, origin=call_site())
+            Fault(
+                rule="call",
+                where=f"replace {node.name!r}",
+                problem=problem,
+                fix=fix,
+                origin=call_site(),
+            )
         )
 
 

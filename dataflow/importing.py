@@ -1,11 +1,13 @@
-"""Where code is imported from: the standard library, then what is installed, then the user's folders.
+"""Where code is imported from: the standard library, then what is installed, then the user's
+folders.
 
-Owns: that order, for this process and for those that it starts, and where a module would come from. Does not own: which
-folders are the user's (the command line, a run's options), nor what goes by value (shipping.py).
+Owns: that order, for this process and for those that it starts, and where a module would come from.
+Does not own: which folders are the user's (the command line, a run's options), nor what goes by
+value (shipping.py).
 
-A `json.py` in the folder that a run is started in is the user's, and runs where the user's code asks for it by path; it
-never takes the place of the `json` that Python, torch or this project mean. Folders of PYTHONPATH stay where Python
-puts them: whoever sets it says that they come first.
+A `json.py` in the folder that a run is started in is the user's, and runs where the user's code
+asks for it by path; it never takes the place of the `json` that Python, torch or this project mean.
+Folders of PYTHONPATH stay where Python puts them: whoever sets it says that they come first.
 """
 
 from __future__ import annotations
@@ -24,12 +26,23 @@ _START = f"import sys; sys.path[:] = sys.argv[2].split({_SEPARATOR!r}); "
 def import_path() -> list[str]:
     """The folders that this process imports from, absolute, those of the user last."""
     stdlib = os.path.abspath(sysconfig.get_path("stdlib"))
-    ours = {stdlib, f"{os.path.dirname(stdlib)}{os.sep}python{sys.version_info.major}{sys.version_info.minor}.zip"}
-    given = {os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)}
+    ours = {
+        stdlib,
+        f"{os.path.dirname(stdlib)}{os.sep}python{sys.version_info.major}{sys.version_info.minor}.zip",
+    }
+    given = {
+        os.path.abspath(p)
+        for p in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if os.path.isabs(p)
+    }
     entries = [os.path.abspath(p) for p in sys.path if _SEPARATOR not in p]
     first = next((i for i, entry in enumerate(entries) if entry in ours), 0)
     users = [entry for entry in entries[:first] if entry not in given]
-    return list(dict.fromkeys([*(e for e in entries if e not in users), *users, *(e for e in entries if e in users)]))
+    return list(
+        dict.fromkeys(
+            [*(e for e in entries if e not in users), *users, *(e for e in entries if e in users)]
+        )
+    )
 
 
 def import_from(folders: Iterable[str]) -> None:
@@ -38,23 +51,35 @@ def import_from(folders: Iterable[str]) -> None:
 
 
 def interpreter(code: str, title: str, *arguments: str) -> list[str]:
-    """The command of a fresh interpreter that imports from where this one does, the user's folders last.
+    """The command of a fresh interpreter that imports from where this one does, the user's folders
+    last.
 
     title: what lists of processes show. The code finds its arguments from `sys.argv[3]` on.
     """
-    return [sys.executable, "-P", "-c", _START + code, title, _SEPARATOR.join(import_path()), *arguments]
+    return [
+        sys.executable,
+        "-P",
+        "-c",
+        _START + code,
+        title,
+        _SEPARATOR.join(import_path()),
+        *arguments,
+    ]
 
 
 def located(name: str, behind: Sequence[str] = ()) -> ModuleSpec | None:
-    """Where `import name` would find that module, None where nowhere. No module is imported for it, no package either
-    (`importlib.util.find_spec` runs the packages that a module lies in). behind: folders that come behind all others.
+    """Where `import name` would find that module, None where nowhere. No module is imported for it,
+    no package either (`importlib.util.find_spec` runs the packages that a module lies in). behind:
+    folders that come behind all others.
     """
     spec: ModuleSpec | None = None
     folders: list[str] | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         whole = ".".join(parts[:depth])
-        spec = _spec(whole, folders) or (PathFinder.find_spec(whole, list(behind)) if depth == 1 else None)
+        spec = _spec(whole, folders) or (
+            PathFinder.find_spec(whole, list(behind)) if depth == 1 else None
+        )
         if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
             return None
         folders = list(spec.submodule_search_locations or ())
@@ -65,5 +90,7 @@ def _spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
     loaded = getattr(sys.modules.get(name), "__spec__", None)
     if loaded is not None:
         return loaded
-    found = (finder.find_spec(name, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    found = (
+        finder.find_spec(name, folders) for finder in sys.meta_path if hasattr(finder, "find_spec")
+    )
     return next((spec for spec in found if spec is not None), None)

@@ -1,4 +1,5 @@
-"""The kernel contract: all that the engine asks of a kernel, and all that a kernel sees of the engine.
+"""The kernel contract: all that the engine asks of a kernel, and all that a kernel sees of the
+engine.
 
 Owns: the protocols and the values that cross them. Does not own: any kernel
 (operators/kernels), any worker (engine/runtime).
@@ -35,8 +36,9 @@ T = TypeVar("T")
 class Layout:
     """How one node is split. All ones in one process; `threads` are those of each rank's kernel.
 
-    data: shares of a Step's rows. tensor: ranks that have the same share, and a part of each matrix of attention and
-    MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank number d * tensor + t is part t of share d.
+    data: shares of a Step's rows. tensor: ranks that have the same share, and a part of each matrix
+    of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank number d * tensor + t is
+    part t of share d.
     """
 
     replicas: int = 1
@@ -49,11 +51,15 @@ class Layout:
     slots: int = 256
     """Rows that one replica decodes at once."""
     shard: bool = False
-    """Whether the data-parallel ranks of a train node each keep a part of weights and optimizer (FSDP2), not all."""
+    """Whether the data-parallel ranks of a train node each keep a part of weights and optimizer
+    (FSDP2), not all.
+    """
 
     @property
     def partial(self) -> bool:
-        """Whether a rank has only a part of the weights, so that nothing else can compute with its module alone."""
+        """Whether a rank has only a part of the weights, so that nothing else can compute with its
+        module alone.
+        """
         return self.shard or self.tensor > 1
 
 
@@ -78,20 +84,25 @@ class KernelNode:
     """The Schema of each input's port."""
     scope: str = "row"
     keeps: str | None = None
-    """Of an operator that says which rows stay: what of a group it promises to keep (Operator.keeps)."""
+    """Of an operator that says which rows stay: what of a group it promises to keep
+    (Operator.keeps).
+    """
     inproc: bool = False
-    """Whether user functions are to run in this process, for breakpoints; there is no time limit then."""
+    """Whether user functions are to run in this process, for breakpoints; there is no time limit
+    then.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Rows for one call of `run`, decided before it starts: the unit of work and of reissue.
 
-    Every input declared `rows` has the same keys in the same order, sorted by (position, sample); an input declared
-    `parent` has been looked up, so it has that order and length too. The input that a Reduce is `of` has rows of its
-    own: each with the key of the row of the chunk that it descends from, sorted; none, one or several of each. step:
-    the Step that these rows are for where that is known (0 where it is not). A source's chunk has no inputs; its keys
-    say which positions to make.
+    Every input declared `rows` has the same keys in the same order, sorted by (position, sample);
+    an input declared `parent` has been looked up, so it has that order and length too. The input
+    that a Reduce is `of` has rows of its own: each with the key of the row of the chunk that it
+    descends from, sorted; none, one or several of each. step: the Step that these rows are for
+    where that is known (0 where it is not). A source's chunk has no inputs; its keys say which
+    positions to make.
     """
 
     id: int
@@ -104,9 +115,9 @@ class Chunk:
 class Assignment:
     """The rows of one Step for a train node. `inputs` as in Chunk.
 
-    keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of all rows of the Step
-    and `mine` the ascending indices into them of the rows that this rank has; each row is with exactly one share, so
-    with layout.tensor ranks.
+    keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of
+    all rows of the Step and `mine` the ascending indices into them of the rows that this rank has;
+    each row is with exactly one share, so with layout.tensor ranks.
     """
 
     sequence: int
@@ -149,7 +160,9 @@ class Session(Protocol):
         ...
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
-        """uint64 [rows]: the random stream of each row in this node; draw with `dataflow.randomness.uniform`."""
+        """uint64 [rows]: the random stream of each row in this node; draw with
+        `dataflow.randomness.uniform`.
+        """
         ...
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
@@ -157,30 +170,36 @@ class Session(Protocol):
         ...
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
-        """Say that this row failed for good; its policy (drop the group, stop the run) is the engine's. failed=False:
-        the node's own policy gives it up (a prompt that is too long), which no error budget counts.
+        """Say that this row failed for good; its policy (drop the group, stop the run) is the
+        engine's. failed=False: the node's own policy gives it up (a prompt that is too long), which
+        no error budget counts.
         """
         ...
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
-        """The module of a Model: made by `make`, or the one of a kernel that the plan lets this one share with."""
+        """The module of a Model: made by `make`, or the one of a kernel that the plan lets this one
+        share with.
+        """
         ...
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
-        """`count` numbers of this dtype, [count], in memory from which other Workers read: a column that is built there
-        is not copied when the batch with it is yielded. For large columns (below some 64 KiB the copy is as cheap):
+        """`count` numbers of this dtype, [count], in memory from which other Workers read: a column
+        that is built there is not copied when the batch with it is yielded. For large columns
+        (below some 64 KiB the copy is as cheap):
 
             values = session.allocate(tokens, np.float32)
             ...
             yield Batch.make(keys, {"logprobs": Ragged(values, offsets)}, Logprobs)
 
-        Give it to Batch.make as it is, or a contiguous part of it, in the column's declared type (its element's type in
-        a list column, whose offsets are int64): what has to be converted is a copy. Any other column of the batch may
-        lie anywhere. The contents are whatever was there before, not zeros. The memory is the kernel's until it yields
-        a batch with it; from then on it must not be changed, since others read it, and it is used again once the engine
-        has released those rows and no view of it is left here. What is never yielded is free with its last view: keep
-        none from chunk to chunk. Where no other process reads (one process), it is ordinary memory; in an outbox it
-        begins on a 64-byte boundary. Raises KernelError for a negative count or a dtype of objects.
+        Give it to Batch.make as it is, or a contiguous part of it, in the column's declared type
+        (its element's type in a list column, whose offsets are int64): what has to be converted is
+        a copy. Any other column of the batch may lie anywhere. The contents are whatever was there
+        before, not zeros. The memory is the kernel's until it yields a batch with it; from then on
+        it must not be changed, since others read it, and it is used again once the engine has
+        released those rows and no view of it is left here. What is never yielded is free with its
+        last view: keep none from chunk to chunk. Where no other process reads (one process), it is
+        ordinary memory; in an outbox it begins on a 64-byte boundary. Raises KernelError for a
+        negative count or a dtype of objects.
         """
         ...
 
@@ -201,7 +220,8 @@ class RowKernel(Kernel, Protocol):
     """Rows in, rows out."""
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """Yield finished rows, each row of the chunk's output once, in any order and in any number of batches.
+        """Yield finished rows, each row of the chunk's output once, in any order and in any number
+        of batches.
 
         Metrics belong before the last rows: what comes after them may miss their Step's line.
         """
@@ -212,8 +232,9 @@ class Interruptible(Protocol):
     """A row kernel whose running rows can go on under other weights."""
 
     def interrupt(self) -> None:
-        """Called from another thread while `run` is under way: yield soon, an empty batch where no row is finished. The
-        engine then calls `load` and goes on with the iterator; rows keep their tokens.
+        """Called from another thread while `run` is under way: yield soon, an empty batch where no
+        row is finished. The engine then calls `load` and goes on with the iterator; rows keep their
+        tokens.
         """
         ...
 
@@ -258,7 +279,9 @@ class ModelReader(Protocol):
     """A kernel that computes with a Model that changes during the run."""
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights, or move towards them by `rate`. No pieces at all: the module is shared and has them."""
+        """Take these weights, or move towards them by `rate`. No pieces at all: the module is
+        shared and has them.
+        """
         ...
 
     def save(self, directory: Path) -> None:
@@ -271,8 +294,8 @@ class ModelReader(Protocol):
 
 
 class Probed(Protocol):
-    """A writer or reader of a Model that says what it computes with its weights, for the engine's probe of a weight
-    edge; an edge is probed where both ends can.
+    """A writer or reader of a Model that says what it computes with its weights, for the engine's
+    probe of a weight edge; an edge is probed where both ends can.
     """
 
     @property
@@ -281,8 +304,9 @@ class Probed(Protocol):
         ...
 
     def probe(self, ids: Ragged) -> np.ndarray:
-        """float32: of each token of these rows but a row's first, its log-prob given those before it at temperature 1;
-        with a scalar head the value before it. Changes nothing; of several ranks all call it.
+        """float32: of each token of these rows but a row's first, its log-prob given those before
+        it at temperature 1; with a scalar head the value before it. Changes nothing; of several
+        ranks all call it.
         """
         ...
 

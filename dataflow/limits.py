@@ -27,7 +27,8 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The values that a parameter takes. `above`: low itself is left out. optional: None too. pair: two as well.
+    """The values that a parameter takes. `above`: low itself is left out. optional: None too. pair:
+    two as well.
 
     kind `texts`: any number of texts, none of them empty.
     """
@@ -43,7 +44,9 @@ class Limit:
     """A usual value, named in the fix."""
 
     def accepts(self, value: Any) -> bool:
-        """Whether the parameter takes this value. A Schedule is judged by the values that it goes through."""
+        """Whether the parameter takes this value. A Schedule is judged by the values that it goes
+        through.
+        """
         if isinstance(value, Schedule):
             ends = self._fits(value.start) and (self._fits(value.stop) or value.stop == self.low)
             return ends and value.steps >= 0 and value.warmup >= 0
@@ -53,7 +56,9 @@ class Limit:
         return (value is None and self.optional) or self._fits(value)
 
     def expected(self, found: Any = None) -> str:
-        """`a whole number >= 1`, as in "expected a whole number >= 1". found: what was, where there is something."""
+        """`a whole number >= 1`, as in "expected a whole number >= 1". found: what was, where there
+        is something.
+        """
         if isinstance(found, int) and abs(found) > LARGEST:
             return f"{self.expected()}, of 64 bits"
         if self.kind == "choice":
@@ -107,7 +112,9 @@ def number(
     pair: bool = False,
 ) -> Limit:
     """A finite number from `low` (without it, if above) to `high`."""
-    return Limit(kind="number", low=low, high=high, above=above, like=like, optional=optional, pair=pair)
+    return Limit(
+        kind="number", low=low, high=high, above=above, like=like, optional=optional, pair=pair
+    )
 
 
 def flag() -> Limit:

@@ -14,7 +14,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.errors import Fault, GraphError, KernelError, Origin, nearest
@@ -39,18 +50,20 @@ LossScope = Literal["token", "sequence", "group"]
 
 @dataclass(slots=True, kw_only=True)
 class Now:
-    """What the model that is being trained says of the micro-batch, packed over its completion tokens.
+    """What the model that is being trained says of the micro-batch, packed over its completion
+    tokens.
 
-    logprobs [tokens]: of the written tokens, with gradient (head lm). values [tokens]: head scalar, with gradient.
-    entropy [tokens]: of the next-token distribution, only where the loss declares it. mask [tokens]: 1.0 where the
-    model wrote the token. row, group int64 [tokens]: segment ids, 0 .. rows-1 and 0 .. groups-1; row_group int64
-    [rows]: the group of each row. sampler_logprobs [tokens], version int32 [tokens]: recorded at generation; None
-    where the rows are no Rollout. sampler_mass [tokens]: the log of what top-k and top-p kept, None where they cut
-    nothing. step: the Step, for schedules.
+    logprobs [tokens]: of the written tokens, with gradient (head lm). values [tokens]: head scalar,
+    with gradient. entropy [tokens]: of the next-token distribution, only where the loss declares
+    it. mask [tokens]: 1.0 where the model wrote the token. row, group int64 [tokens]: segment ids,
+    0 .. rows-1 and 0 .. groups-1; row_group int64 [rows]: the group of each row. sampler_logprobs
+    [tokens], version int32 [tokens]: recorded at generation; None where the rows are no Rollout.
+    sampler_mass [tokens]: the log of what top-k and top-p kept, None where they cut nothing. step:
+    the Step, for schedules.
 
-    Which distributions these are is said in dataflow/schema.py, at Rollout. `sampler_logprobs` are those of the policy
-    that sampled, whole: the `old` of a ratio. `behaviour` are those of the tokens that were really drawn: the
-    denominator of an importance weight.
+    Which distributions these are is said in dataflow/schema.py, at Rollout. `sampler_logprobs` are
+    those of the policy that sampled, whole: the `old` of a ratio. `behaviour` are those of the
+    tokens that were really drawn: the denominator of an importance weight.
     """
 
     mask: Tensor
@@ -69,7 +82,9 @@ class Now:
 
     @property
     def behaviour(self) -> Tensor | None:
-        """[tokens]: log-probs of what was drawn, after top-k and top-p; None where the rows are no Rollout."""
+        """[tokens]: log-probs of what was drawn, after top-k and top-p; None where the rows are no
+        Rollout.
+        """
         if self.sampler_logprobs is None or self.sampler_mass is None:
             return self.sampler_logprobs
         return self.sampler_logprobs - self.sampler_mass
@@ -84,7 +99,9 @@ class Now:
 
 
 class Tensors(Generic[S]):
-    """The columns of one port as packed tensors: `t["advantage"]` is [tokens] for a token column, [rows] for others."""
+    """The columns of one port as packed tensors: `t["advantage"]` is [tokens] for a token column,
+    [rows] for others.
+    """
 
     __slots__ = ("columns",)
 
@@ -95,7 +112,10 @@ class Tensors(Generic[S]):
         """Raises KernelError naming the columns that there are, and the line that asks."""
         if name not in self.columns:
             near = nearest(name, self.columns)
-            fix, there = near or "one of these, or a schema with that column", ", ".join(self.columns) or "none"
+            fix, there = (
+                near or "one of these, or a schema with that column",
+                ", ".join(self.columns) or "none",
+            )
             problem = f"expected a column of the port, found {name!r}; there are: {there}"
             raise KernelError(f"{call_site()}: {problem}. Fix: {fix}.")
         return self.columns[name]
@@ -103,7 +123,9 @@ class Tensors(Generic[S]):
 
 @dataclass(slots=True)
 class Terms:
-    """Unreduced: `loss` is [tokens], [rows] or [groups] by the loss's scope; metrics are (sum, count)."""
+    """Unreduced: `loss` is [tokens], [rows] or [groups] by the loss's scope; metrics are (sum,
+    count).
+    """
 
     loss: Tensor
     metrics: Mapping[str, tuple[Tensor, Tensor | float]] = field(default_factory=dict)
@@ -124,11 +146,15 @@ class LossFunction:
     limits: tuple[tuple[str, Limit], ...] = ()
     """Parameter -> the values it takes; the check refuses others."""
     recorded: bool = True
-    """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a Rollout."""
+    """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a
+    Rollout.
+    """
     supervised: bool = False
-    """Whether it imitates its rows, however they came about: then it is trained at temperature 1."""
+    """Whether it imitates its rows, however they came about: then it is trained at temperature 1.
+    """
     on_policy: bool = False
-    """Whether its gradient is right only for rows of the very weights that an update starts from."""
+    """Whether its gradient is right only for rows of the very weights that an update starts from.
+    """
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -136,8 +162,9 @@ class LossFunction:
 class LossTerm:
     """One weighted use of a loss function.
 
-    ports: port name -> Port; inside a train node this is empty and the Node has the ports as inputs `label.port`.
-    now: ports that the plan answers with the current log-probs, detached (`old` in a Step of one update).
+    ports: port name -> Port; inside a train node this is empty and the Node has the ports as inputs
+    `label.port`. now: ports that the plan answers with the current log-probs, detached (`old` in a
+    Step of one update).
     """
 
     function: LossFunction
@@ -158,12 +185,21 @@ class Loss:
     def __add__(self, other: Loss) -> Loss:
         if not isinstance(other, Loss):
             problem = f"expected a Loss on both sides, found {type(other).__name__} {other!r:.60}"
-            raise refused("loss + ...", problem, "clipped_policy_loss(advantage) + 0.01 * entropy_loss()")
+            raise refused(
+                "loss + ...", problem, "clipped_policy_loss(advantage) + 0.01 * entropy_loss()"
+            )
         return Loss(self.terms + other.terms)
 
     def __mul__(self, factor: float) -> Loss:
         fits = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-        require("... * loss", "the factor", factor, fits=fits, expected="a number", fix="0.01 * entropy_loss()")
+        require(
+            "... * loss",
+            "the factor",
+            factor,
+            fits=fits,
+            expected="a number",
+            fix="0.01 * entropy_loss()",
+        )
         return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
 
     __radd__ = __add__
@@ -171,13 +207,17 @@ class Loss:
 
     @property
     def supervised(self) -> bool:
-        """Whether rows are only imitated: no term but supervised ones looks at more than the model itself."""
+        """Whether rows are only imitated: no term but supervised ones looks at more than the model
+        itself.
+        """
         functions = [term.function for term in self.terms]
         rest = [f for f in functions if not f.supervised]
         return len(rest) < len(functions) and not any(f.ports or f.recorded for f in rest)
 
     def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
-        """The loss without its ports, and those ports by input name `label.port`; labels are made unique."""
+        """The loss without its ports, and those ports by input name `label.port`; labels are made
+        unique.
+        """
         terms, inputs, seen = [], {}, {}
         for term in self.terms:
             name = term.function.name
@@ -194,18 +234,34 @@ def _times(weight: Number, factor: float) -> Number:
     return replace(weight, start=weight.start * factor, stop=weight.stop * factor)
 
 
-def make_loss(function: LossFunction, ports: Mapping[str, Port[Any] | None], params: Mapping[str, Any]) -> Loss:
+def make_loss(
+    function: LossFunction, ports: Mapping[str, Port[Any] | None], params: Mapping[str, Any]
+) -> Loss:
     """One term of weight 1; ports that are None are left out."""
     origin = call_site()
     given = {name: port for name, port in ports.items() if port is not None}
     for name, port in given.items():
         if not isinstance(port, Port):
             want = next(i.schema.__name__ for i in function.ports if i.name == name)
-            problem = f"expected Port[{want}], the output of an operator, found {type(port).__name__} {port!r:.60}"
+            problem = (
+                f"expected Port[{want}], the output of an operator, found {type(port).__name__}"
+                f" {port!r:.60}"
+            )
             fix = f"pass what an operator returned as {name}"
             where = f"{function.name}.{name}"
-            raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=origin))
-    return Loss((LossTerm(function=function, params=tuple(params.items()), ports=tuple(given.items()), origin=origin),))
+            raise GraphError(
+                Fault(rule="call", where=where, problem=problem, fix=fix, origin=origin)
+            )
+    return Loss(
+        (
+            LossTerm(
+                function=function,
+                params=tuple(params.items()),
+                ports=tuple(given.items()),
+                origin=origin,
+            ),
+        )
+    )
 
 
 def loss_function(
@@ -221,23 +277,35 @@ def loss_function(
     zero: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
 ) -> LossFunction:
-    """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...] are ports.
+    """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...]
+    are ports.
 
-    A port with a default of None is optional. Raises GraphError where a parameter has no usable annotation.
+    A port with a default of None is optional. Raises GraphError where a parameter has no usable
+    annotation.
     """
     signature = signature_of(fn, "loss", _LIKE)
     first, *values = signature.parameters.values() or (None,)
-    if first is None or first.kind is first.KEYWORD_ONLY or first.annotation not in (Now, first.empty):
-        raise refused(f"loss {fn.__name__}", f"expected Now as its first parameter, found {first or 'none'}", _LIKE)
+    if (
+        first is None
+        or first.kind is first.KEYWORD_ONLY
+        or first.annotation not in (Now, first.empty)
+    ):
+        raise refused(
+            f"loss {fn.__name__}",
+            f"expected Now as its first parameter, found {first or 'none'}",
+            _LIKE,
+        )
     if signature.return_annotation not in (Terms, signature.empty):
         shown = getattr(signature.return_annotation, "__name__", signature.return_annotation)
         fix = "Terms(loss), unreduced: train takes the mean"
         raise refused(f"loss {fn.__name__}", f"expected it to return Terms, found {shown}", fix)
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     return LossFunction(
-        path=f"{fn.__module__}:{fn.__qualname__}"
-        if importable(fn)
-        else f"{fn.__module__}:{fn.__qualname__}@{id(fn):x}",
+        path=(
+            f"{fn.__module__}:{fn.__qualname__}"
+            if importable(fn)
+            else f"{fn.__module__}:{fn.__qualname__}@{id(fn):x}"
+        ),
         name=name or fn.__name__,
         scope=scope,
         head=head,
@@ -254,13 +322,19 @@ def loss_function(
 
 
 def _port(fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
-    kinds = [a for a in (parameter.annotation, *get_args(parameter.annotation)) if get_origin(a) is Tensors]
+    kinds = [
+        a
+        for a in (parameter.annotation, *get_args(parameter.annotation))
+        if get_origin(a) is Tensors
+    ]
     of = get_args(kinds[0])[:1] if kinds else ()
     if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
         where = f"loss {fn.__name__}.{parameter.name}"
         problem = f"expected an annotation Tensors[Schema], found {_shown(parameter)}"
         fix = "annotate ports as Tensors[Advantage] and put parameters after *"
-        raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
+        raise GraphError(
+            Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site())
+        )
     optional = parameter.default is None
     return Input(name=parameter.name, schema=of[0], optional=optional)
 
@@ -273,7 +347,8 @@ _LIKE = "def f(now: Now, advantage: Tensors[Advantage], *, clip: float = 0.2) ->
 
 
 class LossDeclaration(Generic[Q]):
-    """A user's loss: called with Ports it returns a Loss; `.fn` is the plain function, for tests."""
+    """A user's loss: called with Ports it returns a Loss; `.fn` is the plain function, for tests.
+    """
 
     def __init__(self, function: LossFunction, signature: inspect.Signature) -> None:
         self.function = function
@@ -285,7 +360,9 @@ class LossDeclaration(Generic[Q]):
         given = self._signature.bind(*args, **kwargs)
         given.apply_defaults()
         ports = {i.name: given.arguments[i.name] for i in self.function.ports}
-        return make_loss(self.function, ports, {p: given.arguments[p] for p in self.function.parameters})
+        return make_loss(
+            self.function, ports, {p: given.arguments[p] for p in self.function.parameters}
+        )
 
 
 class _LossDecorator:
@@ -308,7 +385,9 @@ class _LossDecorator:
     def __call__(self, fn: Callable[Concatenate[Now, P], Terms]) -> LossDeclaration[P]: ...
     def __call__(self, fn: Callable[..., Terms]) -> Any:
         function, signature = loss_function(fn, **self._options), inspect.signature(fn)
-        return LossDeclaration(function, signature.replace(parameters=list(signature.parameters.values())[1:]))
+        return LossDeclaration(
+            function, signature.replace(parameters=list(signature.parameters.values())[1:])
+        )
 
 
 _OPTIONS = {
@@ -329,14 +408,22 @@ def loss(
     supervised: bool = False,
     on_policy: bool = False,
 ) -> _LossDecorator:
-    """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2) -> Terms`.
+    """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2)
+    -> Terms`.
 
-    scope: what one term of the returned loss stands for. head: which output of the Model it needs. entropy: whether
-    `now.entropy` is to be computed. supervised: it imitates its rows, so train takes temperature 1 where none is
-    stated, and not the rollout's. on_policy: its gradient is right only for rows of the very weights that an update
-    starts from (no ratio): the check warns of others. Ports come first and all are required; parameters follow `*`.
+    scope: what one term of the returned loss stands for. head: which output of the Model it needs.
+    entropy: whether `now.entropy` is to be computed. supervised: it imitates its rows, so train
+    takes temperature 1 where none is stated, and not the rollout's. on_policy: its gradient is
+    right only for rows of the very weights that an update starts from (no ratio): the check warns
+    of others. Ports come first and all are required; parameters follow `*`.
     """
-    options = {"scope": scope, "head": head, "entropy": entropy, "supervised": supervised, "on_policy": on_policy}
+    options = {
+        "scope": scope,
+        "head": head,
+        "entropy": entropy,
+        "supervised": supervised,
+        "on_policy": on_policy,
+    }
     for name, limit in _OPTIONS.items():
         given, fix = options[name], f"{name}={limit.suggestion(options[name])!r}"
         require("loss", name, given, fits=limit.accepts(given), expected=limit.expected(), fix=fix)

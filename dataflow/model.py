@@ -38,8 +38,9 @@ class Head:
 class Model:
     """Weights. `base` is a Hugging Face model directory or hub name.
 
-    trainable: some train node writes it. follows: another Model that this one copies at that one's publish, every
-    `every` Steps, moving `rate` of the way (1.0 is a plain copy). head: `lm` or `scalar`.
+    trainable: some train node writes it. follows: another Model that this one copies at that one's
+    publish, every `every` Steps, moving `rate` of the way (1.0 is a plain copy). head: `lm` or
+    `scalar`.
     """
 
     name: str
@@ -60,12 +61,26 @@ class Model:
         for name, limit in _LIMITS.items():
             value = getattr(self, name)
             fix = f"{name}={limit.suggestion(value)!r}"
-            require(where, name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix)
-        require(where, "base", self.base, fits=bool(self.base), expected="a model directory or name", fix=_BASE)
-        fits, fix = self.follows is None or isinstance(self.follows, Model), "follows=policy, the Model itself"
+            require(
+                where, name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix
+            )
+        require(
+            where,
+            "base",
+            self.base,
+            fits=bool(self.base),
+            expected="a model directory or name",
+            fix=_BASE,
+        )
+        fits, fix = (
+            self.follows is None or isinstance(self.follows, Model),
+            "follows=policy, the Model itself",
+        )
         require(where, "follows", self.follows, fits=fits, expected="a Model or None", fix=fix)
         if self.follows is not None and self.trainable:
-            problem = "a follower is written by its leader, and trainable=True gives it a second writer"
+            problem = (
+                "a follower is written by its leader, and trainable=True gives it a second writer"
+            )
             raise refused(where, problem, "trainable=False, or no follows=")
 
 
@@ -84,18 +99,33 @@ _LIMITS = {
 @constructs
 @dataclass(frozen=True, slots=True)
 class Buffer(Generic[*Ts]):
-    """Rows that are kept for later draws; written by one `store`, read by any number of `replay`."""
+    """Rows that are kept for later draws; written by one `store`, read by any number of `replay`.
+    """
 
     name: str
     writer: Any = field(kw_only=True)
     """The store Node. A Buffer is reached by the graph through it."""
 
     def __post_init__(self) -> None:
-        require("Buffer", "name", self.name, fits=isinstance(self.name, str), expected="text", fix='Buffer("old", ...)')
+        require(
+            "Buffer",
+            "name",
+            self.name,
+            fits=isinstance(self.name, str),
+            expected="text",
+            fix='Buffer("old", ...)',
+        )
         fits = hasattr(self.writer, "operator") and hasattr(
             self.writer, "digest"
         )  # a Node, whose module needs this one
-        require("Buffer", "writer", self.writer, fits=fits, expected="the store node", fix="writer=store(...)")
+        require(
+            "Buffer",
+            "writer",
+            self.writer,
+            fits=fits,
+            expected="the store node",
+            fix="writer=store(...)",
+        )
 
 
 @constructs
@@ -109,7 +139,14 @@ class Table:
     def __post_init__(self) -> None:
         for name, like in (("name", "success"), ("key", "prompt")):
             value = getattr(self, name)
-            require("Table", name, value, fits=isinstance(value, str), expected="text", fix=f'{name}="{like}"')
+            require(
+                "Table",
+                name,
+                value,
+                fits=isinstance(value, str),
+                expected="text",
+                fix=f'{name}="{like}"',
+            )
 
 
 State = Model | Buffer[Any] | Table

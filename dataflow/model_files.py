@@ -1,7 +1,9 @@
-"""What a Model's directory says, read without torch: JSON files, tokenizer, headers of safetensors files.
+"""What a Model's directory says, read without torch: JSON files, tokenizer, headers of safetensors
+files.
 
-Owns: finding the directory of a base, reading those files, and what a broken one is called. Does not own: which of it
-is a fault of a graph (rules/bases.py), loading (operators/kernels), counting parameters (engine/cost/models.py).
+Owns: finding the directory of a base, reading those files, and what a broken one is called. Does
+not own: which of it is a fault of a graph (rules/bases.py), loading (operators/kernels), counting
+parameters (engine/cost/models.py).
 
 Everything here raises DataError in the form `<path>: expected ..., found .... Fix: ....`
 """
@@ -37,7 +39,9 @@ _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
-"""Bytes of an element, of the types whose sizes are checked; the format has a few more, of parts of a byte."""
+"""Bytes of an element, of the types whose sizes are checked; the format has a few more, of parts of
+a byte.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,8 @@ def is_path(base: str) -> bool:
 
 
 def folder_of(base: str) -> Path | None:
-    """The directory of a base on this machine: a path, or a hub name that is in the cache; None where there is none.
+    """The directory of a base on this machine: a path, or a hub name that is in the cache; None
+    where there is none.
 
     The cache is laid out as huggingface_hub documents it ("Manage huggingface_hub cache-system").
     """
@@ -63,7 +68,9 @@ def folder_of(base: str) -> Path | None:
         return local if local.is_dir() else None
     cached = _cache() / f"models--{base.replace('/', '--')}"
     main = cached / "refs" / "main"
-    snapshot = cached / "snapshots" / main.read_text(encoding="ascii").strip() if main.is_file() else None
+    snapshot = (
+        cached / "snapshots" / main.read_text(encoding="ascii").strip() if main.is_file() else None
+    )
     return snapshot if snapshot is not None and snapshot.is_dir() else None
 
 
@@ -72,11 +79,18 @@ def near_directory(missing: Path) -> str:
     parent = missing.parent
     known = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     close = nearest(missing.name, known)
-    return f"did you mean {parent / close}" if close else "give an existing directory or a hub name (owner/name)"
+    return (
+        f"did you mean {parent / close}"
+        if close
+        else "give an existing directory or a hub name (owner/name)"
+    )
 
 
 def _cache() -> Path:
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    home = (
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
@@ -98,7 +112,9 @@ def parsed(path: Path, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON, found: {error}. Fix: {AGAIN}.") from error
     if not isinstance(found, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(found).__name__}. Fix: {AGAIN}.")
+        raise DataError(
+            f"{path}: expected a JSON object, found {type(found).__name__}. Fix: {AGAIN}."
+        )
     return found
 
 
@@ -107,11 +123,12 @@ def maybe_object(path: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
 
-# --- weights ----------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def stored_weights(folder: Path) -> Mapping[str, Stored] | None:
-    """Every tensor of the files that transformers would load, from their headers; None where these are pickles.
+    """Every tensor of the files that transformers would load, from their headers; None where these
+    are pickles.
 
     Raises DataError where there are no weights, or a file is cut short, damaged or missing.
     """
@@ -123,7 +140,10 @@ def stored_weights(folder: Path) -> Mapping[str, Stored] | None:
     if any((folder / name).is_file() for name in (BIN, f"{BIN}{INDEX}")):
         return None
     found = listing(folder)
-    raise DataError(f"{folder}: expected weights ({SAFETENSORS}), found {found}. Fix: a complete model directory.")
+    raise DataError(
+        f"{folder}: expected weights ({SAFETENSORS}), found {found}. Fix: a complete model"
+        " directory."
+    )
 
 
 def listing(folder: Path) -> str:
@@ -133,22 +153,33 @@ def listing(folder: Path) -> str:
 
 def _sharded(index: Path) -> dict[str, Stored]:
     shards = read_object(index).get("weight_map")
-    if not isinstance(shards, dict) or not shards or not all(isinstance(s, str) for s in shards.values()):
-        raise DataError(f"{index}: expected a weight_map of tensors to files, found none. Fix: {AGAIN}.")
+    if (
+        not isinstance(shards, dict)
+        or not shards
+        or not all(isinstance(s, str) for s in shards.values())
+    ):
+        raise DataError(
+            f"{index}: expected a weight_map of tensors to files, found none. Fix: {AGAIN}."
+        )
     gone = sorted({s for s in shards.values() if not (index.parent / s).is_file()})
     if gone:
-        raise DataError(f"{index}: expected the file {gone[0]}, found none ({len(gone)} missing). Fix: {AGAIN}.")
+        raise DataError(
+            f"{index}: expected the file {gone[0]}, found none ({len(gone)} missing). Fix: {AGAIN}."
+        )
     tensors = {shard: header(index.parent / shard) for shard in dict.fromkeys(shards.values())}
     for name, shard in shards.items():
         if name not in tensors[shard]:
-            raise DataError(f"{index}: expected {name} in {shard}, found no such tensor. Fix: {AGAIN}.")
+            raise DataError(
+                f"{index}: expected {name} in {shard}, found no such tensor. Fix: {AGAIN}."
+            )
     return {name: tensors[shard][name] for name, shard in shards.items()}
 
 
 def header(path: Path) -> Mapping[str, Stored]:
     """The tensors of a safetensors file; the same answer as long as the file does not change.
 
-    8 bytes little-endian length, a JSON header, then the tensors' bytes, without holes (safetensors README, "Format").
+    8 bytes little-endian length, a JSON header, then the tensors' bytes, without holes (safetensors
+    README, "Format").
     """
     stat = path.stat()
     return _header(path, stat.st_mtime_ns, stat.st_size)
@@ -160,7 +191,9 @@ def _header(path: Path, modified: int, size: int) -> Mapping[str, Stored]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if start == _POINTER[:8] and (start + file.read(15)) == _POINTER:
-            raise DataError(f"{path}: expected a safetensors file, found a Git LFS pointer. Fix: git lfs pull.")
+            raise DataError(
+                f"{path}: expected a safetensors file, found a Git LFS pointer. Fix: git lfs pull."
+            )
         if not 2 <= length <= min(_LARGEST_HEADER, size):
             raise DataError(f"{path}: expected a safetensors file, found no header. Fix: {AGAIN}.")
         file.seek(8)
@@ -183,12 +216,13 @@ def _checked(path: Path, name: str, entry: Any) -> int:
         right = False
     if not right:
         raise DataError(
-            f"{path}: expected a type, a shape and a place for {name!r}, found {entry!r:.80}. Fix: {AGAIN}."
+            f"{path}: expected a type, a shape and a place for {name!r}, found {entry!r:.80}. Fix:"
+            f" {AGAIN}."
         )
     return end
 
 
-# --- tokenizer --------------------------------------------------------------------------------------------------
+# --- tokenizer ------------------------------------------------------------------------------------
 
 
 def token_ids(file: Path) -> Mapping[str, int]:
@@ -202,21 +236,28 @@ def token_ids(file: Path) -> Mapping[str, int]:
             vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
         found = {**vocabulary, **{one["content"]: one["id"] for one in added}}
     except (TypeError, KeyError, ValueError) as error:
-        raise DataError(f"{file}: expected tokens with their ids, found {error!r}. Fix: {AGAIN}.") from error
+        raise DataError(
+            f"{file}: expected tokens with their ids, found {error!r}. Fix: {AGAIN}."
+        ) from error
     odd = next((token for token, one in found.items() if type(one) is not int), None)
     if odd is not None:
-        raise DataError(f"{file}: expected an id for token {odd!r:.40}, found {found[odd]!r:.40}. Fix: {AGAIN}.")
+        raise DataError(
+            f"{file}: expected an id for token {odd!r:.40}, found {found[odd]!r:.40}. Fix: {AGAIN}."
+        )
     return found
 
 
 def placeholder_ids(file: Path) -> frozenset[int]:
-    """Ids of added special tokens: some models have some for media that they cannot read, beyond their embedding."""
+    """Ids of added special tokens: some models have some for media that they cannot read, beyond
+    their embedding.
+    """
     added = read_object(file).get("added_tokens") or []
     return frozenset(one["id"] for one in added if one.get("special"))
 
 
 def end_ids(folder: Path) -> frozenset[int] | None:
-    """Ids that end an answer by what generation_config.json and the tokenizer's files say; None where these cannot say.
+    """Ids that end an answer by what generation_config.json and the tokenizer's files say; None
+    where these cannot say.
 
     Raises DataError where generation_config.json names something else than ids.
     """
@@ -224,7 +265,9 @@ def end_ids(folder: Path) -> frozenset[int] | None:
     ends = ends_of(given, folder / GENERATION)
     if ends:
         return ends
-    settings = maybe_object(folder / TOKENIZER_CONFIG) | maybe_object(folder / "special_tokens_map.json")
+    settings = maybe_object(folder / TOKENIZER_CONFIG) | maybe_object(
+        folder / "special_tokens_map.json"
+    )
     if "eos_token" not in settings:
         return None  # the tokenizer's class may have one of its own
     token = settings.get("eos_token")
@@ -240,7 +283,10 @@ def ends_of(given: Any, where: Path | str) -> frozenset[int]:
     """eos_token_id as generation_config.json writes it: an id, a list of them, or none."""
     ends = given if isinstance(given, list) else [] if given is None else [given]
     if not all(isinstance(end, int) and not isinstance(end, bool) and end >= 0 for end in ends):
-        raise DataError(f"{where}: expected eos_token_id to be token ids, found {given!r:.60}. Fix: eos_token_id: 2.")
+        raise DataError(
+            f"{where}: expected eos_token_id to be token ids, found {given!r:.60}. Fix:"
+            " eos_token_id: 2."
+        )
     return frozenset(ends)
 
 
@@ -251,17 +297,28 @@ def has_template(folder: Path) -> bool:
     return bool(settings.get("chat_template")) or any((folder / name).exists() for name in files)
 
 
-# --- positions --------------------------------------------------------------------------------------------------
+# --- positions ------------------------------------------------------------------------------------
 
-_LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
-"""What architectures call the most positions of a row (as vLLM reads them, `_get_and_verify_max_len`)."""
+_LIMITS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+)
+"""What architectures call the most positions of a row (as vLLM reads them,
+`_get_and_verify_max_len`).
+"""
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """The most tokens of a row, prompt and answer, for which a model was made; None where its config.json has no limit.
+    """The most tokens of a row, prompt and answer, for which a model was made; None where its
+    config.json has no limit.
 
-    A rotary scaling that stretches the positions counts as vLLM counts it: yarn from the positions before it, linear
-    and dynamic from those given; longrope and llama3 give the stretched number themselves.
+    A rotary scaling that stretches the positions counts as vLLM counts it: yarn from the positions
+    before it, linear and dynamic from those given; longrope and llama3 give the stretched number
+    themselves.
     """
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
@@ -271,7 +328,11 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     scaling = scaling if isinstance(scaling, dict) else {}
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
+    if (
+        kind not in ("yarn", "linear", "dynamic")
+        or not isinstance(factor, (int, float))
+        or not 1 <= factor < math.inf
+    ):
         return min(found)
     before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
     return int((before if type(before) is int else min(found)) * factor)

@@ -44,7 +44,10 @@ PEER_NAMES: dict[str, tuple[str, str]] = {
     "ppo_epochs": ("epochs", "verl"),
     "num_iterations": ("epochs", "TRL"),
     "num_ppo_epochs": ("epochs", "TRL"),
-    "ppo_mini_batch_size": ("minibatches= counts the updates of one pass over the Step's rows", "verl"),
+    "ppo_mini_batch_size": (
+        "minibatches= counts the updates of one pass over the Step's rows",
+        "verl",
+    ),
     "num_mini_batches": ("minibatches", "TRL"),
     "num_train_epochs": ("a run's length is its number of Steps: run(graph, steps=...)", "TRL"),
     "total_epochs": ("a run's length is its number of Steps: run(graph, steps=...)", "verl"),

@@ -24,8 +24,8 @@ S_co = TypeVar("S_co", bound=Schema, covariant=True)
 class Node:
     """One use of an operator. Immutable; equal to another where the content is, names included.
 
-    states, inputs and params are ordered as declared. `schemas` are those of its outputs. `origin` is the user's line
-    and takes no part in equality.
+    states, inputs and params are ordered as declared. `schemas` are those of its outputs. `origin`
+    is the user's line and takes no part in equality.
     """
 
     __slots__ = ("digest", "inputs", "name", "operator", "origin", "params", "schemas", "states")
@@ -51,7 +51,11 @@ class Node:
         if not isinstance(name, str):
             problem = f"expected name to be text, found {type(name).__name__} {name!r:.60}"
             fault = Fault(
-                rule="call", where=operator.name, problem=problem, fix=f'name="{operator.name}"', origin=self.origin
+                rule="call",
+                where=operator.name,
+                problem=problem,
+                fix=f'name="{operator.name}"',
+                origin=self.origin,
             )
             raise GraphError(fault)
         for key, port in self.inputs.items():
@@ -80,11 +84,15 @@ class Node:
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The nodes that this one needs: those behind its inputs, then the writers of Buffers that it reads."""
+        """The nodes that this one needs: those behind its inputs, then the writers of Buffers that
+        it reads.
+        """
         writers = [s.writer for s in self.states.values() if isinstance(s, Buffer)]
         return (*(port.node for port in self.inputs.values()), *writers)
 
-    def rebuilt(self, inputs: Mapping[str, Port[Any]], states: Mapping[str, State] | None = None) -> Node:
+    def rebuilt(
+        self, inputs: Mapping[str, Port[Any]], states: Mapping[str, State] | None = None
+    ) -> Node:
         """This node on other inputs; the same object where nothing changed."""
         new_states = self.states if states is None else dict(states)
         same_inputs = all(port.node is self.inputs[key].node for key, port in inputs.items())
@@ -102,7 +110,9 @@ class Node:
 
     def changed(self, **fields: Any) -> Node:
         """This node with some of inputs, params, states, schemas or name set anew."""
-        given: dict[str, Any] = {k: getattr(self, k) for k in ("states", "inputs", "params", "schemas", "origin")}
+        given: dict[str, Any] = {
+            k: getattr(self, k) for k in ("states", "inputs", "params", "schemas", "origin")
+        }
         name = fields.pop("name", self.name)
         return Node(fields.pop("operator", self.operator), name, **(given | fields))
 
@@ -141,12 +151,17 @@ class Port(Generic[S_co]):
 
 def _require_port(node: Node, key: str, port: object) -> None:
     if not isinstance(port, Port):
-        schema = node.operator.input(key).schema.__name__ if _declares(node.operator, key) else "Schema"
+        schema = (
+            node.operator.input(key).schema.__name__ if _declares(node.operator, key) else "Schema"
+        )
         raise GraphError(
             Fault(
                 rule="call",
                 where=f"{node.operator.name}.{key}",
-                problem=f"expected Port[{schema}], the output of an operator, found {type(port).__name__} {port!r:.60}",
+                problem=(
+                    f"expected Port[{schema}], the output of an operator, found"
+                    f" {type(port).__name__} {port!r:.60}"
+                ),
                 fix=f"pass what an operator returned as {key}",
                 origin=node.origin,
             )
@@ -158,7 +173,9 @@ def _require_state(node: Node, param: str, state: object) -> None:
         where = f"{node.operator.name}.{param}"
         problem = f"expected a Model, found {type(state).__name__} {state!r:.60}"
         fix = f'Model("{param}", "path/to/model")'
-        raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=node.origin))
+        raise GraphError(
+            Fault(rule="call", where=where, problem=problem, fix=fix, origin=node.origin)
+        )
 
 
 def _declares(operator: Operator, key: str) -> bool:
@@ -167,7 +184,11 @@ def _declares(operator: Operator, key: str) -> bool:
 
 def _digest(node: Node) -> str:
     h = hashlib.blake2b(digest_size=16)
-    h.update(f"{node.operator.path}|{node.name}|{[s.__name__ for s in node.schemas]}".encode(errors="surrogatepass"))
+    h.update(
+        f"{node.operator.path}|{node.name}|{[s.__name__ for s in node.schemas]}".encode(
+            errors="surrogatepass"
+        )
+    )
     for part in (node.states, node.params):
         h.update(content(part).encode(errors="surrogatepass"))
     for key, port in node.inputs.items():
@@ -178,8 +199,8 @@ def _digest(node: Node) -> str:
 def content(value: Any) -> str:
     """A text that is equal exactly where two values mean the same.
 
-    Functions count by module:qualname; lambdas and functions made inside others by identity, since two of them can
-    share a name and differ.
+    Functions count by module:qualname; lambdas and functions made inside others by identity, since
+    two of them can share a name and differ.
     """
     if isinstance(value, Node):
         return f"node:{value.digest}"
@@ -194,7 +215,11 @@ def content(value: Any) -> str:
         return f"{{{_joined(f'{k}:{content(v)}' for k, v in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"[{_joined(content(v) for v in value)}]"
-    if isinstance(value, pa.DataType) or value is None or isinstance(value, (bool, int, float, str)):
+    if (
+        isinstance(value, pa.DataType)
+        or value is None
+        or isinstance(value, (bool, int, float, str))
+    ):
         return f"{type(value).__name__}:{value!r}"
     return f"{type(value).__qualname__}@{id(value):x}"
 
@@ -211,4 +236,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 def importable(function: Callable[..., Any]) -> bool:
     """Whether module:qualname finds this function again in another process."""
-    return "<" not in function.__qualname__ and getattr(function, "__module__", None) not in (None, "__main__")
+    return "<" not in function.__qualname__ and getattr(function, "__module__", None) not in (
+        None,
+        "__main__",
+    )

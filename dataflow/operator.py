@@ -18,7 +18,18 @@ from dataflow.calls import refuse_unknown as refuse_unknown
 from dataflow.limits import Limit
 from dataflow.schema import Schema
 
-Work = Literal["source", "host", "decode", "forward", "train", "evaluate", "select", "store", "replay", "record"]
+Work = Literal[
+    "source",
+    "host",
+    "decode",
+    "forward",
+    "train",
+    "evaluate",
+    "select",
+    "store",
+    "replay",
+    "record",
+]
 """What a node's kernel does; the planner sizes it and the coordinator schedules it by this."""
 
 Scope = Literal["row", "group", "batch"]
@@ -39,8 +50,9 @@ class Same:
 class Expand:
     """Each row of an input becomes n rows of its own; n is the name of a parameter.
 
-    So it is at n=1 too: another answer to the same prompt is another row. The input's rows, and those above, are read
-    by key (an input declared `parent`); numbers of these rows go up by `mean_over` alone.
+    So it is at n=1 too: another answer to the same prompt is another row. The input's rows, and
+    those above, are read by key (an input declared `parent`); numbers of these rows go up by
+    `mean_over` alone.
     """
 
     of: str
@@ -56,7 +68,9 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """The rows of the input `to`, an ancestor of those of `of`: each is made of its descendants that are left."""
+    """The rows of the input `to`, an ancestor of those of `of`: each is made of its descendants
+    that are left.
+    """
 
     of: str
     to: str
@@ -81,11 +95,11 @@ Rows = Same | Expand | Subset | Reduce | Fresh | Nothing
 class Input:
     """A data input of an operator, or of a loss.
 
-    rows: `rows` (the same rows as the first input) or `parent` (an ancestor's rows, looked up by key).
-    columns: those that are read; None means all that the schema declares.
-    ancestors: columns read from whatever the rows descend from (dataset columns, the prompt); `ancestors_from` names a
-    parameter that lists further ones, `*` for all of them, and `required_from` one that lists those of them without
-    which the node cannot work.
+    rows: `rows` (the same rows as the first input) or `parent` (an ancestor's rows, looked up by
+    key). columns: those that are read; None means all that the schema declares. ancestors: columns
+    read from whatever the rows descend from (dataset columns, the prompt); `ancestors_from` names a
+    parameter that lists further ones, `*` for all of them, and `required_from` one that lists those
+    of them without which the node cannot work.
     """
 
     name: str
@@ -117,20 +131,29 @@ class Operator:
     kernels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kernel name -> module:Class, in order of preference."""
     keeps: Keeps | None = None
-    """Of an operator that says which rows stay: what it promises to leave of a group, which its kernel verifies."""
+    """Of an operator that says which rows stay: what it promises to leave of a group, which its
+    kernel verifies.
+    """
     schedulable: tuple[str, ...] = ()
     """Parameters that take a schedule of the Step."""
     limits: Mapping[str, Limit] = field(default_factory=lambda: MappingProxyType({}))
     """Parameter -> the values it takes; the check refuses others."""
     data_columns: str = ""
-    """Of a source that reads its parameter `data`: module:function of (data, split) that answers the file's columns."""
+    """Of a source that reads its parameter `data`: module:function of (data, split) that answers
+    the file's columns.
+    """
     data_overlap: str = ""
-    """Of such a source: module:function of (data, split, other data, other split): whether the two can share rows."""
+    """Of such a source: module:function of (data, split, other data, other split): whether the two
+    can share rows.
+    """
     data_rows: str = ""
-    """Of such a source: module:function of (data, split): how many rows it has; None where that is not to be had
-    without reading them."""
+    """Of such a source: module:function of (data, split): how many rows it has; None where that is
+    not to be had without reading them.
+    """
     data_files: str = ""
-    """Likewise: module:function of (data, split) that answers the files behind it, in the order of reading."""
+    """Likewise: module:function of (data, split) that answers the files behind it, in the order of
+    reading.
+    """
     normalises: Literal["", "group", "batch"] = ""
     """Of an operator on advantages: over which rows it makes them comparable."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)

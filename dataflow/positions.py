@@ -1,7 +1,8 @@
 """Positions: how long the rows of a generation may be, so that every Model that reads them can.
 
-Owns: the least positions among the readers of each node's token ids. Does not own: who wrote them (rows.py), what a
-configuration says of positions (model_files.py), what becomes of a prompt that is too long (operators/kernels).
+Owns: the least positions among the readers of each node's token ids. Does not own: who wrote them
+(rows.py), what a configuration says of positions (model_files.py), what becomes of a prompt that is
+too long (operators/kernels).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dataflow.rows import writers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """The most tokens of a row, prompt and answer. model: the Model that has no more; node: the one that reads them."""
+    """The most tokens of a row, prompt and answer. model: the Model that has no more; node: the one
+    that reads them.
+    """
 
     limit: int
     model: str
@@ -27,7 +30,8 @@ class Positions:
 
 
 def row_positions(graph: Graph) -> dict[str, Positions]:
-    """For each node that writes token ids, the least positions among itself and those who read its rows.
+    """For each node that writes token ids, the least positions among itself and those who read its
+    rows.
 
     Models whose files are not on this machine, or say nothing of positions, do not count.
     """
@@ -41,7 +45,9 @@ def row_positions(graph: Graph) -> dict[str, Positions]:
 
 
 def limit_of(model: Model) -> int | None:
-    """The positions of a Model, where its files are here and name them. A file that cannot be read names none."""
+    """The positions of a Model, where its files are here and name them. A file that cannot be read
+    names none.
+    """
     folder = folder_of(model.base)
     try:
         return positions_of(maybe_object(folder / CONFIG)) if folder is not None else None
@@ -50,7 +56,9 @@ def limit_of(model: Model) -> int | None:
 
 
 def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """(maker, reader) of token ids: a generation reads its own rows, a train node those that it trains."""
+    """(maker, reader) of token ids: a generation reads its own rows, a train node those that it
+    trains.
+    """
     for node in graph.nodes:
         if node.operator.work == "decode":
             yield node, node

@@ -15,7 +15,8 @@ import numpy as np
 class Ragged:
     """A list column as views: row i is `values[offsets[i]:offsets[i + 1]]`. Read-only memory.
 
-    values: NumPy; of a column declared `device` a torch tensor, on its device. offsets are NumPy in both.
+    values: NumPy; of a column declared `device` a torch tensor, on its device. offsets are NumPy in
+    both.
     """
 
     values: Any

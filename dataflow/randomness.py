@@ -40,7 +40,9 @@ def row_seeds(seed: int, name: str, keys: Keys) -> np.ndarray:
 
 
 def uniform(seeds: np.ndarray, position: np.ndarray | int) -> np.ndarray:
-    """float64 [rows] in [0, 1): the draw of each row's stream at `position` (one for all, or one a row)."""
+    """float64 [rows] in [0, 1): the draw of each row's stream at `position` (one for all, or one a
+    row).
+    """
     with np.errstate(over="ignore"):
         where = np.asarray(position, dtype=np.uint64) + np.uint64(1)
         bits = _mix(seeds + _GOLDEN * where)

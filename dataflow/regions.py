@@ -32,7 +32,9 @@ class Regions:
 
 
 def regions(graph: Graph) -> Regions:
-    """Derive the regions. A node that both evaluation and training reach is in the training's region."""
+    """Derive the regions. A node that both evaluation and training reach is in the training's
+    region.
+    """
     trained = trained_models(graph)
     training = _above(graph, [s for s in graph.sinks if s.operator.work != "evaluate"])
     of: dict[str, Region] = {}
@@ -57,10 +59,15 @@ def regions(graph: Graph) -> Regions:
 def trained_models(graph: Graph) -> set[str]:
     """Names of the Models that change during a run: those that are trained, and their followers."""
     written = {
-        s.name for n in graph.nodes for p, s in n.states.items() if p in n.operator.writes and isinstance(s, Model)
+        s.name
+        for n in graph.nodes
+        for p, s in n.states.items()
+        if p in n.operator.writes and isinstance(s, Model)
     }
     models = [s for s in graph.states if isinstance(s, Model)]
-    return written | {m.name for m in models if any(leader.name in written for leader in leaders(m))}
+    return written | {
+        m.name for m in models if any(leader.name in written for leader in leaders(m))
+    }
 
 
 def leaders(model: Model) -> Iterator[Model]:

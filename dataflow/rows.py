@@ -18,10 +18,12 @@ from dataflow.operator import Expand, Fresh, Keeps, Nothing, Reduce, Same, Subse
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Domain:
-    """A set of rows. Two ports stand on the same rows exactly where they have the same Domain object.
+    """A set of rows. Two ports stand on the same rows exactly where they have the same Domain
+    object.
 
-    kind: `source` (fresh rows), `expand` (`factor` rows for each of the parent's), `subset` (some of the parent's).
-    keeps: of a subset, whether whole groups stay (`groups`), any rows (`rows`) or two of each group (`pairs`).
+    kind: `source` (fresh rows), `expand` (`factor` rows for each of the parent's), `subset` (some
+    of the parent's). keeps: of a subset, whether whole groups stay (`groups`), any rows (`rows`) or
+    two of each group (`pairs`).
     """
 
     node: Node
@@ -37,13 +39,16 @@ class Domain:
     """The selection that may have taken rows out of a group, or None where groups are whole."""
 
     def __post_init__(self) -> None:
-        # Derived once from the parent's, so that a line of any length is neither recursive nor quadratic.
+        # Derived once from the parent's, so that a line of any length is neither recursive nor
+        # quadratic.
         pairs, loose = (self.kind == "subset" and self.keeps == k for k in ("pairs", "rows"))
         above = self.parent
         size = 2 if pairs else self.factor * (above.group_size if above else 1)
         object.__setattr__(self, "source", above.source if above else self.node)
         object.__setattr__(self, "group_size", size)
-        object.__setattr__(self, "ragged", self.node if loose else above.ragged if above and not pairs else None)
+        object.__setattr__(
+            self, "ragged", self.node if loose else above.ragged if above and not pairs else None
+        )
 
     def ancestors(self) -> Iterator[Domain]:
         """This domain, then its parent, and so on to the source."""
@@ -75,7 +80,9 @@ class Domain:
 
 
 class Domains:
-    """The domain of every port of a graph. Ports whose relation cannot be derived have none (a rule says so)."""
+    """The domain of every port of a graph. Ports whose relation cannot be derived have none (a rule
+    says so).
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._of: dict[int, Domain] = {}
@@ -108,7 +115,9 @@ class Domains:
             return parent
         if isinstance(rows, Subset):
             assert port is not None
-            return Domain(node=node, kind="subset", parent=parent, keeps=port.node.operator.keeps or "rows")
+            return Domain(
+                node=node, kind="subset", parent=parent, keeps=port.node.operator.keeps or "rows"
+            )
         assert isinstance(rows, Expand)
         n = node.params.get(rows.n, 1)
         n = n if isinstance(n, int) and n > 1 else 1
@@ -123,12 +132,15 @@ def physical(port: Port[Any]) -> Port[Any]:
 
 
 def generations(port: Port[Any]) -> tuple[Node, ...]:
-    """The generations that wrote the tokens of a port, in the order of the inputs; none where a source did."""
+    """The generations that wrote the tokens of a port, in the order of the inputs; none where a
+    source did.
+    """
     return tuple(node for node in writers(port) if node.operator.work == "decode")
 
 
 def writers(port: Port[Any]) -> tuple[Node, ...]:
-    """The generations and sources that wrote the tokens of a port, in the order of its operators' inputs.
+    """The generations and sources that wrote the tokens of a port, in the order of its operators'
+    inputs.
 
     An operator that makes token ids makes them of its inputs that have some.
     """

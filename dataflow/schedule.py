@@ -1,7 +1,7 @@
 """Schedules: numbers as functions of the Step.
 
-Owns: their forms, and their value at a Step. Does not own: which parameters take one (the declarations), nor the
-values that a parameter takes (limits.py).
+Owns: their forms, and their value at a Step. Does not own: which parameters take one (the
+declarations), nor the values that a parameter takes (limits.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataflow.calls import declares, require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A number as a function of the Step (first Step: 1): from `start` to `stop` over `steps`, then `stop`.
+    """A number as a function of the Step (first Step: 1): from `start` to `stop` over `steps`, then
+    `stop`.
 
     A warm-up runs from 0 to `start` over the first `warmup` Steps; the decay follows it.
     """
@@ -33,7 +34,9 @@ class Schedule:
         done = min(1.0, (step - self.warmup - 1) / max(1, self.steps - 1)) if self.steps else 1.0
         if self.kind == "cosine":
             done = (1.0 - math.cos(math.pi * done)) / 2.0
-        return self.start if self.kind == "constant" else self.start + (self.stop - self.start) * done
+        return (
+            self.start if self.kind == "constant" else self.start + (self.stop - self.start) * done
+        )
 
 
 Number = float | Schedule
@@ -59,7 +62,9 @@ def warmup(steps: int, then: Number) -> Schedule:
     """Linear from 0 to the first value of `then` over `steps` Steps, then as `then` says."""
     if isinstance(then, Schedule):
         _require("warmup", steps)
-        return Schedule(kind=then.kind, start=then.start, stop=then.stop, steps=then.steps, warmup=steps)
+        return Schedule(
+            kind=then.kind, start=then.start, stop=then.stop, steps=then.steps, warmup=steps
+        )
     _require("warmup", steps, then=then)
     return Schedule(kind="constant", start=then, stop=then, steps=0, warmup=steps)
 
@@ -74,5 +79,7 @@ def _require(where: str, steps: object, **numbers: object) -> None:
     whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
     require(where, "steps", steps, fits=whole, expected="a whole number >= 0", fix="steps=1000")
     for name, value in numbers.items():
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        fits = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        )
         require(where, name, value, fits=fits, expected="a finite number", fix=f"{name}=0.1")

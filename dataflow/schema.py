@@ -27,9 +27,10 @@ Axis = Literal["P", "T", "K"]
 class Column:
     """One column. `type` is that of one element; with an axis the column is a LargeList of it.
 
-    device: the values are a torch tensor that stays on the device of the Worker that made it; only how many each row
-    has is a column of the record batch. Its type is a number, or a fixed-size list of a number (a vector for each
-    element). distribution: which one recorded log-probs are of, in words; it travels as metadata of the Arrow field.
+    device: the values are a torch tensor that stays on the device of the Worker that made it; only
+    how many each row has is a column of the record batch. Its type is a number, or a fixed-size
+    list of a number (a vector for each element). distribution: which one recorded log-probs are of,
+    in words; it travels as metadata of the Arrow field.
     """
 
     name: str = ""
@@ -42,14 +43,15 @@ class Column:
 
     @property
     def arrow(self) -> pa.Field:
-        """The Arrow field as it travels in a record batch: of a device column, lists of nothing that have its lengths
-        (without an axis, nothing).
+        """The Arrow field as it travels in a record batch: of a device column, lists of nothing
+        that have its lengths (without an axis, nothing).
         """
         return self._field(pa.null(), nullable=True) if self.device else self.whole
 
     @property
     def whole(self) -> pa.Field:
-        """The Arrow field with the values: what it would be if they were on the host, as in files."""
+        """The Arrow field with the values: what it would be if they were on the host, as in files.
+        """
         return self._field(self.type, nullable=self.nullable)
 
     @property
@@ -74,21 +76,44 @@ def column(
     device: bool = False,
     distribution: str = "",
 ) -> Any:
-    """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is accepted).
+    """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is
+    accepted).
 
-    device: its values stay on the device of the Worker that made them, as a torch tensor: for large numbers, such as
-    hidden states, that the host never needs to see. distribution: of recorded log-probs, which one they are of. Raises
-    GraphError where a column on a device is nullable, or of a type that no tensor has.
+    device: its values stay on the device of the Worker that made them, as a torch tensor: for large
+    numbers, such as hidden states, that the host never needs to see. distribution: of recorded
+    log-probs, which one they are of. Raises GraphError where a column on a device is nullable, or
+    of a type that no tensor has.
     """
-    require("column", "type", type, fits=isinstance(type, pa.DataType), expected="a type of Arrow", fix="pa.float32()")
     require(
-        "column", "axis", axis, fits=axis in (None, "P", "T", "K"), expected="'P', 'T', 'K' or None", fix="axis='T'"
+        "column",
+        "type",
+        type,
+        fits=isinstance(type, pa.DataType),
+        expected="a type of Arrow",
+        fix="pa.float32()",
+    )
+    require(
+        "column",
+        "axis",
+        axis,
+        fits=axis in (None, "P", "T", "K"),
+        expected="'P', 'T', 'K' or None",
+        fix="axis='T'",
     )
     for name, flag in (("nullable", nullable), ("device", device)):
-        require("column", name, flag, fits=isinstance(flag, bool), expected="True or False", fix=f"{name}=True")
+        require(
+            "column",
+            name,
+            flag,
+            fits=isinstance(flag, bool),
+            expected="True or False",
+            fix=f"{name}=True",
+        )
     if device:
         _require_tensor(type, nullable)
-    return Column(type=type, axis=axis, nullable=nullable, doc=doc, device=device, distribution=distribution)
+    return Column(
+        type=type, axis=axis, nullable=nullable, doc=doc, device=device, distribution=distribution
+    )
 
 
 class Schema:
@@ -107,7 +132,10 @@ class Schema:
                 raise refused(f"schema {cls.__name__}", problem, f"{name} = column(...)")
         columns: dict[str, Column] = {}
         for base in reversed([b for b in cls.__bases__ if issubclass(b, Schema)]):
-            columns = {**base.columns, **{k: v for k, v in columns.items() if k not in base.columns}}
+            columns = {
+                **base.columns,
+                **{k: v for k, v in columns.items() if k not in base.columns},
+            }
         for base in cls.__mro__[1:]:
             for name, there in getattr(base, "columns", {}).items():
                 _require_one_form(cls.__name__, base.__name__, there, own.get(name, columns[name]))
@@ -134,16 +162,24 @@ def _word(kind: pa.DataType) -> str:
 
 
 _TENSORS = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
-"""Arrow's names of the types that a torch tensor may have, too, and whose rows can be picked on every device."""
+"""Arrow's names of the types that a torch tensor may have, too, and whose rows can be picked on
+every device.
+"""
 
 
 def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
     """Raises GraphError where values of this type cannot be a tensor."""
     number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
     if nullable:
-        problem, fix = "expected values, found nullable=True: no tensor has nulls", "nullable=False, with nan or a mask"
+        problem, fix = (
+            "expected values, found nullable=True: no tensor has nulls",
+            "nullable=False, with nan or a mask",
+        )
     elif str(number) not in _TENSORS:
-        problem = f"expected a number, or a fixed-size list of one, found {kind}, which no tensor of torch is"
+        problem = (
+            f"expected a number, or a fixed-size list of one, found {kind}, which no tensor of"
+            " torch is"
+        )
         fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
     else:
         return
@@ -151,18 +187,27 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
 
 
 def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
-    """Raises GraphError for a column that has not the place or the form in which readers of a schema above expect it:
-    its own where it is declared anew, or that of another schema above. A prompt may be text or messages.
+    """Raises GraphError for a column that has not the place or the form in which readers of a
+    schema above expect it: its own where it is declared anew, or that of another schema above. A
+    prompt may be text or messages.
     """
     if here.device != there.device:
         place, other = ("a device", "the host") if here.device else ("the host", "a device")
-        problem = f"has {here.name!r} on {place}, and {base}, which it extends, on {other}, where its readers look"
+        problem = (
+            f"has {here.name!r} on {place}, and {base}, which it extends, on {other}, where its"
+            " readers look"
+        )
         fix = f"another name, or device={there.device}"
     elif here.axis != there.axis or (here.type != there.type and here.name != "prompt"):
-        problem = f"has {here.name!r} as {_kind(here)}, and {base}, which it extends, as {_kind(there)}"
+        problem = (
+            f"has {here.name!r} as {_kind(here)}, and {base}, which it extends, as {_kind(there)}"
+        )
         fix = f"another name for one of the two columns {here.name!r}"
     elif here.nullable and not there.nullable:
-        problem = f"has {here.name!r} with nulls, and the readers of {base}, which it extends, expect none"
+        problem = (
+            f"has {here.name!r} with nulls, and the readers of {base}, which it extends, expect"
+            " none"
+        )
         fix = f"nullable=False, or another name than {here.name!r}"
     else:
         return
@@ -177,7 +222,10 @@ class Prompt(Schema):
     """A task to answer. Dataset columns of other names travel with it on request."""
 
     row = "prompt"
-    prompt = column(pa.utf8(), doc="a string, or a list of messages (then the column is list<struct<role, content>>)")
+    prompt = column(
+        pa.utf8(),
+        doc="a string, or a list of messages (then the column is list<struct<role, content>>)",
+    )
 
 
 class Completion(Schema):
@@ -187,34 +235,49 @@ class Completion(Schema):
     vocabulary = True
     prompt_ids = column(pa.int32(), "P")
     completion_ids = column(pa.int32(), "T")
-    completion_mask = column(pa.uint8(), "T", doc="1 where the model wrote the token and is trained on it")
+    completion_mask = column(
+        pa.uint8(), "T", doc="1 where the model wrote the token and is trained on it"
+    )
     completion = column(pa.utf8(), doc="the answer as text, special tokens left out")
 
 
-POLICY = "softmax(logits / temperature) over the whole vocabulary, before top-k and top-p; temperature 1 where greedy"
-"""What recorded log-probs are of. A forward pass over the finished row, which knows nothing of top-k and top-p,
-computes the same numbers: so they are the `old` of a ratio, and what a comparison of sampler and trainer compares."""
+POLICY = (
+    "softmax(logits / temperature) over the whole vocabulary, before top-k and top-p; temperature 1"
+    " where greedy"
+)
+"""What recorded log-probs are of. A forward pass over the finished row, which knows nothing of
+top-k and top-p, computes the same numbers: so they are the `old` of a ratio, and what a comparison
+of sampler and trainer compares.
+"""
 
 
 class Rollout(Completion):
     """A completion with what its sampler knew."""
 
     sampler_logprobs = column(
-        pa.float32(), "T", doc="of the policy that sampled, at the sampling temperature", distribution=POLICY
+        pa.float32(),
+        "T",
+        doc="of the policy that sampled, at the sampling temperature",
+        distribution=POLICY,
     )
     version = column(pa.int32(), "T", doc="version of the weights that made each token")
     finish = column(pa.utf8(), doc="stop, length, error or abort")
 
 
 class TruncatedRollout(Rollout):
-    """A Rollout whose sampler drew from a part of its distribution: top-k or top-p cut the rest off.
+    """A Rollout whose sampler drew from a part of its distribution: top-k or top-p cut the rest
+    off.
 
-    sampler_logprobs - sampler_mass are the log-probs of the tokens among what was left, which is what they were drawn
-    from: the behaviour of an importance weight. Without a cut the mass is 1, and there is no such column.
+    sampler_logprobs - sampler_mass are the log-probs of the tokens among what was left, which is
+    what they were drawn from: the behaviour of an importance weight. Without a cut the mass is 1,
+    and there is no such column.
     """
 
     sampler_mass = column(
-        pa.float32(), "T", doc="log of the probability that top-k and top-p kept, <= 0", distribution=POLICY
+        pa.float32(),
+        "T",
+        doc="log of the probability that top-k and top-p kept, <= 0",
+        distribution=POLICY,
     )
 
 

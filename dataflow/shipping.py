@@ -22,7 +22,9 @@ import cloudpickle
 from dataflow.errors import RunError
 from dataflow.importing import import_path
 
-_INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = tuple(
+    sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _SHIPPING = threading.Lock()
 """Which modules go by value is a setting of cloudpickle for the whole process."""
 _REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
@@ -30,7 +32,9 @@ _REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, Runtim
 
 @contextlib.contextmanager
 def by_value() -> Iterator[None]:
-    """Within it, cloudpickle sends what came from files that an import of their name would not find by value."""
+    """Within it, cloudpickle sends what came from files that an import of their name would not find
+    by value.
+    """
     with _SHIPPING, contextlib.ExitStack() as after:
         for module in [m for m in list(sys.modules.values()) if _loaded_by_path(m)]:
             cloudpickle.register_pickle_by_value(module)
@@ -39,7 +43,9 @@ def by_value() -> Iterator[None]:
 
 
 def shipped(value: Any, what: str) -> bytes:
-    """A value with functions in it as bytes. Raises RunError, naming `what`, where it cannot be sent."""
+    """A value with functions in it as bytes. Raises RunError, naming `what`, where it cannot be
+    sent.
+    """
     with by_value():
         try:
             return cloudpickle.dumps(value)
@@ -51,11 +57,24 @@ def shipped(value: Any, what: str) -> bytes:
 
 
 def _loaded_by_path(module: ModuleType) -> bool:
-    """Whether a module came from a file that an import of its name would not find (the user's graph file, mostly)."""
+    """Whether a module came from a file that an import of its name would not find (the user's graph
+    file, mostly).
+    """
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
-    if name == "__main__" or not isinstance(file, str) or not file.endswith(".py") or file.startswith(_INSTALLED):
+    if (
+        name == "__main__"
+        or not isinstance(file, str)
+        or not file.endswith(".py")
+        or file.startswith(_INSTALLED)
+    ):
         return False
     tail = name.replace(".", os.sep)
-    places = (os.path.join(root, tail + end) for root in import_path() for end in (f"{os.sep}__init__.py", ".py"))
-    found = next((place for place in places if os.path.isfile(place)), "")  # the receiver looks in this order, too
+    places = (
+        os.path.join(root, tail + end)
+        for root in import_path()
+        for end in (f"{os.sep}__init__.py", ".py")
+    )
+    found = next(
+        (place for place in places if os.path.isfile(place)), ""
+    )  # the receiver looks in this order, too
     return sys.modules.get(name) is module and os.path.abspath(file) != found

@@ -1,11 +1,11 @@
 """Text as it may be shown: on a terminal, in a log, in a drawing.
 
-Owns: which characters are escaped there, how a size is written. Does not own: the escapes of a format (draw/), nor what
-is worth showing.
+Owns: which characters are escaped there, how a size is written. Does not own: the escapes of a
+format (draw/), nor what is worth showing.
 
-Data, error messages and names come from anywhere. An escape sequence in them would move the cursor, rename the window
-or hide a line; a bidirectional override would show a name backwards; a line separator would begin a line that nobody
-wrote.
+Data, error messages and names come from anywhere. An escape sequence in them would move the cursor,
+rename the window or hide a line; a bidirectional override would show a name backwards; a line
+separator would begin a line that nobody wrote.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CONTROLS = re.compile(
 
 
 def printable(text: str, *, keep: str = "\n\t") -> str:
-    """The text with every control character as its code: `\\x1b`, `\\u202e`. keep: those that stay as they are; none
-    of them where the text is to be one line.
+    """The text with every control character as its code: `\\x1b`, `\\u202e`. keep: those that stay
+    as they are; none of them where the text is to be one line.
     """
     return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else _code(ord(found[0])), text)
 

@@ -1,10 +1,12 @@
-"""The signals that ask a whole run to stop, and the processes of a run that leave them to its own process.
+"""The signals that ask a whole run to stop, and the processes of a run that leave them to its own
+process.
 
-Owns: which signals these are, and how a started process gets none of them before it can leave them alone. Does not
-own: what a run does about them (engine/runtime/signals.py).
+Owns: which signals these are, and how a started process gets none of them before it can leave them
+alone. Does not own: what a run does about them (engine/runtime/signals.py).
 
-A terminal sends Ctrl-C to every process of a run, a batch system SIGTERM. What they mean is decided once, by the
-process of the run: were its Workers to end by themselves, there would be nobody left to write a checkpoint.
+A terminal sends Ctrl-C to every process of a run, a batch system SIGTERM. What they mean is decided
+once, by the process of the run: were its Workers to end by themselves, there would be nobody left
+to write a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ignored(number: int) -> bool:
-    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays so."""
+    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays so.
+    """
     return signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """What this thread starts within it gets no stop signal before it calls `left_to_the_run`: they wait until then."""
+    """What this thread starts within it gets no stop signal before it calls `left_to_the_run`: they
+    wait until then.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -34,9 +39,11 @@ def held_back() -> Iterator[None]:
 
 
 def left_to_the_run() -> None:
-    """In the main thread of a process that a run started: stop signals do nothing to it, those that wait included.
+    """In the main thread of a process that a run started: stop signals do nothing to it, those that
+    wait included.
 
-    By a handler, since to ignore a signal would be inherited by processes that the user's functions start.
+    By a handler, since to ignore a signal would be inherited by processes that the user's functions
+    start.
     """
     for number in STOPS:
         if not ignored(number):
@@ -48,7 +55,7 @@ def _nothing(number: int, frame: object) -> None:
     """The process of the run decides."""
 
 
-# --- children that are forked ----------------------------------------------------------------------------------------
+# --- children that are forked ---------------------------------------------------------------------
 
 _resets: list[Callable[[], None]] = []
 _masks = threading.local()
@@ -74,11 +81,17 @@ def _after_fork_in_child() -> None:
 
 
 def _ended_as_any() -> None:
-    """What the user's function forks ends by them as any process does: a pool ends its children by SIGTERM."""
+    """What the user's function forks ends by them as any process does: a pool ends its children by
+    SIGTERM.
+    """
     for number in STOPS:
         if signal.getsignal(number) is _nothing:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
 
 
 in_forked_child(_ended_as_any)
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)

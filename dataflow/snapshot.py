@@ -1,7 +1,7 @@
 """Graphs as JSON, and back: what a run folder keeps, and what `diff` and the page read.
 
-Owns: the document and its version. Does not own: the written form of values (written.py), what is said of a user's own
-parts (declared.py), plans (engine), nor what a graph may be (check.py).
+Owns: the document and its version. Does not own: the written form of values (written.py), what is
+said of a user's own parts (declared.py), plans (engine), nor what a graph may be (check.py).
 
     {"format": 2, "name": ..., "states": [...], "nodes": [...], "sinks": [node numbers], "declared": {...}}
 
@@ -52,27 +52,33 @@ def _document_of(graph: Graph) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Graph:
-    """The graph again: equal to the one written, origins included. where: what the text is called in an error.
+    """The graph again: equal to the one written, origins included. where: what the text is called
+    in an error.
 
-    imports: import the user's functions, operators, losses and schemas, so that the graph can be run: whoever wrote
-    the text decides what is imported. False: they stand there by their declarations alone, nothing that the text names
-    is imported or called, and the graph can be drawn, compared, checked and planned.
+    imports: import the user's functions, operators, losses and schemas, so that the graph can be
+    run: whoever wrote the text decides what is imported. False: they stand there by their
+    declarations alone, nothing that the text names is imported or called, and the graph can be
+    drawn, compared, checked and planned.
 
-    Raises GraphError where the text is no snapshot, is of a newer format, or names functions, classes or operators that
-    are not found; all that no process can import at once, each with its node.
+    Raises GraphError where the text is no snapshot, is of a newer format, or names functions,
+    classes or operators that are not found; all that no process can import at once, each with its
+    node.
     """
     document = _document(text, where)
     try:
         faults = list(_unimportable(document)) if imports else []
         if faults:
             raise GraphError(faults)
-        return _Reader(document, Imported() if imports else Declared(document.get("declared") or {})).graph()
+        return _Reader(
+            document, Imported() if imports else Declared(document.get("declared") or {})
+        ).graph()
     except RecursionError:
         raise unread("expected a graph, found JSON that is nested too deep", _FIX, where) from None
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """The modules that `from_json` imports beyond this project's own, in the order of their names."""
+    """The modules that `from_json` imports beyond this project's own, in the order of their names.
+    """
     paths = {path for path in _paths(_document(text, "snapshot")["nodes"]) if ":" in path}
     return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
 
@@ -90,17 +96,26 @@ def _paths(entry: Any) -> Iterator[str]:
 
 
 def fingerprint(graph: Graph) -> str:
-    """A digest that another process computes too: of the snapshot, source lines and declarations left out.
+    """A digest that another process computes too: of the snapshot, source lines and declarations
+    left out.
 
-    Functions that no other process can import count by their name, so it is weaker than `Graph.digest` there.
+    Functions that no other process can import count by their name, so it is weaker than
+    `Graph.digest` there.
     """
-    document = {"format": 1, **_document_of(graph)}  # the nodes' form is that of format 1, and so is the digest
+    document = {
+        "format": 1,
+        **_document_of(graph),
+    }  # the nodes' form is that of format 1, and so is the digest
     return hashlib.blake2b(json.dumps(_placeless(document)).encode(), digest_size=16).hexdigest()
 
 
 def _placeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _placeless(part) for key, part in value.items() if key not in ("origin", "file", "line")}
+        return {
+            key: _placeless(part)
+            for key, part in value.items()
+            if key not in ("origin", "file", "line")
+        }
     return [_placeless(part) for part in value] if isinstance(value, list) else value
 
 
@@ -125,7 +140,11 @@ class _Writer:
 
     def node(self, node: Node) -> dict[str, Any]:
         where = f"node {node.name!r}"
-        operator = {LOST: node.operator.path.partition("@")[0]} if "@" in node.operator.path else node.operator.path
+        operator = (
+            {LOST: node.operator.path.partition("@")[0]}
+            if "@" in node.operator.path
+            else node.operator.path
+        )
         if isinstance(operator, dict) and node.operator.function is not None:
             operator |= place_of(node.operator.function)
         return {
@@ -133,8 +152,13 @@ class _Writer:
             "operator": operator,
             "origin": _origin(node.origin),
             "states": {key: self.states[state] for key, state in node.states.items()},
-            "inputs": {key: [self.numbers[id(port.node)], port.index] for key, port in node.inputs.items()},
-            "params": {key: encode(value, f"{where}, parameter {key!r}") for key, value in node.params.items()},
+            "inputs": {
+                key: [self.numbers[id(port.node)], port.index] for key, port in node.inputs.items()
+            },
+            "params": {
+                key: encode(value, f"{where}, parameter {key!r}")
+                for key, value in node.params.items()
+            },
             "schemas": [encode(schema, where) for schema in node.schemas],
         }
 
@@ -144,8 +168,13 @@ def _document(text: str, where: str) -> dict[str, Any]:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise unread(f"expected JSON, found {error}", _FIX, where) from None
-    except (RecursionError, ValueError) as error:  # nested too deep; a number of thousands of digits
-        raise unread(f"expected a graph, found JSON that cannot be read: {error}", _FIX, where) from None
+    except (
+        RecursionError,
+        ValueError,
+    ) as error:  # nested too deep; a number of thousands of digits
+        raise unread(
+            f"expected a graph, found JSON that cannot be read: {error}", _FIX, where
+        ) from None
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():
         raise unread("expected a graph with its format number, found other JSON", _FIX, where)
@@ -154,7 +183,9 @@ def _document(text: str, where: str) -> dict[str, Any]:
         raise unread(f"it has format {found}, and this version reads up to {FORMAT}", fix, where)
     for key, kind in (("nodes", list), ("states", list), ("sinks", list), ("name", str)):
         if not isinstance(document[key], kind):
-            raise unread(f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX, where)
+            raise unread(
+                f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX, where
+            )
     return document
 
 
@@ -171,7 +202,9 @@ def _lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
             path, at = str(entry[LOST]), str(entry.get("at", ""))
             what = "its operator" if entry is operator else "it holds"
             place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
-            problem = f"{what} {path.rpartition(':')[2]!r}{place}, which no other process can import"
+            problem = (
+                f"{what} {path.rpartition(':')[2]!r}{place}, which no other process can import"
+            )
             fix = "a def or class at the top level of a module (a file that is not run as a script)"
             yield Fault(rule="snapshot", where=f"node {name!r}", problem=problem, fix=fix)
         for value in entry.values():
@@ -198,7 +231,9 @@ def _at(number: Any, there: list[Any], where: str) -> Any:
 
 
 class _Reader:
-    """Nodes are made in order; a State when a node first asks for it, since a Buffer stands on its writer."""
+    """Nodes are made in order; a State when a node first asks for it, since a Buffer stands on its
+    writer.
+    """
 
     def __init__(self, document: Mapping[str, Any], parts: Parts) -> None:
         self.document = document
@@ -211,12 +246,16 @@ class _Reader:
         for entry in self.document["nodes"]:
             self.nodes.append(self._node(entry))
         sinks = [_at(i, self.nodes, "sinks") for i in self.document["sinks"]]
-        return Graph(self.document["name"], *sinks, origin=_read_origin(self.document.get("origin")))
+        return Graph(
+            self.document["name"], *sinks, origin=_read_origin(self.document.get("origin"))
+        )
 
     def _node(self, entry: Any) -> Node:
         _needed(entry, "node", name=str)
         where = f"node {entry['name']!r:.60}"
-        _needed(entry, where, operator=(str, dict), states=dict, inputs=dict, params=dict, schemas=list)
+        _needed(
+            entry, where, operator=(str, dict), states=dict, inputs=dict, params=dict, schemas=list
+        )
         schemas = tuple(decode(schema, where, self.parts) for schema in entry["schemas"])
         if not all(isinstance(schema, type) and hasattr(schema, "columns") for schema in schemas):
             raise unread(f"expected schemas, found {schemas!r:.60}", _FIX, where)
@@ -225,14 +264,18 @@ class _Reader:
             entry["name"],
             states={key: self._state(i) for key, i in entry["states"].items()},
             inputs={key: self._port(place, where) for key, place in entry["inputs"].items()},
-            params={key: decode(value, where, self.parts) for key, value in entry["params"].items()},
+            params={
+                key: decode(value, where, self.parts) for key, value in entry["params"].items()
+            },
             schemas=schemas,
             origin=_read_origin(entry.get("origin")),
         )
 
     def _port(self, place: Any, where: str) -> Any:
         if not isinstance(place, list) or len(place) != 2:
-            raise unread(f"expected a node's number and its output's, found {place!r:.60}", _FIX, where)
+            raise unread(
+                f"expected a node's number and its output's, found {place!r:.60}", _FIX, where
+            )
         return _at(place[1], list(_at(place[0], self.nodes, where).ports), where)
 
     def _state(self, number: Any) -> State:
@@ -241,7 +284,9 @@ class _Reader:
             raise unread("it follows itself", _FIX, f"state {number}")
         if number not in self.states:
             self.making.add(number)
-            self.states[number] = self._made(dict(_needed(entry, f"state {number}", kind=str, name=str)))
+            self.states[number] = self._made(
+                dict(_needed(entry, f"state {number}", kind=str, name=str))
+            )
             self.making.discard(number)
         return self.states[number]
 
@@ -250,12 +295,18 @@ class _Reader:
         kind = _KINDS.get(fields.pop("kind"))
         if kind is None:
             raise unread(f"expected a kind of {', '.join(_KINDS)}", _FIX, where)
-        own: dict[str, Any] = {"origin": _read_origin(fields.pop("origin"))} if "origin" in fields else {}
+        own: dict[str, Any] = (
+            {"origin": _read_origin(fields.pop("origin"))} if "origin" in fields else {}
+        )
         if "writer" in fields:
             own["writer"] = _at(fields.pop("writer"), self.nodes, where)
         if fields.get("follows") is not None:
             own["follows"] = self._state(fields.pop("follows"))
-        return made(kind, {key: decode(value, where, self.parts) for key, value in fields.items()} | own, where)
+        return made(
+            kind,
+            {key: decode(value, where, self.parts) for key, value in fields.items()} | own,
+            where,
+        )
 
 
 def _read_origin(entry: Any) -> Origin | None:

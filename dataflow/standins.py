@@ -1,7 +1,9 @@
-"""Stand-ins: what is put in the place of a user's function, class or schema where nothing of theirs is imported.
+"""Stand-ins: what is put in the place of a user's function, class or schema where nothing of theirs
+is imported.
 
-Owns: the objects, each made once for one declaration (so that two readings of one graph agree), and the check that the
-fields of a record are what its class declares. Does not own: how declarations are written (declared.py), paths.
+Owns: the objects, each made once for one declaration (so that two readings of one graph agree), and
+the check that the fields of a record are what its class declares. Does not own: how declarations
+are written (declared.py), paths.
 
 A stand-in has the name, the module and the signature of what it stands for, and cannot be called.
 """
@@ -23,9 +25,13 @@ from dataflow.schema import Schema
 
 
 class Standin:
-    """A function of the user's that was not imported. place: `file:line` of one that no other process can import."""
+    """A function of the user's that was not imported. place: `file:line` of one that no other
+    process can import.
+    """
 
-    def __init__(self, path: str, name: str, place: str, signature: inspect.Signature | None) -> None:
+    def __init__(
+        self, path: str, name: str, place: str, signature: inspect.Signature | None
+    ) -> None:
         module, _, qualname = path.partition(":")
         self.__module__ = module
         self.__qualname__ = qualname
@@ -40,22 +46,26 @@ class Standin:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         where = f"{self.__module__}:{self.__qualname__}"
         problem = "it was read without being imported, and cannot be called"
-        raise GraphError(Fault(rule="snapshot", where=where, problem=problem, fix="run or resume imports it"))
+        raise GraphError(
+            Fault(rule="snapshot", where=where, problem=problem, fix="run or resume imports it")
+        )
 
 
 _functions: dict[Any, Standin] = {}
 _classes: dict[Any, type] = {}
 
 
-def function(path: str, name: str, place: str = "", signature: inspect.Signature | None = None) -> Standin:
+def function(
+    path: str, name: str, place: str = "", signature: inspect.Signature | None = None
+) -> Standin:
     """The stand-in of a function."""
     key = (path, name, place, str(signature))
     return _functions.setdefault(key, Standin(path, name, place, signature))
 
 
 def schema(path: str, bases: tuple[type[Schema], ...], body: Mapping[str, Any]) -> type[Schema]:
-    """The stand-in of a user's schema. Raises GraphError where its columns contradict each other, or their names are
-    none.
+    """The stand-in of a user's schema. Raises GraphError where its columns contradict each other,
+    or their names are none.
     """
     key = (path, bases, repr(sorted(body.items())))
     if key not in _classes:
@@ -72,13 +82,17 @@ def plain_class(path: str) -> type:
 
 
 def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
-    """The stand-in of a frozen dataclass's instance. called: the name of one that is a function, too."""
+    """The stand-in of a frozen dataclass's instance. called: the name of one that is a function,
+    too.
+    """
     key = (path, tuple(fields), called)
     if key not in _classes:
         body: dict[str, Any] = {"__name__": called, "__call__": Standin.__call__} if called else {}
         module, _, qualname = path.partition(":")
         body |= {"__module__": module, "__qualname__": qualname}
-        made = dataclasses.make_dataclass(qualname.rpartition(".")[2], list(fields), frozen=True, namespace=body)
+        made = dataclasses.make_dataclass(
+            qualname.rpartition(".")[2], list(fields), frozen=True, namespace=body
+        )
         made.__module__, made.__qualname__ = module, qualname
         _classes[key] = made
     return _classes[key](**fields)
@@ -86,19 +100,24 @@ def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
 
 def _class(path: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
     module, _, qualname = path.partition(":")
-    return type(qualname.rpartition(".")[2], bases, {**body, "__module__": module, "__qualname__": qualname})
+    return type(
+        qualname.rpartition(".")[2], bases, {**body, "__module__": module, "__qualname__": qualname}
+    )
 
 
 def _unusable(where: str, problem: str) -> Fault:
-    return Fault(rule="snapshot", where=where, problem=problem, fix="give the graph.json that a run wrote")
+    return Fault(
+        rule="snapshot", where=where, problem=problem, fix="give the graph.json that a run wrote"
+    )
 
 
-# --- records of this project's own classes ------------------------------------------------------------------------
+# --- records of this project's own classes --------------------------------------------------------
 
 
 def made(kind: type[Any], fields: Mapping[str, Any], where: str) -> Any:
-    """An instance of one of this project's own dataclasses. Raises GraphError where a field is none of its fields, is
-    missing, or has another type than declared: nobody vouches for what a file says.
+    """An instance of one of this project's own dataclasses. Raises GraphError where a field is none
+    of its fields, is missing, or has another type than declared: nobody vouches for what a file
+    says.
     """
     hints = _hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind) if f.init}
@@ -106,11 +125,15 @@ def made(kind: type[Any], fields: Mapping[str, Any], where: str) -> Any:
         if name not in known:
             raise GraphError(_unusable(where, f"{kind.__name__} has no field {name!r:.60}"))
         if not fits(value, hints[name]):
-            found = f"expected {kind.__name__}.{name} to be {_said(hints[name])}, found {value!r:.60}"
+            found = (
+                f"expected {kind.__name__}.{name} to be {_said(hints[name])}, found {value!r:.60}"
+            )
             raise GraphError(_unusable(where, found))
     needed = [n for n, f in known.items() if _required(f) and n not in fields]
     if needed:
-        raise GraphError(_unusable(where, f"{kind.__name__} needs {', '.join(needed)}, which are not there"))
+        raise GraphError(
+            _unusable(where, f"{kind.__name__} needs {', '.join(needed)}, which are not there")
+        )
     return kind(**fields)
 
 
@@ -150,7 +173,9 @@ def _fits_generic(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
     if origin is tuple:
         if len(inside) == 2 and inside[1] is Ellipsis:
             return isinstance(value, tuple) and all(fits(part, inside[0]) for part in value)
-        return isinstance(value, tuple) and len(value) == len(inside) and all(map(fits, value, inside))
+        return (
+            isinstance(value, tuple) and len(value) == len(inside) and all(map(fits, value, inside))
+        )
     if origin is type:
         return isinstance(value, type) and (inside[0] is Any or issubclass(value, inside[0]))
     if origin is collections.abc.Callable:
@@ -160,4 +185,6 @@ def _fits_generic(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
     if issubclass(origin, collections.abc.Mapping):
         return all(fits(k, inside[0]) and fits(v, inside[1]) for k, v in value.items())
     whole = issubclass(origin, collections.abc.Sequence)
-    return not whole or (not isinstance(value, str) and all(fits(part, inside[0]) for part in value))
+    return not whole or (
+        not isinstance(value, str) and all(fits(part, inside[0]) for part in value)
+    )

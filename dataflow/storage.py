@@ -1,8 +1,8 @@
 """Files on disks that may be full, fail, or be read-only.
 
-Owns: the one message for whatever cannot be written (what, where, why, how much it needs and how much is free), and
-how a file is replaced whole or not at all. Does not own: any file's form, nor what of a run is safe then
-(engine/checkpoint/safe.py says that).
+Owns: the one message for whatever cannot be written (what, where, why, how much it needs and how
+much is free), and how a file is replaced whole or not at all. Does not own: any file's form, nor
+what of a run is safe then (engine/checkpoint/safe.py says that).
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from dataflow.shown import shown_bytes
 _FULL = {
     errno.ENOSPC: ("the disk is full", "free space there, or use another disk"),
     errno.EDQUOT: ("the quota of this user is used up", "free space there, or use another disk"),
-    errno.EFBIG: ("the file would be larger than is allowed", "raise the limit (ulimit -f), or use another disk"),
+    errno.EFBIG: (
+        "the file would be larger than is allowed",
+        "raise the limit (ulimit -f), or use another disk",
+    ),
 }
 """Errors of which the sizes belong into the message: what is wrong, and what mends it."""
 
 _OTHERS = {
-    errno.EIO: ("the disk fails (Input/output error)", "look at the disk (dmesg), or use another one"),
+    errno.EIO: (
+        "the disk fails (Input/output error)",
+        "look at the disk (dmesg), or use another one",
+    ),
     errno.EROFS: ("the file system is read-only", "mount it for writing, or use another folder"),
     errno.EACCES: ("this user may not write there", "another folder, or the rights of this one"),
     errno.EPERM: ("this user may not write there", "another folder, or the rights of this one"),
@@ -60,17 +66,27 @@ def writing(what: str, path: Path, needed: int = 0) -> Iterator[None]:
 
 
 def storage_error(what: str, path: Path, error: OSError, needed: int = 0) -> StorageError:
-    """`runs/a/metrics.jsonl: step 3 could not be written: the disk is full (needs 1.2 KiB, 0 B free). Fix: ...`"""
+    """`runs/a/metrics.jsonl: step 3 could not be written: the disk is full (needs 1.2 KiB, 0 B
+    free). Fix: ...`
+    """
     known = _FULL | _OTHERS
-    why, fix = known.get(error.errno or 0, (error.strerror or str(error), "see what is wrong with that path"))
+    why, fix = known.get(
+        error.errno or 0, (error.strerror or str(error), "see what is wrong with that path")
+    )
     sizes = [f"needs {shown_bytes(needed)}"] if needed else []
-    sizes += [f"{shown_bytes(free)} free"] if error.errno in _FULL and (free := free_bytes(path)) is not None else []
+    sizes += (
+        [f"{shown_bytes(free)} free"]
+        if error.errno in _FULL and (free := free_bytes(path)) is not None
+        else []
+    )
     told = f" ({', '.join(sizes)})" if sizes else ""
     return StorageError(f"{path}: {what} {CANNOT}: {why}{told}. Fix: {fix}.")
 
 
 def free_bytes(path: Path) -> int | None:
-    """Bytes that this user can still write where `path` is or would be; None where that cannot be asked."""
+    """Bytes that this user can still write where `path` is or would be; None where that cannot be
+    asked.
+    """
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(folder).free
@@ -79,9 +95,11 @@ def free_bytes(path: Path) -> int | None:
 
 @contextmanager
 def replacing(what: str, path: Path, needed: int = 0) -> Iterator[BinaryIO]:
-    """A file to fill, which takes the name `path` once it is whole and on the disk; until then the old one stays.
+    """A file to fill, which takes the name `path` once it is whole and on the disk; until then the
+    old one stays.
 
-    Raises StorageError; nothing of the new file is left then. What a kill leaves (`.NAME.tmp`) the next one removes.
+    Raises StorageError; nothing of the new file is left then. What a kill leaves (`.NAME.tmp`) the
+    next one removes.
     """
     temp = temporary(path)
     try:
@@ -106,7 +124,8 @@ def replace_text(what: str, path: Path, text: str) -> None:
 
 
 def write_where_asked(what: str, path: Path, text: str) -> None:
-    """A text file where a user wants it, which may also be a pipe or a device. Raises StorageError."""
+    """A text file where a user wants it, which may also be a pipe or a device. Raises StorageError.
+    """
     with writing(what, path, len(text)):
         target = path.resolve()
         plain = not target.exists() or stat.S_ISREG(target.stat().st_mode)

@@ -37,10 +37,11 @@ HOST_KERNEL = "operators.kernels.host:ColumnFunction"
 class Columns(Generic[S_co]):
     """The columns of one port as NumPy views, rows by (position, sample).
 
-    `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an object array. Memory is
-    read-only. Of a column declared `device` the array, or the Ragged's values, is a torch tensor on its device: it must
-    not be written to, and is returned in the same form. `groups` numbers the group of each row from 0. Return one with
-    `score.set(reward=...)`, or `Columns.make(Reward, like=score, reward=...)`.
+    `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an
+    object array. Memory is read-only. Of a column declared `device` the array, or the Ragged's
+    values, is a torch tensor on its device: it must not be written to, and is returned in the same
+    form. `groups` numbers the group of each row from 0. Return one with `score.set(reward=...)`, or
+    `Columns.make(Reward, like=score, reward=...)`.
     """
 
     __slots__ = ("batch", "keyed", "schema")
@@ -49,7 +50,9 @@ class Columns(Generic[S_co]):
         self.batch = batch
         self.schema = schema
         self.keyed = keyed
-        """Whether the keys are those of rows of a run, and not numbers that stand for them in a test."""
+        """Whether the keys are those of rows of a run, and not numbers that stand for them in a
+        test.
+        """
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -57,10 +60,18 @@ class Columns(Generic[S_co]):
     def __getitem__(self, name: str) -> Any:
         if name in self.batch.device:
             found = self.batch.tensor(name)
-            return found.values if pa.types.is_null(self.batch.records.schema.field(name).type) else found
+            return (
+                found.values
+                if pa.types.is_null(self.batch.records.schema.field(name).type)
+                else found
+            )
         kind = self.batch.array(name).type
         is_list = pa.types.is_large_list(kind) or pa.types.is_list(kind)
-        return self.batch.ragged(name) if is_list and not pa.types.is_struct(kind.value_type) else self.batch.flat(name)
+        return (
+            self.batch.ragged(name)
+            if is_list and not pa.types.is_struct(kind.value_type)
+            else self.batch.flat(name)
+        )
 
     @property
     def keys(self) -> Keys:
@@ -74,24 +85,36 @@ class Columns(Generic[S_co]):
 
     def set(self, **columns: Any) -> Columns[S_co]:
         """The same rows with these columns put in the place of those of the same name."""
-        kept = {name: self[name] if name in self.batch.device else self.batch.array(name) for name in self.batch.names}
-        return Columns(Batch.make(self.batch.keys, kept | columns, self.schema), self.schema, keyed=self.keyed)
+        kept = {
+            name: self[name] if name in self.batch.device else self.batch.array(name)
+            for name in self.batch.names
+        }
+        return Columns(
+            Batch.make(self.batch.keys, kept | columns, self.schema), self.schema, keyed=self.keyed
+        )
 
     @staticmethod
     def make(schema: type[S], *, like: Columns[Any] | None = None, **columns: Any) -> Columns[S]:
-        """New columns on the rows of `like`, in their order; without it on rows of positions 0, 1, ..., for a test.
+        """New columns on the rows of `like`, in their order; without it on rows of positions 0, 1,
+        ..., for a test.
 
         An operator that returns the latter is refused: nobody knows which rows of the run they are.
         """
         rows = len(next(iter(columns.values()))) if like is None else len(like)
         keys = Keys.of(range(rows)) if like is None else like.keys
-        return Columns(Batch.make(keys, columns, schema), schema, keyed=like is not None and like.keyed)
+        return Columns(
+            Batch.make(keys, columns, schema), schema, keyed=like is not None and like.keyed
+        )
 
 
 class OperatorDeclaration(Generic[Q, R]):
-    """A user's operator: called with Ports it returns a Port; `.fn` is the plain function, for tests."""
+    """A user's operator: called with Ports it returns a Port; `.fn` is the plain function, for
+    tests.
+    """
 
-    def __init__(self, operator: Operator, signature: inspect.Signature, name: str | None = None) -> None:
+    def __init__(
+        self, operator: Operator, signature: inspect.Signature, name: str | None = None
+    ) -> None:
         assert operator.function is not None
         self.operator = operator
         self.fn = operator.function
@@ -99,7 +122,9 @@ class OperatorDeclaration(Generic[Q, R]):
         self._name = name or operator.name
 
     def named(self, name: str) -> OperatorDeclaration[Q, R]:
-        """The same operator for a second use in one graph: `diverse.named("diverse_2")(rollout, score)`."""
+        """The same operator for a second use in one graph: `diverse.named("diverse_2")(rollout,
+        score)`.
+        """
         return OperatorDeclaration(self.operator, self._signature, name)
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
@@ -128,7 +153,8 @@ class _OperatorDecorator:
 
     @overload
     def __call__(
-        self, fn: Callable[Concatenate[Columns[A], Columns[B], Columns[C], Columns[D], P], Columns[S]]
+        self,
+        fn: Callable[Concatenate[Columns[A], Columns[B], Columns[C], Columns[D], P], Columns[S]],
     ) -> OperatorDeclaration[Concatenate[Port[A], Port[B], Port[C], Port[D], P], Port[S]]: ...
     @overload
     def __call__(
@@ -153,7 +179,9 @@ class _OperatorDecorator:
             if port not in names:
                 near = nearest(port, names)
                 problem = f"reads names {port!r}, which is no port of it; ports: {', '.join(names)}"
-                raise refused(f"operator {fn.__name__}", problem, f'reads={{"{near or names[0]}": [...]}}')
+                raise refused(
+                    f"operator {fn.__name__}", problem, f'reads={{"{near or names[0]}": [...]}}'
+                )
         _require_parents(fn, names, self._parent)
         made = _schema(fn, "the return value", typed.return_annotation)
         where = f"{fn.__module__}:{fn.__qualname__}"
@@ -172,7 +200,9 @@ class _OperatorDecorator:
         return OperatorDeclaration(operator, inspect.signature(fn))
 
     def _promised(self, fn: Callable[..., Any], made: type[Schema]) -> Keeps | None:
-        """What it keeps of a group: a Preference two rows. Raises GraphError where keeps= cannot be verified."""
+        """What it keeps of a group: a Preference two rows. Raises GraphError where keeps= cannot be
+        verified.
+        """
         keeps: Keeps | None = self._keeps
         if issubclass(made, Preference):
             keeps = keeps or "pairs"
@@ -185,20 +215,32 @@ class _OperatorDecorator:
                 f"keeps={near!r}",
             )
         elif not issubclass(made, Keep):
-            problem = f"expected no keeps= on what returns no Keep, found {keeps!r} on a {made.__name__}"
+            problem = (
+                f"expected no keeps= on what returns no Keep, found {keeps!r} on a {made.__name__}"
+            )
             fix = "return Columns[Keep], or leave keeps= out"
         elif keeps != "rows" and self._scope == "row":
-            problem = f"it says what stays of a group ({keeps}), and scope='row' does not see whole groups"
+            problem = (
+                f"it says what stays of a group ({keeps}), and scope='row' does not see whole"
+                " groups"
+            )
             fix = "@operator(scope='group')"
         else:
             return keeps
         where = f"operator {fn.__name__}"
-        raise GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
+        raise GraphError(
+            Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site())
+        )
 
     def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
         name, schema = parameter.name, _schema(fn, parameter.name, parameter.annotation)
         ancestors = tuple(self._reads.get(name, ()))
-        return Input(name=name, schema=schema, rows="parent" if name in self._parent else "rows", ancestors=ancestors)
+        return Input(
+            name=name,
+            schema=schema,
+            rows="parent" if name in self._parent else "rows",
+            ancestors=ancestors,
+        )
 
 
 def column_operator(
@@ -216,8 +258,9 @@ def column_operator(
 ) -> Operator:
     """Declare one of the vocabulary's own operators from its function on columns.
 
-    columns: for each input, the columns that the function really reads (all that its schema declares where it is not
-    named). parent: inputs on an ancestor's rows. keeps, limits, normalises: as in Operator.
+    columns: for each input, the columns that the function really reads (all that its schema
+    declares where it is not named). parent: inputs on an ancestor's rows. keeps, limits,
+    normalises: as in Operator.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs = []
@@ -225,7 +268,14 @@ def column_operator(
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             reads = (columns or {}).get(p.name)
             relation = "parent" if p.name in parent else "rows"
-            inputs.append(Input(name=p.name, schema=_schema(fn, p.name, p.annotation), rows=relation, columns=reads))
+            inputs.append(
+                Input(
+                    name=p.name,
+                    schema=_schema(fn, p.name, p.annotation),
+                    rows=relation,
+                    columns=reads,
+                )
+            )
     first = inputs[0] if inputs else variadic
     assert first is not None
     return Operator(
@@ -259,27 +309,44 @@ def operator(
 ) -> _OperatorDecorator:
     """Declare an operator from a function on columns, its rows being those of its first port.
 
-    `@operator(scope="group") def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1)
-    -> Columns[Reward]`. scope: the least set of rows it must see at once. reads: dataset columns that it wants beside
-    a port's own, `{"rollout": ["answer"]}`. keeps: of one that returns a Keep, what it leaves of a group when `select`
-    goes by it: `groups` (each whole or not at all, so that group operators may follow), `pairs` (two rows: what a
-    Preference means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group. parent:
-    ports whose rows those of the first port come from, such as the turn before: each row sees its ancestor's columns.
+    `@operator(scope="group") def diverse(rollout: Columns[Rollout], score: Columns[Reward], *,
+    weight: float = 0.1) -> Columns[Reward]`. scope: the least set of rows it must see at once.
+    reads: dataset columns that it wants beside a port's own, `{"rollout": ["answer"]}`. keeps: of
+    one that returns a Keep, what it leaves of a group when `select` goes by it: `groups` (each
+    whole or not at all, so that group operators may follow), `pairs` (two rows: what a Preference
+    means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group.
+    parent: ports whose rows those of the first port come from, such as the turn before: each row
+    sees its ancestor's columns.
     """
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
-    require("operator", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix)
+    require(
+        "operator", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix
+    )
     given = {} if reads is None else reads
-    fits = isinstance(given, Mapping) and all(isinstance(port, str) and _are_names(n) for port, n in given.items())
+    fits = isinstance(given, Mapping) and all(
+        isinstance(port, str) and _are_names(n) for port, n in given.items()
+    )
     expected, fix = "lists of column names by port", 'reads={"rollout": ["answer"]}'
     require("operator", "reads", reads, fits=fits, expected=expected, fix=fix)
     parents = (parent,) if isinstance(parent, str) else parent
-    require("operator", "parent", parent, fits=_are_names(parents), expected="names of ports", fix='parent="before"')
+    require(
+        "operator",
+        "parent",
+        parent,
+        fits=_are_names(parents),
+        expected="names of ports",
+        fix='parent="before"',
+    )
     return _OperatorDecorator(scope, given, keeps, tuple(parents))
 
 
 def _are_names(value: object) -> bool:
     """A text is no list of names, though it is a sequence of texts."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(name, str) for name in value)
+    )
 
 
 def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequence[str]) -> None:
@@ -288,14 +355,22 @@ def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequ
         if name not in ports[1:]:
             found = "is its first port, whose rows it has" if name in ports else "is no port of it"
             others = ", ".join(ports[1:])
-            problem = f"expected parent= to name ports after the first, found {name!r}, which {found}"
-            raise refused(f"operator {fn.__name__}", problem, f"one of: {others}" if others else "leave parent= out")
+            problem = (
+                f"expected parent= to name ports after the first, found {name!r}, which {found}"
+            )
+            raise refused(
+                f"operator {fn.__name__}",
+                problem,
+                f"one of: {others}" if others else "leave parent= out",
+            )
 
 
 def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:
     of = get_args(annotation)[:1] if get_origin(annotation) is Columns else ()
     if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
-        raise _annotation(fn, what, "none" if annotation is inspect.Parameter.empty else str(annotation))
+        raise _annotation(
+            fn, what, "none" if annotation is inspect.Parameter.empty else str(annotation)
+        )
     return of[0]
 
 

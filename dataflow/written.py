@@ -1,10 +1,10 @@
 """Values as JSON, and back: the parameters, schemas and declarations of a snapshot.
 
-Owns: the written form of each kind of value, and how what a path names is imported. Does not own: the document
-(snapshot.py), nor what stands for a path where nothing is imported (declared.py).
+Owns: the written form of each kind of value, and how what a path names is imported. Does not own:
+the document (snapshot.py), nor what stands for a path where nothing is imported (declared.py).
 
-Plain JSON values stand for themselves; all else is an object of one key that says what it is: {"tuple": [...]},
-{"function": "module:qualname"}, {"record": "module:Class", "fields": {...}}, ...
+Plain JSON values stand for themselves; all else is an object of one key that says what it is:
+{"tuple": [...]}, {"function": "module:qualname"}, {"record": "module:Class", "fields": {...}}, ...
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from dataflow.standins import Standin
 from dataflow.user import OperatorDeclaration
 
 LOST = "local"
-"""The key of a function or class that no other process can find: written with its name and place, never imported."""
+"""The key of a function or class that no other process can find: written with its name and place,
+never imported.
+"""
 
 _ROOT = Path(__file__).resolve().parent.parent
 _OWN = ("dataflow", "operators")
 
 
 def own(module: str) -> bool:
-    """Whether a module is one of this project's own declarations, which are imported whoever names them."""
+    """Whether a module is one of this project's own declarations, which are imported whoever names
+    them.
+    """
     package, _, name = module.partition(".")
     return package in _OWN and name.isidentifier() and (_ROOT / package / f"{name}.py").is_file()
 
@@ -76,7 +80,9 @@ class Plain:
 
 
 def encode(value: Any, where: str) -> Any:
-    """A value as JSON that `decode` turns back into an equal one of the same type. Raises GraphError for others."""
+    """A value as JSON that `decode` turns back into an equal one of the same type. Raises
+    GraphError for others.
+    """
     if isinstance(value, Plain):
         return value.value
     if value is None or type(value) in (bool, int, str):
@@ -91,7 +97,10 @@ def encode(value: Any, where: str) -> Any:
     if callable(value):
         return _function(value)
     problem = f"a {type(value).__name__} has no written form"
-    fix = "numbers, text, lists, tuples, dicts, functions of a module, and frozen dataclasses of these can be kept"
+    fix = (
+        "numbers, text, lists, tuples, dicts, functions of a module, and frozen dataclasses of"
+        " these can be kept"
+    )
     raise GraphError(Fault(rule="snapshot", where=where, problem=problem, fix=fix))
 
 
@@ -139,7 +148,9 @@ def _record(value: Any, where: str) -> dict[str, Any]:
         fields["fn"] = fields["fn"] if importable(fields["fn"]) else Plain(_function(fields["fn"]))
     kind = _class(type(value), where)
     return (
-        kind if LOST in kind else {"record": kind["class"], "fields": {k: encode(v, where) for k, v in fields.items()}}
+        kind
+        if LOST in kind
+        else {"record": kind["class"], "fields": {k: encode(v, where) for k, v in fields.items()}}
     )
 
 
@@ -152,7 +163,13 @@ def _function(value: Callable[..., Any]) -> dict[str, Any]:
 
 def place_of(value: Callable[..., Any]) -> dict[str, Any]:
     code = getattr(value, "__code__", None)
-    at = value.place if isinstance(value, Standin) else f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    at = (
+        value.place
+        if isinstance(value, Standin)
+        else f"{code.co_filename}:{code.co_firstlineno}"
+        if code
+        else ""
+    )
     return {"at": at} if at else {}
 
 
@@ -180,19 +197,25 @@ class Imported:
     def record(self, path: str, fields: dict[str, Any], where: str) -> Any:
         """Raises GraphError where the class has other fields."""
         kind = _find(path, where)
-        known = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+        known = (
+            {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+        )
         if not isinstance(kind, type) or not fields.keys() <= known:
             raise unread(f"{path} has other fields now", "write the snapshot anew", where)
         return kind(**fields)
 
     def lost(self, entry: Mapping[str, Any], where: str) -> Any:
         """Nothing imports it."""
-        raise unread(f"{entry[LOST]} cannot be imported", "a def or class at the top level of a module", where)
+        raise unread(
+            f"{entry[LOST]} cannot be imported",
+            "a def or class at the top level of a module",
+            where,
+        )
 
 
 def decode(value: Any, where: str, parts: Parts | None = None) -> Any:
-    """What `encode` wrote. Raises GraphError where it names something that is not found. parts: what paths stand for;
-    the things themselves by default.
+    """What `encode` wrote. Raises GraphError where it names something that is not found. parts:
+    what paths stand for; the things themselves by default.
     """
     parts = parts or Imported()
     if isinstance(value, list):
@@ -201,7 +224,11 @@ def decode(value: Any, where: str, parts: Parts | None = None) -> Any:
         return value
     key = next(iter(value), "nothing")
     if key not in _READERS:
-        raise unread(f"expected a written value, found an object with {key!r}", "do not edit snapshots by hand", where)
+        raise unread(
+            f"expected a written value, found an object with {key!r}",
+            "do not edit snapshots by hand",
+            where,
+        )
     return _READERS[key](value, where, parts)
 
 
@@ -221,16 +248,24 @@ def _read_arrow(entry: Mapping[str, Any], where: str, parts: Parts) -> pa.DataTy
 def _number(entry: Mapping[str, Any], where: str) -> type[Any]:
     kind = np.dtype(entry["numpy"])
     if kind.kind not in "biufcSU":
-        raise unread(f"expected a number of NumPy, found {entry['numpy']!r:.60}", "write the snapshot anew", where)
+        raise unread(
+            f"expected a number of NumPy, found {entry['numpy']!r:.60}",
+            "write the snapshot anew",
+            where,
+        )
     return kind.type
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str, Parts], Any]] = {
     "float": lambda entry, where, parts: float(entry["float"]),
-    "numpy": lambda entry, where, parts: _number(entry, where)(decode(entry["value"], where, parts)),
+    "numpy": lambda entry, where, parts: _number(entry, where)(
+        decode(entry["value"], where, parts)
+    ),
     "dtype": lambda entry, where, parts: np.dtype(entry["dtype"]),
     "arrow": _read_arrow,
-    "tuple": lambda entry, where, parts: tuple(decode(item, where, parts) for item in entry["tuple"]),
+    "tuple": lambda entry, where, parts: tuple(
+        decode(item, where, parts) for item in entry["tuple"]
+    ),
     "dict": _read_dict,
     "class": lambda entry, where, parts: parts.named(entry["class"], where),
     "function": lambda entry, where, parts: parts.function(entry["function"], where),
@@ -246,11 +281,17 @@ def _find(path: str, where: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         problem = f"{path} is not found: no module {error.name!r}"
-        raise unread(problem, f"put the file of {module_name!r} where Python finds it", where) from None
+        raise unread(
+            problem, f"put the file of {module_name!r} where Python finds it", where
+        ) from None
     for part in qualname.split("."):
         if not hasattr(found, part):
             near = nearest(part, (name for name in vars(found) if not name.startswith("__")))
-            fix = f"{near!r} is there" if near else f"give {module_name!r} what the graph was made with"
+            fix = (
+                f"{near!r} is there"
+                if near
+                else f"give {module_name!r} what the graph was made with"
+            )
             raise unread(f"{path} is not found: {module_name!r} has no {part!r}", fix, where)
         found = getattr(found, part)
     return found

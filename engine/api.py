@@ -46,14 +46,20 @@ OPTIONS = "options.json"
 
 
 def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan:
-    """Check a graph and plan it for this machine. Raises GraphError or PlanError; the former with options.strict also
-    where the plan has warnings.
+    """Check a graph and plan it for this machine. Raises GraphError or PlanError; the former with
+    options.strict also where the plan has warnings.
     """
     options = options or RunOptions()
     checked = graph if isinstance(graph, CheckedGraph) else check(graph)
     placing = run_options.placing(options)
-    cluster = _cluster(options.cluster, frozenset(placing.hosts.values())) if options.cluster is not None else None
-    planned = make_plan(checked, seed=options.seed, threads=options.threads, placing=placing, cluster=cluster)
+    cluster = (
+        _cluster(options.cluster, frozenset(placing.hosts.values()))
+        if options.cluster is not None
+        else None
+    )
+    planned = make_plan(
+        checked, seed=options.seed, threads=options.threads, placing=placing, cluster=cluster
+    )
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return planned
@@ -73,11 +79,13 @@ def run(
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
 ) -> Result:
-    """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run when it holds.
+    """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run
+    when it holds.
 
-    Where the process of a train node dies, the run goes back to its last checkpoint, and later Steps are told again.
-    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError where the run fails;
-    StorageError, which says what of the run is safe, where something of it cannot be written.
+    Where the process of a train node dies, the run goes back to its last checkpoint, and later
+    Steps are told again. Raises GraphError, PlanError, DataError before anything starts;
+    KernelError or RunError where the run fails; StorageError, which says what of the run is safe,
+    where something of it cannot be written.
     """
     options = options or RunOptions()
     source = graph.graph if isinstance(graph, CheckedGraph) else graph
@@ -104,18 +112,22 @@ def resume(
     accept_changes: bool = False,
     **changes: Any,
 ) -> Result:
-    """Go on from a run folder's last checkpoint. changes: options that are to differ, such as steps=.
+    """Go on from a run folder's last checkpoint. changes: options that are to differ, such as
+    steps=.
 
-    A run that was killed before its first checkpoint begins anew, and says so. graph: the graph of the run, for one
-    whose functions cannot be imported (a lambda, a notebook's). accept_changes: of parameters, data, models and source
-    files, which hold from the next Step on; changes.json of the run folder and every later checkpoint say so.
+    A run that was killed before its first checkpoint begins anew, and says so. graph: the graph of
+    the run, for one whose functions cannot be imported (a lambda, a notebook's). accept_changes: of
+    parameters, data, models and source files, which hold from the next Step on; changes.json of the
+    run folder and every later checkpoint say so.
 
-    Raises CheckpointError where every checkpoint is damaged, where something changed that is not accepted, or where
-    metrics of Steps are missing, and RunError where the folder is no run's.
+    Raises CheckpointError where every checkpoint is damaged, where something changed that is not
+    accepted, or where metrics of Steps are missing, and RunError where the folder is no run's.
     """
     path = Path(folder)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
-        options, imports = run_options.from_json(_recorded(path / OPTIONS), changes, str(path / OPTIONS))
+        options, imports = run_options.from_json(
+            _recorded(path / OPTIONS), changes, str(path / OPTIONS)
+        )
         import_from(imports)
         kept = _recorded(path / "graph.json")
         with reading(path / "graph.json"):
@@ -133,21 +145,31 @@ def resume(
 
 
 def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:
-    """The first rows of a node's output, running only what it needs. Raises GraphError for an unknown node."""
+    """The first rows of a node's output, running only what it needs. Raises GraphError for an
+    unknown node.
+    """
     graph.node(node)  # raises with the names that there are
     return first_rows(plan(graph, options), node, rows)
 
 
 def _import_path() -> list[str]:
-    """Folders beyond the installation's own from which this process imports: a resume needs them too."""
+    """Folders beyond the installation's own from which this process imports: a resume needs them
+    too.
+    """
     installed = tuple({sys.prefix, sys.base_prefix})
-    return [os.path.abspath(p) for p in sys.path if p and not os.path.abspath(p).startswith(installed)]
+    return [
+        os.path.abspath(p) for p in sys.path if p and not os.path.abspath(p).startswith(installed)
+    ]
 
 
 def _recorded(path: Path) -> str:
     if not path.is_file():
-        raise RunError(f"{path}: the run was killed before it was written. Fix: run again with overwrite.")
+        raise RunError(
+            f"{path}: the run was killed before it was written. Fix: run again with overwrite."
+        )
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: cannot be read: {error}. Fix: restore the file, or start another run.") from error
+        raise RunError(
+            f"{path}: cannot be read: {error}. Fix: restore the file, or start another run."
+        ) from error

@@ -1,4 +1,5 @@
-"""A run as attempts: Workers, coordinator and loop, made anew from the last checkpoint where state was lost.
+"""A run as attempts: Workers, coordinator and loop, made anew from the last checkpoint where state
+was lost.
 
     attempt         ends by                                            then
     the first       Finish                                             the run is over
@@ -53,7 +54,9 @@ Until = Callable[[Mapping[str, float]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a run ended. `metrics` is the row of its last Step; `checkpoint` the folder of its last checkpoint."""
+    """How a run ended. `metrics` is the row of its last Step; `checkpoint` the folder of its last
+    checkpoint.
+    """
 
     folder: Path
     reason: str
@@ -63,9 +66,12 @@ class Result:
     trained: Mapping[str, Path] = field(default_factory=dict)
     """Model name -> its Hugging Face directory in the last checkpoint."""
     best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    """Evaluate node with keep_best -> the Hugging Face directories of its best versions, the best first."""
+    """Evaluate node with keep_best -> the Hugging Face directories of its best versions, the best
+    first.
+    """
     signal: int = 0
-    """The signal that ended it (Ctrl-C: SIGINT); `resume` goes on from its checkpoint. 0: none did."""
+    """The signal that ended it (Ctrl-C: SIGINT); `resume` goes on from its checkpoint. 0: none did.
+    """
 
     @property
     def interrupted(self) -> bool:
@@ -81,10 +87,13 @@ class Telling:
     until: Until | None = None
 
 
-def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Telling, begins: Beginning) -> Result:
+def attempts(
+    plan: Plan, options: RunOptions, folder: RunFolder, telling: Telling, begins: Beginning
+) -> Result:
     """Run to the end, in as many attempts as it takes. begins: where the first of them does.
 
-    Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt for what ends it at once.
+    Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt for what ends
+    it at once.
     """
     run = _Run(plan, options, folder, begins.record)
     latest = begins.checkpoint
@@ -95,8 +104,14 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
             run.warned.show(warning)
         warn_of_room(plan, folder.checkpoints, options.keep)
         run.trace = stack.enter_context(_closed(_trace(folder)))
-        progress = stack.enter_context(Progress(options.steps, title=plan.graph)) if options.progress else None
-        told = [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
+        progress = (
+            stack.enter_context(Progress(options.steps, title=plan.graph))
+            if options.progress
+            else None
+        )
+        told = (
+            [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
+        )
         telling = Telling(on_step=told, until=telling.until)
         furthest, fruitless = 0, 0
         while True:
@@ -107,9 +122,14 @@ def attempts(plan: Plan, options: RunOptions, folder: RunFolder, telling: Tellin
             fruitless = 0 if run.step > furthest else fruitless + 1
             furthest = max(furthest, run.step)
             if fruitless == FRUITLESS:
-                raise RunError(f"{FRUITLESS} attempts in a row came no further than step {furthest}: {end.error}")
+                raise RunError(
+                    f"{FRUITLESS} attempts in a row came no further than step {furthest}:"
+                    f" {end.error}"
+                )
             cause = end.error.partition("\n")[0]
-            _log.warning("going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause)
+            _log.warning(
+                "going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause
+            )
             latest = run.latest()
 
 
@@ -138,7 +158,11 @@ class _Run:
     def kept(self) -> str:
         """What there is to go on from."""
         steps = self._store.steps()
-        return f"go on from step {steps[-1]} with dataflow resume" if steps else "there is no checkpoint yet"
+        return (
+            f"go on from step {steps[-1]} with dataflow resume"
+            if steps
+            else "there is no checkpoint yet"
+        )
 
     def attempt(self, telling: Telling, latest: Checkpoint | None) -> Finish | GoBack:
         """One attempt, from this checkpoint, or from the beginning."""
@@ -164,9 +188,23 @@ class _Run:
                 warned=self.warned,
             )
             stop = stack.enter_context(
-                Stop(self._options.watchdog, lambda: _describe(workers, coordinator), workers.doing, self.signals)
+                Stop(
+                    self._options.watchdog,
+                    lambda: _describe(workers, coordinator),
+                    workers.doing,
+                    self.signals,
+                )
             )
-            loop = Loop(self._plan, coordinator, workers, self._store, self._best, observers, stop, self._record)
+            loop = Loop(
+                self._plan,
+                coordinator,
+                workers,
+                self._store,
+                self._best,
+                observers,
+                stop,
+                self._record,
+            )
             _log.info("%s begins after step %d", self._plan.graph, self.begun)
             end = self._end(loop, stop, workers, latest)
             self._stored_at, self._stopped = coordinator.storing.at, loop.stopped
@@ -175,22 +213,33 @@ class _Run:
         _log.info("%s ended at step %d: %s", self._plan.graph, self.step, _why(end))
         return end
 
-    def _end(self, loop: Loop, stop: Stop, workers: Workers, latest: Checkpoint | None) -> Finish | GoBack:
+    def _end(
+        self, loop: Loop, stop: Stop, workers: Workers, latest: Checkpoint | None
+    ) -> Finish | GoBack:
         try:
-            return loop.run(lambda: read_checkpoint(self._plan, self._store, workers, latest) if latest else None)
+            return loop.run(
+                lambda: (
+                    read_checkpoint(self._plan, self._store, workers, latest) if latest else None
+                )
+            )
         except KeyboardInterrupt:
             if stop.hung:
                 raise RunError(stop.hung) from None
             raise
 
     def _workers(self, stack: ExitStack) -> Workers:
-        """One Worker in this process, or several in processes of their own; ended with the attempt."""
+        """One Worker in this process, or several in processes of their own; ended with the attempt.
+        """
         if self._plan.hosts:
             from engine.launch.hosts import HostsWorkers
 
-            return stack.enter_context(_closed(HostsWorkers(self._plan, self._folder, self._options)))
+            return stack.enter_context(
+                _closed(HostsWorkers(self._plan, self._folder, self._options))
+            )
         if not _alone(self._plan):
-            from engine.launch.local import Supervisor  # nothing of it is needed where there is one process
+            from engine.launch.local import (
+                Supervisor,
+            )  # nothing of it is needed where there is one process
 
             return stack.enter_context(_closed(Supervisor(self._plan, self._folder, self._options)))
         from engine.channels.inproc import InprocChannel
@@ -204,7 +253,8 @@ class _Run:
         return stack.enter_context(_closed(InprocWorkers(worker)))
 
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
-        """The metrics file; it, samples and best versions without those of Steps that come again."""
+        """The metrics file; it, samples and best versions without those of Steps that come again.
+        """
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan))
         lines.truncate_after(step)
@@ -222,8 +272,9 @@ class _Run:
         return views
 
     def result(self, finish: Finish) -> Result:
-        """How the run ended; without samples of a Step that came to nothing, which a recorder may have left as it died:
-        they are written anew with the Step, but where the data has ended there is none.
+        """How the run ended; without samples of a Step that came to nothing, which a recorder may
+        have left as it died: they are written anew with the Step, but where the data has ended
+        there is none.
         """
         SampleWriter(self._folder.samples).truncate_after(self.step)
         last, stopped = self._store.latest(), self._stopped
@@ -233,14 +284,20 @@ class _Run:
             step=self.step,
             metrics=self._metrics,
             checkpoint=last.path if last else None,
-            trained={m.name: last.path / m.writer for m in self._plan.models if m.writer} if last else {},
+            trained=(
+                {m.name: last.path / m.writer for m in self._plan.models if m.writer}
+                if last
+                else {}
+            ),
             best=self._best.paths(),
             signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
         )
 
 
 def _alone(plan: Plan) -> str:
-    """The name of the one Worker, which is this process; empty where there are several, or other hosts."""
+    """The name of the one Worker, which is this process; empty where there are several, or other
+    hosts.
+    """
     return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
 
 
@@ -253,8 +310,8 @@ C1 = TypeVar("C1", bound=_Closable)
 
 @contextmanager
 def _closed(thing: C1) -> Iterator[C1]:
-    """It, closed in the end. After an error what cannot be written as it closes is only logged: the first cause is what
-    the user is told.
+    """It, closed in the end. After an error what cannot be written as it closes is only logged: the
+    first cause is what the user is told.
     """
     try:
         yield thing
@@ -287,7 +344,11 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 def _describe(workers: Workers, coordinator: Coordinator) -> str:
     """What every Worker does, and who waits for whom."""
     place = coordinator.plan.place
-    lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in workers.doing() if each.node]
+    lines = [
+        f"{each.worker} is in {place(each.node)} ({each.what})"
+        for each in workers.doing()
+        if each.node
+    ]
     return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
 
 

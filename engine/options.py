@@ -41,52 +41,73 @@ class RunOptions:  # the fields' docstrings are the command line's help
     keep: int = 2
     """Checkpoints to keep, and as many timed ones."""
     grace: float = 60.0
-    """Seconds for the Step under way and its checkpoint after Ctrl-C, SIGTERM or SIGHUP; then the run ends without."""
+    """Seconds for the Step under way and its checkpoint after Ctrl-C, SIGTERM or SIGHUP; then the
+    run ends without.
+    """
     samples_every: int = 1
     """Steps between sample files."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Views of the metrics beside metrics.jsonl."""
     workers: Literal["one", "auto", "apart"] = "auto"
-    """Processes: one; apart, each node in its own; auto, one at max_lag 0, else apart where work overlaps."""
+    """Processes: one; apart, each node in its own; auto, one at max_lag 0, else apart where work
+    overlaps.
+    """
     pin: Mapping[str, str] = field(default_factory=dict)
-    """The Worker of a node (rollout=gen), those of its replicas or ranks (rollout=g0,g1); gen@b names its host, too."""
+    """The Worker of a node (rollout=gen), those of its replicas or ranks (rollout=g0,g1); gen@b
+    names its host, too.
+    """
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Workers that each do a part of a node's chunks (rollout=3)."""
     chunks: Mapping[str, int] = field(default_factory=dict)
-    """Parts that a node's rows of a Step are cut into (rollout=3); as many as replicas by default."""
+    """Parts that a node's rows of a Step are cut into (rollout=3); as many as replicas by default.
+    """
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor-parallel ranks of a train node, in the place of each data-parallel one (train_policy=2)."""
+    """Tensor-parallel ranks of a train node, in the place of each data-parallel one
+    (train_policy=2).
+    """
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     leases: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective"] = "auto"
-    """How new weights reach other Workers: pull, collective (one host only); auto, collective between GPUs."""
+    """How new weights reach other Workers: pull, collective (one host only); auto, collective
+    between GPUs.
+    """
     verify: Literal["structure", "content"] = "structure"
-    """What readers check of rows of their own host: structure; or content, too, by hashes, as between hosts."""
+    """What readers check of rows of their own host: structure; or content, too, by hashes, as
+    between hosts.
+    """
     cluster: Path | None = None
-    """File with the hosts that a run may use; this is the first of them, and the others run `dataflow host`."""
+    """File with the hosts that a run may use; this is the first of them, and the others run
+    `dataflow host`.
+    """
     threads: int | None = None
-    """Threads of each kernel; by default all cores, shared among Workers that compute at the same time."""
+    """Threads of each kernel; by default all cores, shared among Workers that compute at the same
+    time.
+    """
     inproc: bool = False
-    """Run everything in this process, user functions too, so that breakpoints and prints work (no time limit then)."""
+    """Run everything in this process, user functions too, so that breakpoints and prints work (no
+    time limit then).
+    """
     strict: bool = False
     """Make warnings errors: nothing runs that looks wrong."""
     progress: bool = True
     """Show progress."""
     watchdog: float = 300.0
-    """Seconds without any progress after which the run stops and names who waits for whom, or gives everything up."""
+    """Seconds without any progress after which the run stops and names who waits for whom, or gives
+    everything up.
+    """
     heartbeat: float = 30.0
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
 
 def placing(options: RunOptions) -> Placing:
-    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`. Raises PlanError for an
-    option that no run can have.
+    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`. Raises
+    PlanError for an option that no run can have.
     """
     _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
@@ -106,7 +127,13 @@ def placing(options: RunOptions) -> Placing:
     )
 
 
-_LEAST: Mapping[str, float] = {"keep": 1, "samples_every": 1, "threads": 1, "heartbeat": 0.1, "seed": -(2**63)}
+_LEAST: Mapping[str, float] = {
+    "keep": 1,
+    "samples_every": 1,
+    "threads": 1,
+    "heartbeat": 0.1,
+    "seed": -(2**63),
+}
 """Of an option that is a number; of the others 0."""
 
 
@@ -115,11 +142,16 @@ def _refuse_absurd(options: RunOptions) -> None:
         value, least = getattr(options, option.name), _LEAST.get(option.name, 0)
         if isinstance(value, int | float) and not least <= value < math.inf:  # nan is neither
             flag = f"--{option.name.replace('_', '-')}"
-            raise PlanError(f"options: {flag}: expected {least} or more, found {value}. Fix: {flag} {least or 1}.")
+            raise PlanError(
+                f"options: {flag}: expected {least} or more, found {value}. Fix: {flag}"
+                f" {least or 1}."
+            )
 
 
 def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The Workers of each node, and the host of each Worker that has one behind its @. Raises PlanError for two."""
+    """The Workers of each node, and the host of each Worker that has one behind its @. Raises
+    PlanError for two.
+    """
     pin: dict[str, tuple[str, ...]] = {}
     hosts: dict[str, str] = {}
     for node, names in asked.items():
@@ -127,21 +159,28 @@ def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[st
         pin[node] = tuple(worker for worker, _, _ in pairs)
         for worker, at, host in pairs:
             if at and hosts.setdefault(worker, host) != host:
-                raise PlanError(f"pin: {worker} is on {hosts[worker]} and on {host}. Fix: {worker}@{host} everywhere.")
+                raise PlanError(
+                    f"pin: {worker} is on {hosts[worker]} and on {host}. Fix: {worker}@{host}"
+                    " everywhere."
+                )
     return pin, hosts
 
 
 def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
-    """The options as a run folder keeps them. path: folders beside the installation's that the run imports from."""
+    """The options as a run folder keeps them. path: folders beside the installation's that the run
+    imports from.
+    """
     data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
     data["cluster"] = str(options.cluster.absolute()) if options.cluster else None
     return json.dumps(data | {"path": list(path)}, indent=1)
 
 
-def from_json(text: str, changes: Mapping[str, Any], where: str = "options") -> tuple[RunOptions, tuple[str, ...]]:
-    """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run did not write has
-    its default. where: what the text is called in an error. Raises RunError for a name that is no option, a value
-    that it cannot have, and a text that is none of `to_json`'s.
+def from_json(
+    text: str, changes: Mapping[str, Any], where: str = "options"
+) -> tuple[RunOptions, tuple[str, ...]]:
+    """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run
+    did not write has its default. where: what the text is called in an error. Raises RunError for a
+    name that is no option, a value that it cannot have, and a text that is none of `to_json`'s.
     """
     data, path = _recorded(text, where)
     known = {f.name for f in fields(RunOptions)}
@@ -152,12 +191,16 @@ def from_json(text: str, changes: Mapping[str, Any], where: str = "options") -> 
     try:
         options = msgspec.convert(data, RunOptions, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise RunError(f"{where}: {error}. Fix: the value that `dataflow run --help` names.") from error
+        raise RunError(
+            f"{where}: {error}. Fix: the value that `dataflow run --help` names."
+        ) from error
     return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
 
 
 def _recorded(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options as they stand there, and the import path. Raises RunError where the text is none of `to_json`'s."""
+    """The options as they stand there, and the import path. Raises RunError where the text is none
+    of `to_json`'s.
+    """
     fix = "restore the file, or start another run"
     try:
         data = json.loads(text)

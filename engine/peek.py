@@ -1,7 +1,7 @@
 """Peek: the first rows of one node, running only what it needs.
 
-Owns: the small run behind `dataflow peek`. Does not own: any decision of it: the same coordinator drives it, over a
-plan without train nodes, so every Model is as its base is.
+Owns: the small run behind `dataflow peek`. Does not own: any decision of it: the same coordinator
+drives it, over a plan without train nodes, so every Model is as its base is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ WORKER = "main"
 
 
 def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
-    """At most `rows` rows of a node's first output, keys first. Raises GraphError for a node without output."""
+    """At most `rows` rows of a node's first output, keys first. Raises GraphError for a node
+    without output.
+    """
     target = plan.node(node)
     if target.relation == "sink":
         raise _no_output(node)
@@ -49,7 +51,9 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
     with closing(InprocWorkers(worker)) as workers:
         made = _run(workers, worker, small, node, shown)
     if not made[node]:
-        raise RunError(f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts")
+        raise RunError(
+            f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts"
+        )
     return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
 
 
@@ -63,7 +67,9 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
 
 
 def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
-    """Only what these nodes need, as one Step of so many prompts; all Models are as their bases are."""
+    """Only what these nodes need, as one Step of so many prompts; all Models are as their bases
+    are.
+    """
     names, whole = set(wanted), set(wanted)
     for node in reversed(plan.nodes):
         if node.name in names:
@@ -85,7 +91,14 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     ]
     sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
     models = [_as_its_base(m, names) for m in plan.models]
-    return replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models), recorded=(), leases=())
+    return replace(
+        plan,
+        nodes=tuple(nodes),
+        sources=tuple(sources),
+        models=tuple(models),
+        recorded=(),
+        leases=(),
+    )
 
 
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
@@ -97,12 +110,21 @@ def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
 def _no_output(name: str) -> GraphError:
     fix = "peek at what it reads"
     return GraphError(
-        Fault(rule="peek", where=f"peek {name!r}", problem="it has no output that runs before a Step", fix=fix)
+        Fault(
+            rule="peek",
+            where=f"peek {name!r}",
+            problem="it has no output that runs before a Step",
+            fix=fix,
+        )
     )
 
 
-def _run(workers: Workers, worker: Worker, plan: Plan, node: str, shown: str) -> dict[str, list[Batch]]:
-    """Until the node's one chunk is done; the batches that it made, and those of the node that holds its columns."""
+def _run(
+    workers: Workers, worker: Worker, plan: Plan, node: str, shown: str
+) -> dict[str, list[Batch]]:
+    """Until the node's one chunk is done; the batches that it made, and those of the node that
+    holds its columns.
+    """
     made: dict[str, list[Batch]] = {node: [], shown: []}
     coordinator = Coordinator(plan, Settings(steps=1))
     opened = list(workers.open())
@@ -114,7 +136,9 @@ def _run(workers: Workers, worker: Worker, plan: Plan, node: str, shown: str) ->
             made[event.node].append(worker.rows(event.node, event.ref).on_host())
         if isinstance(event, ChunkDone) and event.node == node:
             return made
-        if not (isinstance(event, Produced) and event.node == node):  # what follows from it is not wanted
+        if not (
+            isinstance(event, Produced) and event.node == node
+        ):  # what follows from it is not wanted
             _tell(workers, coordinator.handle(event, 0.0))
     return made
 

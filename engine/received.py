@@ -1,7 +1,9 @@
-"""What another may have written: a graph.json or a run folder that was received, and that nobody vouches for.
+"""What another may have written: a graph.json or a run folder that was received, and that nobody
+vouches for.
 
-Owns: what is said before the modules that a graph names are imported, and the one error of a document that says
-something impossible. Does not own: the documents (dataflow/snapshot.py, engine/options.py), nor how they are read.
+Owns: what is said before the modules that a graph names are imported, and the one error of a
+document that says something impossible. Does not own: the documents (dataflow/snapshot.py,
+engine/options.py), nor how they are read.
 """
 
 from __future__ import annotations
@@ -15,14 +17,23 @@ from dataflow.importing import import_path, located
 from dataflow.snapshot import modules
 from dataflow.written import unread
 
-_IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_IMPOSSIBLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """What our own code meets where a value is of a kind that no run writes there."""
 
 
 @contextmanager
 def reading(what: Path | str) -> Iterator[None]:
-    """Within it a graph is read that nobody vouches for, and looked at: whatever our own code trips over is the
-    document's fault. Raises GraphError naming it; errors that say more by themselves stay as they are.
+    """Within it a graph is read that nobody vouches for, and looked at: whatever our own code trips
+    over is the document's fault. Raises GraphError naming it; errors that say more by themselves
+    stay as they are.
     """
     try:
         yield
@@ -43,14 +54,18 @@ def text_of(path: Path) -> str:
 
 
 def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
-    """What running the graph of this file will import, and from where: a line each; nothing is imported yet. folders:
-    those that the run's options name, which come behind all others.
+    """What running the graph of this file will import, and from where: a line each; nothing is
+    imported yet. folders: those that the run's options name, which come behind all others.
     """
     with reading(path):
         named = modules(text_of(path))
     lines = [f"imports {name} from {_place(name, folders)}" for name in named]
     further = [folder for folder in folders if folder not in import_path()]
-    return lines + ([f"whatever these import is looked for in {', '.join(further)}, too"] if further and lines else [])
+    return lines + (
+        [f"whatever these import is looked for in {', '.join(further)}, too"]
+        if further and lines
+        else []
+    )
 
 
 def _place(name: str, folders: Sequence[str]) -> str:

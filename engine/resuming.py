@@ -1,8 +1,8 @@
 """Where a run begins: anew, or at a checkpoint that it may go on from.
 
-Owns: choosing that checkpoint, refusing a run that is made of something else now or whose metrics have a gap, the
-record of changes that were accepted. Does not own: what counts as a change (engine/checkpoint/provenance.py), reading
-the checkpoint (engine/runtime/files.py).
+Owns: choosing that checkpoint, refusing a run that is made of something else now or whose metrics
+have a gap, the record of changes that were accepted. Does not own: what counts as a change
+(engine/checkpoint/provenance.py), reading the checkpoint (engine/runtime/files.py).
 
     changes.json    {"step": of the cut, "made_of": since then, "changes": [{step, where, what, old, new}, ...]}
 
@@ -29,7 +29,9 @@ CHANGES = "changes.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Of the first attempt: at this checkpoint, or at the beginning. record: for every cut from here on."""
+    """Of the first attempt: at this checkpoint, or at the beginning. record: for every cut from
+    here on.
+    """
 
     record: Record
     checkpoint: Checkpoint | None = None
@@ -44,11 +46,18 @@ class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def beginning(
-    folder: RunFolder, store: CheckpointStore, made_of: Provenance, graph: str, *, accept: bool = False
+    folder: RunFolder,
+    store: CheckpointStore,
+    made_of: Provenance,
+    graph: str,
+    *,
+    accept: bool = False,
 ) -> Beginning:
-    """Of a resume. made_of, graph (a digest): of the run as it would go on. accept: record differences, refuse none.
+    """Of a resume. made_of, graph (a digest): of the run as it would go on. accept: record
+    differences, refuse none.
 
-    Raises CheckpointError where something differs, each named, and where all checkpoints are damaged.
+    Raises CheckpointError where something differs, each named, and where all checkpoints are
+    damaged.
     """
     latest = store.latest()
     if latest is None:
@@ -58,33 +67,44 @@ def beginning(
     known = _accepted(folder, cut)
     found = _differences(known, cut, made_of, graph) + _gap(folder, cut.step)
     if not found:
-        return Beginning(record=Record(made_of=made_of, changes=known.changes if known else ()), checkpoint=latest)
+        return Beginning(
+            record=Record(made_of=made_of, changes=known.changes if known else ()),
+            checkpoint=latest,
+        )
     if not accept:
         raise CheckpointError(_refusal(folder, cut.step, found))
-    now = [Change(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new) for d in found]
+    now = [
+        Change(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new) for d in found
+    ]
     record = Record(made_of=made_of, changes=(*(known.changes if known else ()), *now))
     kept = _Accepted(step=cut.step, made_of=made_of, changes=list(record.changes))
     folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
-    _say(f"{folder.path}: from step {cut.step + 1} on:\n" + "\n".join(f"  {each}" for each in found))
+    _say(
+        f"{folder.path}: from step {cut.step + 1} on:\n" + "\n".join(f"  {each}" for each in found)
+    )
     return Beginning(record=record, checkpoint=latest)
 
 
 def _accepted(folder: RunFolder, cut: Cut) -> Record | None:
-    """What the run was made of when it ended: what was accepted after the cut, before another was written, else the
-    cut's own. None where an older release wrote it.
+    """What the run was made of when it ended: what was accepted after the cut, before another was
+    written, else the cut's own. None where an older release wrote it.
     """
     path = folder.path / CHANGES
     if path.is_file():
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path}: cannot be read: {error}. Fix: restore it, or delete it.") from error
+            raise RunError(
+                f"{path}: cannot be read: {error}. Fix: restore it, or delete it."
+            ) from error
         if found.step >= cut.step:
             return Record(made_of=found.made_of, changes=tuple(found.changes))
     return cut.record
 
 
-def _differences(known: Record | None, cut: Cut, made_of: Provenance, graph: str) -> list[Difference]:
+def _differences(
+    known: Record | None, cut: Cut, made_of: Provenance, graph: str
+) -> list[Difference]:
     if known is not None:
         return differences(known.made_of, made_of)
     same = cut.graph == graph  # a digest is all that there is
@@ -97,7 +117,11 @@ def _gap(folder: RunFolder, until: int) -> list[Difference]:
     if not missing:
         return []
     wanted = f"steps 1 to {until}"
-    return [Difference(where=folder.metrics.name, what="steps", old=wanted, new=f"all but {_spans(missing)}")]
+    return [
+        Difference(
+            where=folder.metrics.name, what="steps", old=wanted, new=f"all but {_spans(missing)}"
+        )
+    ]
 
 
 def _spans(steps: Sequence[int]) -> str:
@@ -116,15 +140,19 @@ def _refusal(folder: RunFolder, step: int, found: Sequence[Difference]) -> str:
     lines = "\n".join(f"  {each}" for each in found)
     what = "one thing is" if len(found) == 1 else f"{len(found)} things are"
     return (
-        f"{folder.path}: expected what the run had up to step {step}, found that {what} another:\n{lines}\n"
-        f"Fix: undo that; or --accept-changes, which records that it holds from step {step + 1} on."
+        f"{folder.path}: expected what the run had up to step {step}, found that {what}"
+        f" another:\n{lines}\nFix: undo that; or --accept-changes, which records that it holds from"
+        f" step {step + 1} on."
     )
 
 
 def _say_anew(folder: RunFolder) -> None:
     reached = max(recorded_steps(folder.metrics), default=0)
     lost = f"; its metrics came to step {reached}, which nothing is left of" if reached else ""
-    _say(f"{folder.path}: no checkpoint was written before the run ended{lost}. It begins anew, with the same seed.")
+    _say(
+        f"{folder.path}: no checkpoint was written before the run ended{lost}. It begins anew, with"
+        " the same seed."
+    )
 
 
 def _say(text: str) -> None:

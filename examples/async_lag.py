@@ -2,9 +2,9 @@
 
     python examples/async_lag.py
 
-With max_lag=1 prompts of the next Step are admitted before this one is trained, and no row is ever trained whose
-weights are more than one version old: policy/lag/max says what was measured. max_lag is the graph's; where rows lag,
-decoupled_policy_loss (AReaL) is the loss made for it.
+With max_lag=1 prompts of the next Step are admitted before this one is trained, and no row is ever
+trained whose weights are more than one version old: policy/lag/max says what was measured. max_lag
+is the graph's; where rows lag, decoupled_policy_loss (AReaL) is the loss made for it.
 """
 
 from __future__ import annotations

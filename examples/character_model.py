@@ -1,4 +1,5 @@
-"""A Qwen2 directory of random weights with one token a character: what the examples and the demo train.
+"""A Qwen2 directory of random weights with one token a character: what the examples and the demo
+train.
 
 Owns: the architecture's shape and the tokenizer's form. Does not own: which characters there are.
 """
@@ -41,11 +42,17 @@ def make_model(
         bos_token_id=None,
     )
     Qwen2ForCausalLM(config).save_pretrained(path)
-    # Byte-level BPE without merges, which is what transformers reads a Qwen2 directory as; it spells these two so.
+    # Byte-level BPE without merges, which is what transformers reads a Qwen2 directory as; it
+    # spells these two so.
     spelled = {" ": "\u0120", "\n": "\u010a"}
     vocabulary = {spelled.get(token, token): i for i, token in enumerate(tokens)}
     tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=EOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+        vocab=vocabulary,
+        merges=[],
+        unk_token=EOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(path)

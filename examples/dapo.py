@@ -1,9 +1,11 @@
-"""DAPO (arXiv:2503.14476): groups without signal are replaced, long answers cost, the clip is wider above.
+"""DAPO (arXiv:2503.14476): groups without signal are replaced, long answers cost, the clip is wider
+above.
 
     python examples/dapo.py
     dataflow draw examples/dapo.py:graph
 
-`select` alone removes rows. refill=True gives a removed prompt's place back, so that each Step has its full batch.
+`select` alone removes rows. refill=True gives a removed prompt's place back, so that each Step has
+its full batch.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def graph(*, batch: int = 8, max_tokens: int = 8, lr: float = 5e-3) -> Graph:
     rollout = generate(policy, prompts(files.train, batch=batch), n=8, max_tokens=max_tokens)
     score = reward(has_seven, rollout)
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True)
-    shaped = overlong_penalty(rollout, score, max_tokens=max_tokens, buffer=max_tokens // 4, factor=0.1)
+    shaped = overlong_penalty(
+        rollout, score, max_tokens=max_tokens, buffer=max_tokens // 4, factor=0.1
+    )
     objective = clipped_policy_loss(group_advantage(rollout, shaped), clip=(0.2, 0.28))
     return Graph("dapo", train(policy, rollout, loss=objective, lr=lr, minibatches=2))
 

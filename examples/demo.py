@@ -64,7 +64,9 @@ class Recipe:
     minibatches: int = 2
 
 
-def with_evaluation(graph: Graph, base: str, test: str, reward_fn: RewardFn, *, every: int) -> Graph:
+def with_evaluation(
+    graph: Graph, base: str, test: str, reward_fn: RewardFn, *, every: int
+) -> Graph:
     """The graph with two evaluations on held-out words: greedy, and sampled at temperature 1."""
     policy = Model("policy", base, trainable=True)
     held_out = prompts(test, shuffle=False, name="held_out")
@@ -72,7 +74,9 @@ def with_evaluation(graph: Graph, base: str, test: str, reward_fn: RewardFn, *, 
     sampled = generate(policy, held_out, max_tokens=10, name="sampled_rollout")
     return graph.extend(
         evaluate(policy, reward(reward_fn, greedy, name="greedy_reward"), every=every),
-        evaluate(policy, reward(reward_fn, sampled, name="sampled_reward"), every=every, name="sampled"),
+        evaluate(
+            policy, reward(reward_fn, sampled, name="sampled_reward"), every=every, name="sampled"
+        ),
     )
 
 
@@ -94,7 +98,9 @@ def spell_backward(
     minibatches: int = 2,
 ) -> Graph:
     """GRPO on words, evaluated on held-out words."""
-    graph = grpo(base, data, reward_fn, n=n, batch=batch, max_tokens=10, lr=lr, minibatches=minibatches)
+    graph = grpo(
+        base, data, reward_fn, n=n, batch=batch, max_tokens=10, lr=lr, minibatches=minibatches
+    )
     return with_evaluation(graph, base, test, task.exact_match, every=20)
 
 
@@ -110,13 +116,17 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
     task.write_prompts(folder / "test.parquet", rest[128:640])
     copies = 1 + recipe.warm_steps * 128 // len(train)
     demonstrations = folder / "demonstrations.parquet"
-    task.write_demonstrations(demonstrations, train, lazy=recipe.lazy, noise=recipe.noise, copies=copies, seed=seed)
+    task.write_demonstrations(
+        demonstrations, train, lazy=recipe.lazy, noise=recipe.noise, copies=copies, seed=seed
+    )
     task.make_model(folder / "model", layers=recipe.layers, hidden=recipe.hidden, seed=seed)
 
 
 def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Result:
     """The warm start, stopped early."""
-    demonstrations, validation = (str(folder / f"{name}.parquet") for name in ("demonstrations", "validation"))
+    demonstrations, validation = (
+        str(folder / f"{name}.parquet") for name in ("demonstrations", "validation")
+    )
     graph = warm_start(str(folder / "model"), demonstrations, validation, lr=recipe.warm_lr)
 
     def good_enough(metrics: Mapping[str, float]) -> bool:
@@ -149,7 +159,11 @@ def measured(result: Result, name: str) -> dict[str, float]:
 def show_samples(console: Console, folder: Path, before: Result, after: Result, count: int) -> None:
     """The same held-out words, answered greedily by both policies."""
     table = Table(
-        "held-out word", "before RL", "after RL", "right answer", title="greedy answers to words never trained on"
+        "held-out word",
+        "before RL",
+        "after RL",
+        "right answer",
+        title="greedy answers to words never trained on",
     )
     test = str(folder / "test.parquet")
     answers = []
@@ -172,22 +186,33 @@ def _marked(found: str, right: str) -> str:
     return f"[green]{found}[/green]" if found == right else f"[red]{found}[/red]"
 
 
-def show_change(console: Console, result: Result, recipe: Recipe, words: int, *, control: bool) -> None:
+def show_change(
+    console: Console, result: Result, recipe: Recipe, words: int, *, control: bool
+) -> None:
     """What RL changed, in numbers, and what it did not."""
     found = {name: measured(result, name) for name in ("greedy", "sampled")}
-    table = Table("decoding", "before RL", "after RL", title=f"exact match on {words} held-out words")
+    table = Table(
+        "decoding", "before RL", "after RL", title=f"exact match on {words} held-out words"
+    )
     for name, numbers in found.items():
         table.add_row(name, f"{numbers['before']:.2f}", f"{numbers['after']:.2f}")
     console.print(table)
     if control:
-        console.print("This was the control: rewards went to the wrong rows, so there was nothing to be learned.")
+        console.print(
+            "This was the control: rewards went to the wrong rows, so there was nothing to be"
+            " learned."
+        )
     elif min(numbers["after"] for numbers in found.values()) < GOOD:
-        console.print(f"RL did not bring both to {GOOD}: with these settings and this seed the demo has failed.")
+        console.print(
+            f"RL did not bring both to {GOOD}: with these settings and this seed the demo has"
+            " failed."
+        )
     else:
         console.print(
-            f"What RL did: the teacher repeated the word in {recipe.lazy:.0%} of its answers, and so did the policy. "
-            "Rewards made it choose to spell backward and do so reliably. What RL did not do: teach it the order of "
-            "the letters, which it had from the teacher's other answers."
+            f"What RL did: the teacher repeated the word in {recipe.lazy:.0%} of its answers, and"
+            " so did the policy. Rewards made it choose to spell backward and do so reliably. What"
+            " RL did not do: teach it the order of the letters, which it had from the teacher's"
+            " other answers."
         )
 
 
@@ -213,7 +238,9 @@ def main(
     """
     console = Console()
     recipe = Recipe()
-    recipe = replace(recipe, steps=steps or recipe.steps, warm_steps=warm_steps or recipe.warm_steps)
+    recipe = replace(
+        recipe, steps=steps or recipe.steps, warm_steps=warm_steps or recipe.warm_steps
+    )
     began = time.perf_counter()
     folder = runs / f"{name}-data"
     options = RunOptions(seed=seed, runs=runs, overwrite=True, threads=threads)
@@ -222,13 +249,17 @@ def main(
     prepare(folder, recipe, seed)
 
     console.rule("2. warm start: graphs/sft.py on a careless teacher, stopped early")
-    warm_options = replace(options, name=f"{name}-warm-start", steps=recipe.warm_steps, samples_every=10**6)
+    warm_options = replace(
+        options, name=f"{name}-warm-start", steps=recipe.warm_steps, samples_every=10**6
+    )
     warm = learn_from_teacher(folder, recipe, warm_options)
 
     console.rule("3. the graph and its plan")
     fn = task.permuted_exact_match if permute_rewards else task.exact_match
     graph = reinforcement(folder, warm, recipe, fn)
-    main_options = replace(options, name=name, steps=recipe.steps, checkpoint_every=100, samples_every=20)
+    main_options = replace(
+        options, name=name, steps=recipe.steps, checkpoint_every=100, samples_every=20
+    )
     console.print(draw(graph), markup=False, highlight=False, soft_wrap=True)
     console.print(explain(plan(graph, main_options)), markup=False, highlight=False, soft_wrap=True)
 

@@ -36,7 +36,8 @@ def held_out(word: str) -> bool:
 def words(count: int, seed: int) -> dict[str, Row]:
     """Distinct words of 3 to 6 letters, each with its row of prompt, answer, entry and task.
 
-    Different seeds of the task overlap (item i uses Random(seed + i)), so a split by seed would not be one.
+    Different seeds of the task overlap (item i uses Random(seed + i)), so a split by seed would not
+    be one.
     """
     data = f"reasoning_gym:spell_backward?size={count}&seed={seed}&min_word_len=3&max_word_len=6&suffix=%0A"
     found: dict[str, Row] = {}
@@ -50,8 +51,11 @@ def write_prompts(path: Path, rows: list[Row]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_demonstrations(path: Path, rows: list[Row], *, lazy: float, noise: float, copies: int, seed: int) -> None:
-    """Answers of a careless teacher, who with probability `lazy` repeats the word instead of spelling it backward.
+def write_demonstrations(
+    path: Path, rows: list[Row], *, lazy: float, noise: float, copies: int, seed: int
+) -> None:
+    """Answers of a careless teacher, who with probability `lazy` repeats the word instead of
+    spelling it backward.
 
     Each letter of either is then replaced by a random one with probability `noise`.
     """
@@ -62,13 +66,19 @@ def write_demonstrations(path: Path, rows: list[Row], *, lazy: float, noise: flo
             right = row["answer"]
             said = right[::-1] if rng.random() < lazy else right
             prompts.append(row["prompt"])
-            answers.append("".join(rng.choice(string.ascii_lowercase) if rng.random() < noise else c for c in said))
+            answers.append(
+                "".join(
+                    rng.choice(string.ascii_lowercase) if rng.random() < noise else c for c in said
+                )
+            )
     pq.write_table(pa.table({"prompt": prompts, "completion": answers}), path)
 
 
 def make_model(path: Path, *, layers: int, hidden: int, seed: int) -> None:
     """A model that knows nothing yet."""
-    character_model.make_model(path, TOKENS, hidden=hidden, mlp=3 * hidden, layers=layers, seed=seed)
+    character_model.make_model(
+        path, TOKENS, hidden=hidden, mlp=3 * hidden, layers=layers, seed=seed
+    )
 
 
 def permuted_exact_match(completions: list[str], entry: list[str], task: list[str]) -> list[float]:

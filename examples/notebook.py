@@ -2,6 +2,7 @@
 
 Run: python examples/notebook.py
 """
+
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -32,11 +33,17 @@ from engine.api import peek, plan, resume, run
 from engine.options import RunOptions
 from engine.plan.explain import explain
 
-options = RunOptions(name="notebook", steps=6, overwrite=True, threads=1, inproc=True, progress=False)
+options = RunOptions(
+    name="notebook", steps=6, overwrite=True, threads=1, inproc=True, progress=False
+)
 print(explain(plan(graph, options)))
 
 # %% The first rows of a node; only what it needs is run.
-print(peek(graph, "rollout", rows=2, options=options).select(["position", "completion", "finish"]).to_pylist())
+print(
+    peek(graph, "rollout", rows=2, options=options)
+    .select(["position", "completion", "finish"])
+    .to_pylist()
+)
 
 # %% A run. on_step gets each Step's metrics; until ends the run when it holds.
 curve: list[float] = []
@@ -48,8 +55,14 @@ result = run(
 )
 print(result.reason, result.folder, [round(reward, 3) for reward in curve])
 
-# %% Go on from its checkpoint. The graph is given again, for a function of a notebook cannot be imported.
-result = resume(result.folder, graph=graph, on_step=[lambda metrics: curve.append(metrics["reward/mean"])], steps=10)
+# %% Go on from its checkpoint. The graph is given again, for a function of a notebook cannot be
+# imported.
+result = resume(
+    result.folder,
+    graph=graph,
+    on_step=[lambda metrics: curve.append(metrics["reward/mean"])],
+    steps=10,
+)
 print(result.reason, [round(reward, 3) for reward in curve])
 
 # %% What was trained is a Hugging Face directory.

@@ -3,7 +3,8 @@
     python examples/run_trl_reward.py
     dataflow run graphs.grpo:grpo --reward-fn examples/trl_reward.py:correct,examples/trl_reward.py:only_digits ...
 
-Functions are called with keywords only: `completions`, `prompts`, `completion_ids` and the data's columns by name.
+Functions are called with keywords only: `completions`, `prompts`, `completion_ids` and the data's
+columns by name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def graph() -> Graph:
     rollout = generate(policy, prompts(files.train, batch=8), n=8, max_tokens=4)
     score = reward([trl_reward.correct, trl_reward.only_digits], rollout, weights=[1.0, 0.2])
     advantage = group_advantage(rollout, score)
-    return Graph("trl_rewards", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=5e-3))
+    return Graph(
+        "trl_rewards", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=5e-3)
+    )
 
 
 def main(steps: int = 12) -> Result:

@@ -1,9 +1,11 @@
-"""Several rewards: weights, None for "does not apply to this row", an asynchronous one, one that logs.
+"""Several rewards: weights, None for "does not apply to this row", an asynchronous one, one that
+logs.
 
     python examples/several_rewards.py
 
-Each function runs in a process of its own with a time limit, and is logged by its name. Where a function answers None
-its weight does not count for that row; a row for which all of them do is an error (or a dropped group: on_error=).
+Each function runs in a process of its own with a time limit, and is logged by its name. Where a
+function answers None its weight does not count for that row; a row for which all of them do is an
+error (or a dropped group: on_error=).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from operators.reward import reward
 from operators.train import train
 
 
-def digits(completions: list[str], log_metric: Callable[[str, float], None], **kwargs: object) -> list[float]:
+def digits(
+    completions: list[str], log_metric: Callable[[str, float], None], **kwargs: object
+) -> list[float]:
     """The share of digits; logs how many answers are empty."""
     log_metric("empty", sum(not text for text in completions) / len(completions))
     return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
@@ -52,9 +56,13 @@ def graph() -> Graph:
     files = tiny.make()
     policy = Model("policy", files.model, trainable=True)
     rollout = generate(policy, prompts(files.train, batch=8), n=8, max_tokens=6)
-    score = reward([digits, even_answer, remote_judge], rollout, weights=[1.0, 0.5, 0.2], timeout=10.0)
+    score = reward(
+        [digits, even_answer, remote_judge], rollout, weights=[1.0, 0.5, 0.2], timeout=10.0
+    )
     advantage = group_advantage(rollout, score)
-    return Graph("several_rewards", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=5e-3))
+    return Graph(
+        "several_rewards", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=5e-3)
+    )
 
 
 def main(steps: int = 12) -> Result:

@@ -1,7 +1,9 @@
-"""What the examples run on: a small character model and a few prompts, made here in a second, nothing downloaded.
+"""What the examples run on: a small character model and a few prompts, made here in a second,
+nothing downloaded.
 
-Owns: the model directory, the data, and run options that are small enough for a laptop. Does not own: any example.
-A model of random weights learns no arithmetic in a few Steps; the examples' rewards are things that it can learn.
+Owns: the model directory, the data, and run options that are small enough for a laptop. Does not
+own: any example. A model of random weights learns no arithmetic in a few Steps; the examples'
+rewards are things that it can learn.
 """
 
 from __future__ import annotations
@@ -34,17 +36,29 @@ class Tiny:
 
 
 def make(folder: Path | str = "runs/tiny") -> Tiny:
-    """A model directory, 64 training prompts and 16 others; `python examples/tiny.py` makes them too."""
+    """A model directory, 64 training prompts and 16 others; `python examples/tiny.py` makes them
+    too.
+    """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     if not (root / "model" / "config.json").is_file():
-        make_model(root / "model", TOKENS, hidden=64, mlp=128, layers=2, seed=0, chat_template=CHAT_TEMPLATE)
+        make_model(
+            root / "model",
+            TOKENS,
+            hidden=64,
+            mlp=128,
+            layers=2,
+            seed=0,
+            chat_template=CHAT_TEMPLATE,
+        )
     sums = [f"{a}+{b}" for a in range(10) for b in range(8)]
     random.Random(0).shuffle(sums)
     for name, chosen in (("train", sums[:64]), ("test", sums[64:])):
         rows = [{"prompt": f"{s}=", "answer": str(eval_sum(s))} for s in chosen]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Tiny(model=str(root / "model"), train=str(root / "train.jsonl"), test=str(root / "test.jsonl"))
+    return Tiny(
+        model=str(root / "model"), train=str(root / "train.jsonl"), test=str(root / "test.jsonl")
+    )
 
 
 def eval_sum(text: str) -> int:
@@ -59,7 +73,9 @@ def options(name: str, *, steps: int = 12) -> RunOptions:
 
 def show(metrics: Mapping[str, float]) -> None:
     """One line for each Step: its rewards, the greatest lag and the seconds."""
-    rewards = [k for k in metrics if k.startswith("reward/") and k.endswith("/mean") and k != "reward/mean"]
+    rewards = [
+        k for k in metrics if k.startswith("reward/") and k.endswith("/mean") and k != "reward/mean"
+    ]
     parts = ", ".join(f"{k.split('/')[1]} {metrics[k]:.3f}" for k in rewards)
     lag = metrics["policy/lag/max"]
     print(f"step {metrics['step']:.0f}  {parts}  (lag {lag:.0f}, {metrics['time/step']:.2f} s)")

@@ -1,4 +1,6 @@
-"""Rewards as a user of TRL has them: this file imports nothing of ours and would run in TRL as it stands."""
+"""Rewards as a user of TRL has them: this file imports nothing of ours and would run in TRL as it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ import re
 def correct(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
     """1.0 where the first number in the completion is the answer."""
     found = (re.search(r"\d+", text) for text in completions)
-    return [float(match is not None and match.group() == right) for match, right in zip(found, answer, strict=True)]
+    return [
+        float(match is not None and match.group() == right)
+        for match, right in zip(found, answer, strict=True)
+    ]
 
 
 def only_digits(completions: list[str], **kwargs: object) -> list[float]:

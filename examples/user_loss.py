@@ -1,8 +1,10 @@
-"""A loss of your own: a decorated function on packed tensors, which returns terms that nobody has averaged.
+"""A loss of your own: a decorated function on packed tensors, which returns terms that nobody has
+averaged.
 
     python examples/user_loss.py
 
-`train` reduces them; the function never averages and never sees padding. This one is CISPO's (arXiv:2506.13585).
+`train` reduces them; the function never averages and never sees padding. This one is CISPO's
+(arXiv:2506.13585).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from operators.train import train
 # begin: what you add
 @loss(scope="token")
 def capped_weight_loss(now: Now, advantage: Tensors[Advantage], *, cap: float = 2.0) -> Terms:
-    """-A log pi, weighted by the ratio to the probability of what was drawn; a constant, at most `cap`."""
+    """-A log pi, weighted by the ratio to the probability of what was drawn; a constant, at most
+    `cap`.
+    """
     assert now.logprobs is not None
     assert now.behaviour is not None
     weight = (now.logprobs - now.behaviour).exp().clamp(max=cap).detach()
@@ -36,7 +40,9 @@ def graph(*, cap: float = 2.0) -> Graph:
     g = grpo(files.model, files.train, short_digits, n=8, batch=8, max_tokens=8)
     policy = Model("policy", files.model, trainable=True)
     new = capped_weight_loss(g.port("advantage", Advantage), cap=cap)
-    return Graph("cispo", train(policy, g.port("rollout", Rollout), loss=new, lr=5e-3, minibatches=2))
+    return Graph(
+        "cispo", train(policy, g.port("rollout", Rollout), loss=new, lr=5e-3, minibatches=2)
+    )
 
 
 def main(steps: int = 12) -> Result:

@@ -1,4 +1,5 @@
-"""An operator of your own: a decorated function on columns, put into GRPO without a line of GRPO changed.
+"""An operator of your own: a decorated function on columns, put into GRPO without a line of GRPO
+changed.
 
     python examples/user_operator.py
     dataflow draw examples/user_operator.py:graph
@@ -21,9 +22,13 @@ from graphs.grpo import grpo
 
 # begin: what you add
 @operator(scope="group")
-def novelty(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Reward]:
+def novelty(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1
+) -> Columns[Reward]:
     """The reward, and `weight` more for an answer that begins as no other of its group does."""
-    openings = [(group, text[:2]) for group, text in zip(rollout.groups, rollout["completion"], strict=True)]
+    openings = [
+        (group, text[:2]) for group, text in zip(rollout.groups, rollout["completion"], strict=True)
+    ]
     times = Counter(openings)
     alone = np.array([times[opening] == 1 for opening in openings], dtype=np.float32)
     return score.set(reward=score["reward"] + weight * alone)

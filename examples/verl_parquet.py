@@ -2,7 +2,8 @@
 
     python examples/verl_parquet.py
 
-Prompts are lists of messages, which the tokenizer's own chat template renders. `split` reads extra_info.split.
+Prompts are lists of messages, which the tokenizer's own chat template renders. `split` reads
+extra_info.split.
 """
 
 from __future__ import annotations

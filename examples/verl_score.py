@@ -1,4 +1,6 @@
-"""A score as a user of verl has it: this file imports nothing of ours and would run in verl as it stands."""
+"""A score as a user of verl has it: this file imports nothing of ours and would run in verl as it
+stands.
+"""
 
 from __future__ import annotations
 

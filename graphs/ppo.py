@@ -45,9 +45,17 @@ def ppo(
         minibatches: updates in a pass.
         max_lag: how many versions old a row's weights may be when it is trained.
     """
-    policy, critic = Model("policy", base, trainable=True), Model("critic", base, trainable=True, head="scalar")
-    rollout = generate(policy, prompts(data, batch=batch), max_tokens=max_tokens, max_lag=max_lag, name="rollout")
-    reference, old = logprobs(Model("reference", base), rollout), logprobs(policy, rollout, name="old")
+    policy, critic = (
+        Model("policy", base, trainable=True),
+        Model("critic", base, trainable=True, head="scalar"),
+    )
+    rollout = generate(
+        policy, prompts(data, batch=batch), max_tokens=max_tokens, max_lag=max_lag, name="rollout"
+    )
+    reference, old = (
+        logprobs(Model("reference", base), rollout),
+        logprobs(policy, rollout, name="old"),
+    )
     score = kl_in_reward(rollout, reward(reward_fn, rollout, name="score"), reference, beta=beta)
     value = values(critic, rollout)
     advantage = gae(rollout, score, value, gamma=1.0, lam=0.95)
@@ -56,7 +64,9 @@ def ppo(
     return Graph(
         "ppo",
         train(policy, rollout, loss=policy_loss, lr=lr, epochs=epochs, minibatches=minibatches),
-        train(critic, rollout, loss=critic_loss, lr=critic_lr, epochs=epochs, minibatches=minibatches),
+        train(
+            critic, rollout, loss=critic_loss, lr=critic_lr, epochs=epochs, minibatches=minibatches
+        ),
     )
 
 

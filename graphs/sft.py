@@ -19,4 +19,6 @@ def sft(base: str, data: str, *, batch: int = 128, lr: Number = 1e-5) -> Graph:
         lr: learning rate, or a schedule of the Step.
     """
     policy = Model("policy", base, trainable=True)
-    return Graph("sft", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr))
+    return Graph(
+        "sft", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr)
+    )

@@ -18,7 +18,16 @@ from dataflow.batch import Ragged
 from dataflow.limits import choice, flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, declares
-from dataflow.schema import Advantage, Completion, Logprobs, Returns, Reward, Rollout, TokenReward, Values
+from dataflow.schema import (
+    Advantage,
+    Completion,
+    Logprobs,
+    Returns,
+    Reward,
+    Rollout,
+    TokenReward,
+    Values,
+)
 from dataflow.user import Columns, column_operator
 from operators.weights import require_weights
 
@@ -29,8 +38,9 @@ AnyReward = TypeVar("AnyReward", bound=Reward)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDialect:
-    """How a peer does a group: epsilon is added to the (unbiased) standard deviation. lone: what a group of one row
-    gets, which has nobody to be compared with: 0, or its own reward, as if its mean were 0 and its deviation 1.
+    """How a peer does a group: epsilon is added to the (unbiased) standard deviation. lone: what a
+    group of one row gets, which has nobody to be compared with: 0, or its own reward, as if its
+    mean were 0 and its deviation 1.
     """
 
     epsilon: float
@@ -42,13 +52,15 @@ GROUP_DIALECTS = {
     "verl": GroupDialect(epsilon=1e-6, lone="reward"),
     "openrlhf": GroupDialect(epsilon=1e-9),
 }
-"""TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (it has no group of one)."""
+"""TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (it has no
+group of one).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhitenDialect:
-    """How a peer makes the variance of a Step 1: what is taken from the count that divides the squares, and whether
-    1e-8 is added to the variance or its least value.
+    """How a peer makes the variance of a Step 1: what is taken from the count that divides the
+    squares, and whether 1e-8 is added to the variance or its least value.
     """
 
     freedom: int
@@ -65,7 +77,9 @@ WHITEN_DIALECTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLDialect:
-    """Where a peer clamps a token's KL estimate to [-10, 10], and the log ratio that its k3 is made of."""
+    """Where a peer clamps a token's KL estimate to [-10, 10], and the log ratio that its k3 is made
+    of.
+    """
 
     clamped: tuple[str, ...] = ()
     ratio: float | None = None
@@ -103,10 +117,14 @@ def _group_advantage(
     return _per_token(rollout, mask, centred)
 
 
-def _baseline(kind: str, reward: np.ndarray, total: np.ndarray, count: np.ndarray, how: GroupDialect) -> np.ndarray:
+def _baseline(
+    kind: str, reward: np.ndarray, total: np.ndarray, count: np.ndarray, how: GroupDialect
+) -> np.ndarray:
     if kind == "none":
         return np.zeros_like(reward)
-    found = (total - reward) / np.maximum(count - 1, 1) if kind == "leave_one_out" else total / count
+    found = (
+        (total - reward) / np.maximum(count - 1, 1) if kind == "leave_one_out" else total / count
+    )
     return np.where(count == 1, reward if how.lone == "zero" else 0.0, found)
 
 
@@ -119,28 +137,38 @@ def _per_token(rows: Columns[Completion], mask: Ragged, value: np.ndarray) -> Co
 def _baseline_advantage(
     rollout: Columns[Completion], score: Columns[Reward], baseline: Columns[Reward]
 ) -> Columns[Advantage]:
-    return _per_token(rollout, rollout["completion_mask"], score["reward"].astype(np.float64) - baseline["reward"])
+    return _per_token(
+        rollout, rollout["completion_mask"], score["reward"].astype(np.float64) - baseline["reward"]
+    )
 
 
 def _token_rewards(rollout: Columns[Completion], score: Columns[Reward]) -> np.ndarray:
-    """float64 [tokens]: the reward of each token; a row's single number stands on its last masked token."""
+    """float64 [tokens]: the reward of each token; a row's single number stands on its last masked
+    token.
+    """
     if "token_reward" in score.batch.names:
         return score["token_reward"].values.astype(np.float64)
     mask = rollout["completion_mask"]
     at = np.zeros(len(mask.values))
     position = np.where(mask.values > 0, np.arange(len(mask.values)), -1)
     filled = mask.lengths > 0
-    last = np.maximum.reduceat(position, mask.offsets[:-1][filled]) if filled.any() else np.zeros(0, dtype=np.int64)
+    last = (
+        np.maximum.reduceat(position, mask.offsets[:-1][filled])
+        if filled.any()
+        else np.zeros(0, dtype=np.int64)
+    )
     valid = last >= 0
     at[last[valid]] = score["reward"][filled][valid]
     return at
 
 
-def _scan(mask: Ragged, reward: np.ndarray, values: np.ndarray, gamma: float, lam: float) -> np.ndarray:
+def _scan(
+    mask: Ragged, reward: np.ndarray, values: np.ndarray, gamma: float, lam: float
+) -> np.ndarray:
     """Generalised advantages [tokens], backwards over the written tokens of each row.
 
-    A hole (mask 0) has no value and no step of discount: the scan passes over it, and a reward that stands on it goes
-    to the written token before it.
+    A hole (mask 0) has no value and no step of discount: the scan passes over it, and a reward that
+    stands on it goes to the written token before it.
     """
     lengths, starts = mask.lengths, mask.offsets[:-1]
     rows = len(lengths)
@@ -160,7 +188,12 @@ def _scan(mask: Ragged, reward: np.ndarray, values: np.ndarray, gamma: float, la
 
 
 def _gae(
-    rollout: Columns[Completion], score: Columns[Reward], values: Columns[Values], *, gamma: float, lam: float
+    rollout: Columns[Completion],
+    score: Columns[Reward],
+    values: Columns[Values],
+    *,
+    gamma: float,
+    lam: float,
 ) -> Columns[Returns]:
     mask, value = rollout["completion_mask"], values["values"].values.astype(np.float64)
     advantage = _scan(mask, _token_rewards(rollout, score), value, gamma, lam)
@@ -168,7 +201,9 @@ def _gae(
     return _returns_columns(rollout, mask, advantage, returns)
 
 
-def _returns(rollout: Columns[Completion], score: Columns[Reward], *, gamma: float) -> Columns[Returns]:
+def _returns(
+    rollout: Columns[Completion], score: Columns[Reward], *, gamma: float
+) -> Columns[Returns]:
     mask = rollout["completion_mask"]
     total = _scan(mask, _token_rewards(rollout, score), np.zeros(len(mask.values)), gamma, 1.0)
     return _returns_columns(rollout, mask, total, total)
@@ -177,7 +212,10 @@ def _returns(rollout: Columns[Completion], score: Columns[Reward], *, gamma: flo
 def _returns_columns(
     rows: Columns[Completion], mask: Ragged, advantage: np.ndarray, returns: np.ndarray
 ) -> Columns[Returns]:
-    columns = {"advantage": mask.like(advantage.astype(np.float32)), "returns": mask.like(returns.astype(np.float32))}
+    columns = {
+        "advantage": mask.like(advantage.astype(np.float32)),
+        "returns": mask.like(returns.astype(np.float32)),
+    }
     return Columns.make(Returns, like=rows, **columns)
 
 
@@ -190,7 +228,9 @@ def _whiten(
     mean = (value * mask).sum() / max(count, 1.0)
     how = WHITEN_DIALECTS[dialect]
     variance = (((value - mean) * mask) ** 2).sum() / max(count - how.freedom, 1.0)
-    whitened = (value - mean) / np.sqrt(variance + 1e-8 if how.floor == "added" else max(variance, 1e-8))
+    whitened = (value - mean) / np.sqrt(
+        variance + 1e-8 if how.floor == "added" else max(variance, 1e-8)
+    )
     whitened = (whitened if shift else whitened + mean) * mask
     tokens = Ragged(whitened.astype(np.float32), rollout["completion_mask"].offsets)
     return advantage.set(advantage=tokens)
@@ -211,7 +251,10 @@ def _kl_in_reward(
     tokens = _token_rewards(rollout, score) - beta * penalty
     total = np.bincount(mask.segments(), weights=tokens, minlength=len(mask))
     return Columns.make(
-        TokenReward, like=rollout, reward=total.astype(np.float32), token_reward=mask.like(tokens.astype(np.float32))
+        TokenReward,
+        like=rollout,
+        reward=total.astype(np.float32),
+        token_reward=mask.like(tokens.astype(np.float32)),
     )
 
 
@@ -226,14 +269,21 @@ def _estimate(ratio: np.ndarray, kind: str, how: KLDialect) -> np.ndarray:
 
 
 def _overlong_penalty(
-    rollout: Columns[Completion], score: Columns[Reward], *, max_tokens: int, buffer: int, factor: float
+    rollout: Columns[Completion],
+    score: Columns[Reward],
+    *,
+    max_tokens: int,
+    buffer: int,
+    factor: float,
 ) -> Columns[Reward]:
     length = rollout["completion_ids"].lengths
     penalty = factor * np.clip((length - (max_tokens - buffer)) / buffer, 0.0, 1.0)
     changed: dict[str, object] = {"reward": (score["reward"] - penalty).astype(np.float32)}
     if "token_reward" in score.batch.names:
         tokens = score["token_reward"]
-        changed["token_reward"] = tokens.like((tokens.values - _on_last(tokens, penalty)).astype(np.float32))
+        changed["token_reward"] = tokens.like(
+            (tokens.values - _on_last(tokens, penalty)).astype(np.float32)
+        )
     return score.set(**changed)
 
 
@@ -241,7 +291,12 @@ def _add(*scores: Columns[Reward], weights: Sequence[float] | None) -> Columns[R
     factors = [1.0] * len(scores) if weights is None else weights
     total = sum(w * s["reward"].astype(np.float64) for w, s in zip(factors, scores, strict=True))
     columns: dict[str, object] = {"reward": np.asarray(total, dtype=np.float32)}
-    columns |= {name: s.batch.array(name) for s in scores for name in s.batch.names if name.startswith("reward/")}
+    columns |= {
+        name: s.batch.array(name)
+        for s in scores
+        for name in s.batch.names
+        if name.startswith("reward/")
+    }
     shape = next((s["token_reward"] for s in scores if "token_reward" in s.batch.names), None)
     if shape is None:
         return Columns.make(Reward, like=scores[0], **columns)
@@ -251,14 +306,17 @@ def _add(*scores: Columns[Reward], weights: Sequence[float] | None) -> Columns[R
 
 
 def _spread(score: Columns[Reward], shape: Ragged) -> np.ndarray:
-    """float64 [tokens]: the reward of each token; a row's single number stands on its last token."""
+    """float64 [tokens]: the reward of each token; a row's single number stands on its last token.
+    """
     if "token_reward" in score.batch.names:
         return score["token_reward"].values.astype(np.float64)
     return _on_last(shape, score["reward"].astype(np.float64))
 
 
 def _on_last(shape: Ragged, value: np.ndarray) -> np.ndarray:
-    """[tokens]: a number of each row on its last token, be it a hole: returns give it to the written one before."""
+    """[tokens]: a number of each row on its last token, be it a hole: returns give it to the
+    written one before.
+    """
     at = np.zeros(len(shape.values))
     filled = shape.lengths > 0
     at[shape.offsets[1:][filled] - 1] = value[filled]
@@ -325,9 +383,15 @@ OVERLONG_PENALTY = column_operator(
     "operators.advantage:OVERLONG_PENALTY",
     name="overlong_penalty",
     columns={"rollout": ("completion_ids",)},
-    limits={"max_tokens": whole(1, like=512), "buffer": whole(1, like=64), "factor": number(0.0, like=1.0)},
+    limits={
+        "max_tokens": whole(1, like=512),
+        "buffer": whole(1, like=64),
+        "factor": number(0.0, like=1.0),
+    },
 )
-ADD = column_operator(_add, "operators.advantage:ADD", name="add", variadic=Input(name="score", schema=Reward))
+ADD = column_operator(
+    _add, "operators.advantage:ADD", name="add", variadic=Input(name="score", schema=Reward)
+)
 
 
 @declares
@@ -343,23 +407,34 @@ def group_advantage(
 ) -> Port[Advantage]:
     """(reward - baseline of its group) / (std of its group + epsilon), on each token of the row.
 
-    GRPO (arXiv:2402.03300, eq. 3); baseline="leave_one_out", scale="none" is RLOO (arXiv:2402.14740). dialect names
-    epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9 (all use the unbiased deviation), and what a group of which one row is
-    left gets: verl its own reward, the others 0. ragged: accept groups of which a selection took rows away.
+    GRPO (arXiv:2402.03300, eq. 3); baseline="leave_one_out", scale="none" is RLOO
+    (arXiv:2402.14740). dialect names epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9 (all use the
+    unbiased deviation), and what a group of which one row is left gets: verl its own reward, the
+    others 0. ragged: accept groups of which a selection took rows away.
     """
     params = {"baseline": baseline, "scale": scale, "ragged": ragged, "dialect": dialect}
-    return Node(GROUP_ADVANTAGE, name, inputs={"rollout": rollout, "score": score}, params=params).port()
+    return Node(
+        GROUP_ADVANTAGE, name, inputs={"rollout": rollout, "score": score}, params=params
+    ).port()
 
 
 @declares
 def baseline_advantage(
-    rollout: Port[Completion], score: Port[Reward], baseline: Port[Reward], *, name: str = "baseline_advantage"
+    rollout: Port[Completion],
+    score: Port[Reward],
+    baseline: Port[Reward],
+    *,
+    name: str = "baseline_advantage",
 ) -> Port[Advantage]:
-    """reward - a baseline of the prompt (or of other rows that these come from), the same for all of its answers.
+    """reward - a baseline of the prompt (or of other rows that these come from), the same for all
+    of its answers.
 
-    ReMax (arXiv:2310.10505) takes the greedy answer's reward: `mean_over(reward(fn, greedy), prompt)`.
+    ReMax (arXiv:2310.10505) takes the greedy answer's reward: `mean_over(reward(fn, greedy),
+    prompt)`.
     """
-    return Node(BASELINE_ADVANTAGE, name, inputs={"rollout": rollout, "score": score, "baseline": baseline}).port()
+    return Node(
+        BASELINE_ADVANTAGE, name, inputs={"rollout": rollout, "score": score, "baseline": baseline}
+    ).port()
 
 
 @declares
@@ -372,20 +447,28 @@ def gae(
     lam: float = 0.95,
     name: str = "gae",
 ) -> Port[Returns]:
-    """Generalised advantage estimation (arXiv:1506.02438, eq. 16) and its returns, advantage + value.
+    """Generalised advantage estimation (arXiv:1506.02438, eq. 16) and its returns, advantage +
+    value.
 
-    A TokenReward is taken as it is; a Reward stands on the last written token. A hole in the mask is passed over.
+    A TokenReward is taken as it is; a Reward stands on the last written token. A hole in the mask
+    is passed over.
     """
     params = {"gamma": gamma, "lam": lam}
-    return Node(GAE, name, inputs={"rollout": rollout, "score": score, "values": values}, params=params).port()
+    return Node(
+        GAE, name, inputs={"rollout": rollout, "score": score, "values": values}, params=params
+    ).port()
 
 
 @declares
 def returns(
     rollout: Port[Completion], score: Port[Reward], *, gamma: float = 1.0, name: str = "returns"
 ) -> Port[Returns]:
-    """Discounted sum of the rewards from each token on; the advantage of REINFORCE without a baseline."""
-    return Node(RETURNS, name, inputs={"rollout": rollout, "score": score}, params={"gamma": gamma}).port()
+    """Discounted sum of the rewards from each token on; the advantage of REINFORCE without a
+    baseline.
+    """
+    return Node(
+        RETURNS, name, inputs={"rollout": rollout, "score": score}, params={"gamma": gamma}
+    ).port()
 
 
 @declares
@@ -399,13 +482,17 @@ def whiten(
 ) -> Port[AnyAdvantage]:
     """Zero mean (if shift) and unit variance over the written tokens of the Step.
 
-    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance, openrlhf divides by count and takes 1e-8 as
-    the least variance. A Step-wide mean: no streaming past here.
+    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance, openrlhf divides by
+    count and takes 1e-8 as the least variance. A Step-wide mean: no streaming past here.
     """
     params = {"shift": shift, "dialect": dialect}
     schemas = (advantage.schema,) if isinstance(advantage, Port) else None
     return Node(
-        WHITEN, name, inputs={"advantage": advantage, "rollout": rollout}, params=params, schemas=schemas
+        WHITEN,
+        name,
+        inputs={"advantage": advantage, "rollout": rollout},
+        params=params,
+        schemas=schemas,
     ).port()
 
 
@@ -420,13 +507,16 @@ def kl_in_reward(
     dialect: Dialect = "trl",
     name: str = "kl_in_reward",
 ) -> Port[TokenReward]:
-    """The reward less beta times the KL estimate of each token (k1, k2, k3: joschu.net/blog/kl-approx.html).
+    """The reward less beta times the KL estimate of each token (k1, k2, k3:
+    joschu.net/blog/kl-approx.html).
 
-    dialect: trl clamps nothing; verl clamps the log ratio of k3 to 20 and k3 to 10, either way; openrlhf each of the
-    three estimates to 10.
+    dialect: trl clamps nothing; verl clamps the log ratio of k3 to 20 and k3 to 10, either way;
+    openrlhf each of the three estimates to 10.
     """
     inputs = {"rollout": rollout, "score": score, "reference": reference}
-    return Node(KL_IN_REWARD, name, inputs=inputs, params={"beta": beta, "kind": kind, "dialect": dialect}).port()
+    return Node(
+        KL_IN_REWARD, name, inputs=inputs, params={"beta": beta, "kind": kind, "dialect": dialect}
+    ).port()
 
 
 @declares
@@ -439,7 +529,8 @@ def overlong_penalty(
     factor: float = 1.0,
     name: str = "overlong_penalty",
 ) -> Port[AnyReward]:
-    """The reward less factor times how far the answer reaches into the last `buffer` of max_tokens (DAPO, eq. 13).
+    """The reward less factor times how far the answer reaches into the last `buffer` of max_tokens
+    (DAPO, eq. 13).
 
     Of a TokenReward the last token bears the penalty, and the others stay as they are.
     """
@@ -450,13 +541,18 @@ def overlong_penalty(
 
 
 @declares
-def add(*scores: Port[Reward], weights: Sequence[float] | None = None, name: str = "add") -> Port[Reward]:
+def add(
+    *scores: Port[Reward], weights: Sequence[float] | None = None, name: str = "add"
+) -> Port[Reward]:
     """The weighted sum of rewards on the same rows; with a TokenReward among them it is one.
 
-    Then tokens are added to tokens, and the number of a plain Reward stands on the last token of its row.
+    Then tokens are added to tokens, and the number of a plain Reward stands on the last token of
+    its row.
     """
     require_weights("add", weights, len(scores), "score")
     params = {"weights": None if weights is None else tuple(weights)}
     spread = any(isinstance(s, Port) and issubclass(s.schema, TokenReward) for s in scores)
     inputs = {f"score{i}": s for i, s in enumerate(scores)}
-    return Node(ADD, name, inputs=inputs, params=params, schemas=(TokenReward if spread else Reward,)).port()
+    return Node(
+        ADD, name, inputs=inputs, params=params, schemas=(TokenReward if spread else Reward,)
+    ).port()

@@ -55,14 +55,23 @@ DEMONSTRATIONS = Operator(
 
 @declares
 def prompts(
-    data: str, *, batch: int | None = None, shuffle: bool = True, split: str | None = None, name: str = "prompts"
+    data: str,
+    *,
+    batch: int | None = None,
+    shuffle: bool = True,
+    split: str | None = None,
+    name: str = "prompts",
 ) -> Port[Prompt]:
-    """Prompts from a Parquet or JSONL file or folder (TRL or verl columns), or from a `reasoning_gym:` task.
+    """Prompts from a Parquet or JSONL file or folder (TRL or verl columns), or from a
+    `reasoning_gym:` task.
 
-    batch: prompts in one Step; None makes the source finite, for evaluation only. shuffle: a new order each epoch of
-    the data. split: keep rows whose column `split` (verl: `extra_info.split`) has this value.
+    batch: prompts in one Step; None makes the source finite, for evaluation only. shuffle: a new
+    order each epoch of the data. split: keep rows whose column `split` (verl: `extra_info.split`)
+    has this value.
     """
-    return Node(PROMPTS, name, params={"data": data, "batch": batch, "shuffle": shuffle, "split": split}).port()
+    return Node(
+        PROMPTS, name, params={"data": data, "batch": batch, "shuffle": shuffle, "split": split}
+    ).port()
 
 
 @declares
@@ -75,13 +84,15 @@ def demonstrations(
     shuffle: bool = True,
     name: str = "demonstrations",
 ) -> Port[Completion]:
-    """Prompts with their answers (`prompt` and `completion`, or `messages`), tokenised for the Model trained on them.
+    """Prompts with their answers (`prompt` and `completion`, or `messages`), tokenised for the
+    Model trained on them.
 
     batch: rows in one Step. assistant_only: mask 1 on what the assistant wrote only.
 
-    overlong: what becomes of a row of more tokens than the positions of a Model that reads it: `error` ends the run,
-    `drop` gives it up and lets another in, `truncate` keeps its first tokens, and gives it up where none of its
-    completion is among them. The metric prompt/overlong counts them.
+    overlong: what becomes of a row of more tokens than the positions of a Model that reads it:
+    `error` ends the run, `drop` gives it up and lets another in, `truncate` keeps its first tokens,
+    and gives it up where none of its completion is among them. The metric prompt/overlong counts
+    them.
     """
     params = {
         "data": data,

@@ -1,8 +1,9 @@
 """Data files as users bring them: Parquet, JSONL, or a directory of either.
 
-Owns: finding files and their split, their columns without reading the rows (for the check), reading them as one Arrow
-table, and telling the shapes apart: TRL's columns and verl's Parquet. Does not own: in which order rows are drawn, and
-tokens (operators/kernels/data.py); procedural tasks (operators/tasks.py).
+Owns: finding files and their split, their columns without reading the rows (for the check), reading
+them as one Arrow table, and telling the shapes apart: TRL's columns and verl's Parquet. Does not
+own: in which order rows are drawn, and tokens (operators/kernels/data.py); procedural tasks
+(operators/tasks.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from operators import tasks
 from operators.data_lines import opened_for, place_of, read_lines, table_of
 
 Shape = Literal["trl", "verl", "messages", "text"]
-"""trl: `prompt` and dataset columns; verl: the same with `data_source` and `reward_model`; others: no prompt."""
+"""trl: `prompt` and dataset columns; verl: the same with `data_source` and `reward_model`; others:
+no prompt.
+"""
 
 SUFFIXES = (".parquet", ".jsonl")
 _ENDINGS = " or ".join(SUFFIXES)
@@ -31,39 +34,51 @@ _PROMPT = "'prompt' (text, or a list of messages with role and content)"
 
 
 def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source without its rows: Parquet footers, or the first 1000 lines of a JSONL file.
+    """The columns of a source without its rows: Parquet footers, or the first 1000 lines of a JSONL
+    file.
 
-    Raises DataError where there is no such file, where it is empty or where it is not of its format.
+    Raises DataError where there is no such file, where it is empty or where it is not of its
+    format.
     """
     if tasks.is_task(data):
         return tasks.task_columns(data)
     files = files_of(data, split)
-    schema = _parquet_schema(files) if _is_parquet(files) else table_of(read_lines(files[:1], _PEEKED_LINES)).schema
+    schema = (
+        _parquet_schema(files)
+        if _is_parquet(files)
+        else table_of(read_lines(files[:1], _PEEKED_LINES)).schema
+    )
     return {field.name: _plain(field.type) for field in schema}
 
 
 def source_files(data: str, split: str | None = None) -> list[Path]:
-    """The files behind a source, in order; none for a procedural task. Raises DataError as columns_of does."""
+    """The files behind a source, in order; none for a procedural task. Raises DataError as
+    columns_of does.
+    """
     return [] if tasks.is_task(data) else files_of(data, split)
 
 
 def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of prompts. Raises DataError as columns_of does, and where there is no prompt."""
+    """The columns of a source of prompts. Raises DataError as columns_of does, and where there is
+    no prompt.
+    """
     columns = columns_of(data, split)
     prompt_shape(data, columns)
     return columns
 
 
 def demonstration_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of demonstrations. Raises DataError as columns_of does, and where there are none."""
+    """The columns of a source of demonstrations. Raises DataError as columns_of does, and where
+    there are none.
+    """
     columns = columns_of(data, split)
     demonstration_shape(data, columns)
     return columns
 
 
 def read_table(data: str, split: str | None = None) -> pa.Table:
-    """All rows of a source. split: a file or folder of that name inside a directory, the column `split` or verl's
-    `extra_info.split` inside a file, train or test of a procedural task.
+    """All rows of a source. split: a file or folder of that name inside a directory, the column
+    `split` or verl's `extra_info.split` inside a file, train or test of a procedural task.
 
     Raises DataError; for JSONL it names the line.
     """
@@ -74,12 +89,16 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
     if split is not None and not Path(data).expanduser().is_dir():
         table = _rows_of_split(table, data, split)
     if not len(table):
-        raise DataError(f"{data}: expected at least one row, found none. Fix: name a file that has rows.")
+        raise DataError(
+            f"{data}: expected at least one row, found none. Fix: name a file that has rows."
+        )
     return pa.table({name: _decoded(table.column(name)) for name in table.column_names})
 
 
 def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of a source of prompts. Raises DataError, naming the columns found, where there is no prompt."""
+    """The shape of a source of prompts. Raises DataError, naming the columns found, where there is
+    no prompt.
+    """
     if "prompt" not in columns:
         raise DataError(_no_prompt(name, columns))
     if not is_prompt(columns["prompt"]):
@@ -91,7 +110,9 @@ def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
 
 
 def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of a source of demonstrations: `prompt` with `completion`, or `messages`, or `text`."""
+    """The shape of a source of demonstrations: `prompt` with `completion`, or `messages`, or
+    `text`.
+    """
     if "prompt" in columns and "completion" in columns:
         return prompt_shape(name, columns)
     if "messages" in columns and _is_messages(columns["messages"]):
@@ -99,8 +120,9 @@ def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
     if "text" in columns and _is_text(columns["text"]):
         return "text"
     raise DataError(
-        f"{name}: expected columns 'prompt' and 'completion', or 'messages', or 'text', found: {_listed(columns)}. "
-        "Fix: rename the columns that hold the task and its answer to 'prompt' and 'completion'."
+        f"{name}: expected columns 'prompt' and 'completion', or 'messages', or 'text', found:"
+        f" {_listed(columns)}. Fix: rename the columns that hold the task and its answer to"
+        " 'prompt' and 'completion'."
     )
 
 
@@ -116,7 +138,9 @@ def _no_prompt(name: str, columns: Mapping[str, pa.DataType]) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def _is_messages(kind: pa.DataType) -> bool:
@@ -134,7 +158,9 @@ def _listed(columns: Iterable[str]) -> str:
 
 
 def files_of(data: str, split: str | None) -> list[Path]:
-    """The files that a source reads. Raises DataError where there is none, or where it is not clear which."""
+    """The files that a source reads. Raises DataError where there is none, or where it is not clear
+    which.
+    """
     path = Path(data).expanduser()
     with opened_for(path):
         if path.is_dir():
@@ -143,21 +169,31 @@ def files_of(data: str, split: str | None) -> list[Path]:
     if path.suffix not in SUFFIXES:
         found = repr(path.suffix) if path.suffix else "no ending"
         raise DataError(
-            f"{path}: expected a file ending in {_ENDINGS}, found {found}. Fix: {_conversion(path.suffix)}."
+            f"{path}: expected a file ending in {_ENDINGS}, found {found}. Fix:"
+            f" {_conversion(path.suffix)}."
         )
     if not path.stat().st_size:
-        raise DataError(f"{path}: expected at least one row, found an empty file. Fix: name a file that has rows.")
+        raise DataError(
+            f"{path}: expected at least one row, found an empty file. Fix: name a file that has"
+            " rows."
+        )
     return [path]
 
 
 def _refuse_other_than_file(path: Path) -> None:
-    """Raises DataError for what is not there, and for what has no end or no rows: a pipe, a device, a socket."""
+    """Raises DataError for what is not there, and for what has no end or no rows: a pipe, a device,
+    a socket.
+    """
     if path.is_file():
         return
     if path.is_symlink():
-        raise DataError(f"{path}: a link to {path.readlink()}, which is not there. Fix: mend the link.")
+        raise DataError(
+            f"{path}: a link to {path.readlink()}, which is not there. Fix: mend the link."
+        )
     if path.exists():
-        raise DataError(f"{path}: expected a file or a folder, found {_kind(path)}. Fix: name a file.")
+        raise DataError(
+            f"{path}: expected a file or a folder, found {_kind(path)}. Fix: name a file."
+        )
     raise DataError(_missing(path))
 
 
@@ -191,23 +227,35 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
         if not path.is_dir():
             _refuse_other_than_file(path)
     found = [p for p in named if p.is_file() and (p.suffix == ".parquet" or p.stat().st_size)]
-    chosen = found if split is None or inside is not folder else [p for p in found if _split_of(p, (split,))]
+    chosen = (
+        found
+        if split is None or inside is not folder
+        else [p for p in found if _split_of(p, (split,))]
+    )
     if not chosen:
         what = "files" if split is None else f"files of split {split!r}"
         there = _listed(p.name for p in found)
         fix = "the folder that has the files, or one of them"
-        raise DataError(f"{folder}: expected {what} ending in {_ENDINGS}, found: {there}. Fix: {fix}.")
+        raise DataError(
+            f"{folder}: expected {what} ending in {_ENDINGS}, found: {there}. Fix: {fix}."
+        )
     if len({p.suffix for p in chosen}) > 1:
         raise DataError(f"{folder}: expected Parquet or JSONL, found both. Fix: name one file.")
     splits = sorted({s for p in chosen if (s := _split_of(p, _SPLITS))})
     if split is None and len(splits) > 1:
-        raise DataError(f"{folder}: holds the splits {_listed(splits)}, and none was chosen. Fix: split={splits[0]!r}.")
+        raise DataError(
+            f"{folder}: holds the splits {_listed(splits)}, and none was chosen. Fix:"
+            f" split={splits[0]!r}."
+        )
     return chosen
 
 
 def _split_of(path: Path, names: Sequence[str]) -> str | None:
     """Which of these splits a file belongs to: train.parquet, train-00000-of-00004.parquet."""
-    return next((n for n in names if path.stem == n or path.stem.startswith((f"{n}-", f"{n}_", f"{n}."))), None)
+    return next(
+        (n for n in names if path.stem == n or path.stem.startswith((f"{n}-", f"{n}_", f"{n}."))),
+        None,
+    )
 
 
 def _is_parquet(files: Sequence[Path]) -> bool:
@@ -225,10 +273,14 @@ def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
                 schemas.append(pq.read_schema(path).remove_metadata())
         except (pa.ArrowException, DataError) as error:
             told = _first_line(error).partition(". Fix")[0]
-            raise DataError(f"{path}: expected a Parquet file: {told}. Fix: write it again.") from error
+            raise DataError(
+                f"{path}: expected a Parquet file: {told}. Fix: write it again."
+            ) from error
         names = schemas[-1].names
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"{path}: expected each column once, found {repeated[0]!r} twice. Fix: rename one.")
+            raise DataError(
+                f"{path}: expected each column once, found {repeated[0]!r} twice. Fix: rename one."
+            )
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -241,8 +293,14 @@ def _differing(files: Sequence[Path], schemas: Sequence[pa.Schema], error: Excep
         try:
             pa.unify_schemas(schemas[:count], promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            return f"{files[count - 1]}: expected the column types of {files[0].name}: {error}. Fix: one type a column."
-    return f"{files[0].parent}: expected files with the same columns: {error}. Fix: one type for each column."
+            return (
+                f"{files[count - 1]}: expected the column types of {files[0].name}: {error}. Fix:"
+                " one type a column."
+            )
+    return (
+        f"{files[0].parent}: expected files with the same columns: {error}. Fix: one type for each"
+        " column."
+    )
 
 
 def _read_parquet(files: Sequence[Path]) -> pa.Table:
@@ -261,11 +319,17 @@ def _damaged(files: Sequence[Path], error: Exception) -> str:
         try:
             table = pq.ParquetFile(path).read()
         except (pa.ArrowException, OSError) as found:
-            return f"{path}: could not be read: {_first_line(found)}. Fix: write it again, it is damaged."
+            return (
+                f"{path}: could not be read: {_first_line(found)}. Fix: write it again, it is"
+                " damaged."
+            )
         for name in table.column_names:
             row = _first_invalid(table.column(name))
             if row is not None:
-                return f"{path}: row {row}, column {name!r}: expected UTF-8, found other bytes. Fix: write it again."
+                return (
+                    f"{path}: row {row}, column {name!r}: expected UTF-8, found other bytes. Fix:"
+                    " write it again."
+                )
     return f"{files[0]}: could not be read: {_first_line(error)}. Fix: write it again."
 
 
@@ -283,7 +347,11 @@ def _first_invalid(column: pa.ChunkedArray) -> int | None:
             low, high = 0, len(chunk)
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (low, middle) if not _is_valid(chunk.slice(low, middle - low)) else (middle, high)
+                low, high = (
+                    (low, middle)
+                    if not _is_valid(chunk.slice(low, middle - low))
+                    else (middle, high)
+                )
             return start + low
         start += len(chunk)
     return None
@@ -308,17 +376,22 @@ def row_place(data: str, split: str | None, row: int) -> str:
 
 
 def _rows_of_split(table: pa.Table, data: str, split: str) -> pa.Table:
-    """The rows of a single file whose column `split`, or verl's `extra_info.split`, has this value."""
+    """The rows of a single file whose column `split`, or verl's `extra_info.split`, has this value.
+    """
     of_row = _split_column(table)
     if of_row is None:
         raise DataError(
-            f"{data}: expected 'split' or 'extra_info.split' to choose split {split!r} by, found columns: "
-            f"{_listed(table.column_names)}. Fix: leave split= out, or name a folder with a file for each split."
+            f"{data}: expected 'split' or 'extra_info.split' to choose split {split!r} by, found"
+            f" columns: {_listed(table.column_names)}. Fix: leave split= out, or name a folder with"
+            " a file for each split."
         )
     chosen = table.filter(pa.array([value == split for value in of_row]))
     if not len(chosen):
         there = sorted({str(value) for value in of_row})
-        raise DataError(f"{data}: no row of split {split!r}; there are: {_listed(there)}. Fix: split={there[0]!r}.")
+        raise DataError(
+            f"{data}: no row of split {split!r}; there are: {_listed(there)}. Fix:"
+            f" split={there[0]!r}."
+        )
     return chosen
 
 

@@ -1,7 +1,7 @@
 """JSONL as users bring it: one JSON object a line, whatever else is there.
 
-Owns: reading the lines, naming the one that is wrong, and the columns that they make. Does not own: which files there
-are, nor what a column is for (data_files.py).
+Owns: reading the lines, naming the one that is wrong, and the columns that they make. Does not own:
+which files there are, nor what a column is for (data_files.py).
 
 Not through pyarrow.json: it reads texts that look like dates as dates, and does not name the line.
 """
@@ -43,12 +43,18 @@ def opened_for(path: Path) -> Iterator[None]:
 
 
 def _way_out(error: OSError) -> str:
-    known = {errno.EACCES: "its rights (ls -l)", errno.ENAMETOOLONG: "a shorter name", errno.ELOOP: "mend the link"}
+    known = {
+        errno.EACCES: "its rights (ls -l)",
+        errno.ENAMETOOLONG: "a shorter name",
+        errno.ELOOP: "mend the link",
+    }
     return known.get(error.errno or 0, "look at the file and its disk")
 
 
 def read_lines(files: Sequence[Path], limit: int | None = None) -> list[Line]:
-    """The rows of these files, blank lines left out; at most `limit`. Raises DataError, which names the line."""
+    """The rows of these files, blank lines left out; at most `limit`. Raises DataError, which names
+    the line.
+    """
     decode = msgspec.json.Decoder().decode
     found: list[Line] = []
     for path in files:
@@ -59,7 +65,10 @@ def read_lines(files: Sequence[Path], limit: int | None = None) -> list[Line]:
                 if limit is not None and len(found) >= limit:
                     break
     if not found:
-        raise DataError(f"{files[0]}: expected at least one row, found an empty file. Fix: name a file that has rows.")
+        raise DataError(
+            f"{files[0]}: expected at least one row, found an empty file. Fix: name a file that has"
+            " rows."
+        )
     return found
 
 
@@ -70,10 +79,12 @@ def place_of(files: Sequence[Path], row: int) -> str:
 
 
 def _object(path: Path, number: int, line: bytes, decode: Any) -> dict[str, Any]:
-    """The object on a line. It is called for each, so the place is put into words only where it is needed.
+    """The object on a line. It is called for each, so the place is put into words only where it is
+    needed.
 
-    Each key has one colon, so as many colons as keys that were found means that none came twice; else colons behind
-    quotes are counted, and only where these are more, too, is the line read again.
+    Each key has one colon, so as many colons as keys that were found means that none came twice;
+    else colons behind quotes are counted, and only where these are more, too, is the line read
+    again.
     """
     if number == 1:
         _refuse_mark(f"{path}:1", line)
@@ -83,7 +94,10 @@ def _object(path: Path, number: int, line: bytes, decode: Any) -> dict[str, Any]
         raise DataError(_undecoded(f"{path}:{number}", line, error)) from error
     if type(row) is not dict:
         fix = '{"prompt": "..."} on each line'
-        raise DataError(f"{path}:{number}: expected one JSON object a line, found {type(row).__name__}. Fix: {fix}.")
+        raise DataError(
+            f"{path}:{number}: expected one JSON object a line, found {type(row).__name__}. Fix:"
+            f" {fix}."
+        )
     keys = _keys(row)
     if keys is None:
         raise DataError(_too_deep(f"{path}:{number}"))
@@ -107,11 +121,16 @@ def _refuse_mark(where: str, line: bytes) -> None:
         fix = "save the file as UTF-8 without it"
         raise DataError(f"{where}: expected JSON, found a byte order mark (EF BB BF). Fix: {fix}.")
     if line.startswith(_WIDE):
-        raise DataError(f"{where}: expected UTF-8, found UTF-16 or UTF-32. Fix: save the file as UTF-8.")
+        raise DataError(
+            f"{where}: expected UTF-8, found UTF-16 or UTF-32. Fix: save the file as UTF-8."
+        )
     if line.startswith((b"PAR1", b"\x1f\x8b", b"PK")):
         kind = {b"PAR1": "a Parquet file", b"\x1f\x8b": "gzip", b"PK": "a zip archive"}
         found = next(name for start, name in kind.items() if line.startswith(start))
-        raise DataError(f"{where}: expected lines of JSON, found {found}. Fix: the ending that it is, or unpack it.")
+        raise DataError(
+            f"{where}: expected lines of JSON, found {found}. Fix: the ending that it is, or"
+            " unpack it."
+        )
 
 
 def _odd_bytes(line: bytes) -> str:
@@ -142,29 +161,44 @@ def _keys(row: dict[str, Any]) -> int | None:
 
 
 def _too_deep(where: str) -> str:
-    return f"{where}: expected at most {_NESTED} levels of lists and objects, found more. Fix: keep it as text."
+    return (
+        f"{where}: expected at most {_NESTED} levels of lists and objects, found more. Fix: keep it"
+        " as text."
+    )
 
 
 def _refuse_repeated(where: str, line: bytes) -> None:
-    """Raises DataError for a key that an object has twice: which of the values was meant nobody knows."""
+    """Raises DataError for a key that an object has twice: which of the values was meant nobody
+    knows.
+    """
 
     def pairs(found: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
         for key, _ in found:
             if key in seen:
-                raise DataError(f"{where}: expected each key once, found {key!r} twice. Fix: leave one out.")
+                raise DataError(
+                    f"{where}: expected each key once, found {key!r} twice. Fix: leave one out."
+                )
             seen.add(key)
 
     json.loads(line, object_pairs_hook=pairs)
 
 
 def table_of(lines: Sequence[Line]) -> pa.Table:
-    """The lines as columns. Raises DataError for a value that does not fit into its column, naming the line."""
+    """The lines as columns. Raises DataError for a value that does not fit into its column, naming
+    the line.
+    """
     names = dict.fromkeys(name for _, _, row in lines for name in row)
     return pa.table({name: _column(name, lines) for name in names})
 
 
-_ODD = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
+_ODD = (
+    pa.ArrowInvalid,
+    pa.ArrowTypeError,
+    pa.ArrowNotImplementedError,
+    OverflowError,
+    UnicodeEncodeError,
+)
 
 
 def _column(name: str, lines: Sequence[Line]) -> pa.Array:
@@ -183,9 +217,13 @@ def _odd_line(name: str, lines: Sequence[Line], error: BaseException) -> str:
             pa.array([first, row[name]])
         except _ODD as odd:
             if path == there[0][0] and number == there[0][1]:
-                return f"{path}:{number}: column {name!r}: {str(row[name])[:40]!r}: {odd}. Fix: a value that fits."
+                return (
+                    f"{path}:{number}: column {name!r}: {str(row[name])[:40]!r}: {odd}. Fix: a"
+                    " value that fits."
+                )
             return (
-                f"{path}:{number}: column {name!r}: expected a value like {str(first)[:40]!r} in line {there[0][1]}, "
-                f"found {str(row[name])[:40]!r}. Fix: one type for each column."
+                f"{path}:{number}: column {name!r}: expected a value like {str(first)[:40]!r} in"
+                f" line {there[0][1]}, found {str(row[name])[:40]!r}. Fix: one type for each"
+                " column."
             )
     return f"{lines[0][0]}: column {name!r}: {error}. Fix: one type for each column."

@@ -1,9 +1,12 @@
-"""What is known of data sources before any row is read: whether two share rows, how many rows one has.
+"""What is known of data sources before any row is read: whether two share rows, how many rows one
+has.
 
-Owns: comparing files by what they are on disk, and procedural tasks by what they make. Does not own: reading rows
-(data_files.py), tasks (tasks.py), nor what follows from an overlap (dataflow/rules/held_out.py).
+Owns: comparing files by what they are on disk, and procedural tasks by what they make. Does not
+own: reading rows (data_files.py), tasks (tasks.py), nor what follows from an overlap
+(dataflow/rules/held_out.py).
 
-Copies of a file under another inode are not found: only their rows could show that they are the same.
+Copies of a file under another inode are not found: only their rows could show that they are the
+same.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ Identity = tuple[str, int, int]
 def overlap(data: str, split: str | None, other: str, other_split: str | None) -> bool:
     """Whether two sources read rows of one file, or make the same items of one task.
 
-    A split of a folder is some of its files; one of a single file, or of a task, is some of its rows.
+    A split of a folder is some of its files; one of a single file, or of a task, is some of its
+    rows.
     """
     if tasks.is_task(data) or tasks.is_task(other):
         both = tasks.is_task(data) and tasks.is_task(other)
@@ -40,8 +44,8 @@ def overlap(data: str, split: str | None, other: str, other_split: str | None) -
 
 
 def row_count(data: str, split: str | None) -> int | None:
-    """Rows of a source, by file footers, by the lines of small JSONL files, by a task's size. None where it is not
-    known without reading more, or where the source cannot be read.
+    """Rows of a source, by file footers, by the lines of small JSONL files, by a task's size. None
+    where it is not known without reading more, or where the source cannot be read.
     """
     if tasks.is_task(data):
         return tasks.size_of(data) if split is None else None
@@ -54,7 +58,11 @@ def row_count(data: str, split: str | None) -> int | None:
         if sum(path.stat().st_size for path in files) > _COUNTED:
             return None
         return sum(bool(line.strip()) for path in files for line in path.read_bytes().splitlines())
-    except (DataError, OSError, pa.ArrowInvalid):  # what is wrong with it is said where its columns are read
+    except (
+        DataError,
+        OSError,
+        pa.ArrowInvalid,
+    ):  # what is wrong with it is said where its columns are read
         return None
 
 
@@ -64,7 +72,9 @@ def _apart(split: str | None, other: str | None) -> bool:
 
 def _shared(some: set[Identity], others: set[Identity]) -> bool:
     paths, inodes = ({i[0] for i in some}, {i[1:] for i in some if i[2]})
-    return any(path in paths or (inode and (device, inode) in inodes) for path, device, inode in others)
+    return any(
+        path in paths or (inode and (device, inode) in inodes) for path, device, inode in others
+    )
 
 
 def _files(data: str, split: str | None) -> set[Identity]:

@@ -30,35 +30,59 @@ def _forward(name: str, output: type, kernel: str, **limits: Limit) -> Operator:
     )
 
 
-LOGPROBS = _forward("logprobs", Logprobs, "TorchLogprobs", temperature=number(0.0, above=True, like=1.0, optional=True))
+LOGPROBS = _forward(
+    "logprobs",
+    Logprobs,
+    "TorchLogprobs",
+    temperature=number(0.0, above=True, like=1.0, optional=True),
+)
 VALUES = _forward("values", Values, "TorchValues")
 SCORES = _forward("scores", Reward, "TorchScores", reads=choice("tokens"))
 
 
 @declares
 def logprobs(
-    model: Model, rows: Port[Completion], *, temperature: float | None = None, max_lag: int = 0, name: str | None = None
+    model: Model,
+    rows: Port[Completion],
+    *,
+    temperature: float | None = None,
+    max_lag: int = 0,
+    name: str | None = None,
 ) -> Port[Logprobs]:
     """Log-probability of each completion token under a Model; the node takes the Model's name.
 
-    temperature: None is that of the rollout, which is what a ratio needs (1.0 where it was greedy). max_lag: 0 puts the
-    node after the cut, where it sees the weights that the Step starts from; more lets it run earlier on older ones.
+    temperature: None is that of the rollout, which is what a ratio needs (1.0 where it was greedy).
+    max_lag: 0 puts the node after the cut, where it sees the weights that the Step starts from;
+    more lets it run earlier on older ones.
     """
     params = {"temperature": temperature, "max_lag": max_lag}
     return Node(
-        LOGPROBS, name or _name(model, "logprobs"), states={"model": model}, inputs={"rows": rows}, params=params
+        LOGPROBS,
+        name or _name(model, "logprobs"),
+        states={"model": model},
+        inputs={"rows": rows},
+        params=params,
     ).port()
 
 
 @declares
-def values(model: Model, rows: Port[Completion], *, max_lag: int = 0, name: str = "values") -> Port[Values]:
+def values(
+    model: Model, rows: Port[Completion], *, max_lag: int = 0, name: str = "values"
+) -> Port[Values]:
     """Expected return before each completion token, from a Model with head="scalar"."""
-    return Node(VALUES, name, states={"model": model}, inputs={"rows": rows}, params={"max_lag": max_lag}).port()
+    return Node(
+        VALUES, name, states={"model": model}, inputs={"rows": rows}, params={"max_lag": max_lag}
+    ).port()
 
 
 @declares
 def scores(
-    model: Model, rows: Port[Completion], *, reads: Literal["tokens"] = "tokens", max_lag: int = 0, name: str = "scores"
+    model: Model,
+    rows: Port[Completion],
+    *,
+    reads: Literal["tokens"] = "tokens",
+    max_lag: int = 0,
+    name: str = "scores",
 ) -> Port[Reward]:
     """One number a row from a reward Model (head="scalar"), read at the last token."""
     params = {"reads": reads, "max_lag": max_lag}

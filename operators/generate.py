@@ -57,15 +57,16 @@ def generate(
 ) -> Port[Rollout]:
     """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 cut nothing off.
 
-    The answers are rows of their own, at n=1 too: see `mean_over` for the way from them to the prompt's rows.
-    stop: a string, or several, that end an answer where it is written; it is part of the answer.
-    Log-probs are recorded before top-k and top-p; where these cut, the rows are a TruncatedRollout, which has the log
-    of the probability that they kept beside each.
-    overlong_prompt: what becomes of a prompt of more than max_prompt_tokens, or of so many that it and max_tokens are
-    beyond the positions of a Model that reads the rows: `error` ends the run, `drop` gives it up with its whole group
-    and lets another prompt in, `truncate` keeps its last tokens. The metric prompt/overlong counts them.
-    max_lag: how many versions old the weights that made a row may be when it is trained; 0 is synchronous. on_update:
-    whether new weights interrupt running rows (their tokens stay, each with its version) or wait for them.
+    The answers are rows of their own, at n=1 too: see `mean_over` for the way from them to the
+    prompt's rows. stop: a string, or several, that end an answer where it is written; it is part of
+    the answer. Log-probs are recorded before top-k and top-p; where these cut, the rows are a
+    TruncatedRollout, which has the log of the probability that they kept beside each.
+    overlong_prompt: what becomes of a prompt of more than max_prompt_tokens, or of so many that it
+    and max_tokens are beyond the positions of a Model that reads the rows: `error` ends the run,
+    `drop` gives it up with its whole group and lets another prompt in, `truncate` keeps its last
+    tokens. The metric prompt/overlong counts them. max_lag: how many versions old the weights that
+    made a row may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt
+    running rows (their tokens stay, each with its version) or wait for them.
     """
     params = {
         "n": n,
@@ -75,15 +76,24 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else stop,
+        "stop": (
+            (stop,)
+            if isinstance(stop, str)
+            else tuple(stop)
+            if isinstance(stop, Iterable)
+            else stop
+        ),
         "max_lag": max_lag,
         "on_update": on_update,
     }
     schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
     inputs: dict[str, Port[Any]] = {"prompt": prompt}
-    return Node(GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)).port()
+    return Node(
+        GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
+    ).port()
 
 
 def truncates(temperature: float, top_p: float, top_k: int) -> bool:
-    """Whether a sampler draws from a part of its distribution. A greedy one draws nothing at all."""
+    """Whether a sampler draws from a part of its distribution. A greedy one draws nothing at all.
+    """
     return temperature != 0.0 and (top_p != 1.0 or top_k != 0)

@@ -46,18 +46,26 @@ def clipped_policy(
     kl: str = "k3",
     dual_clip: float | None = None,
 ) -> Terms:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)) + beta * KL(now | reference), r = exp(now - old) (arXiv:1707.06347).
+    """max(-A r, -A clip(r, 1 - low, 1 + high)) + beta * KL(now | reference), r = exp(now - old)
+    (arXiv:1707.06347).
 
-    The KL term is GRPO's (arXiv:2402.03300, equation 4); two clip ranges are DAPO's (arXiv:2503.14476). dual_clip c > 1
-    bounds the loss of a negative advantage by -A c (arXiv:1912.09729, equation 5). old=None: as recorded at sampling.
+    The KL term is GRPO's (arXiv:2402.03300, equation 4); two clip ranges are DAPO's
+    (arXiv:2503.14476). dual_clip c > 1 bounds the loss of a negative advantage by -A c
+    (arXiv:1912.09729, equation 5). old=None: as recorded at sampling.
     """
     before = _recorded(now, "clipped_policy_loss") if old is None else old["logprobs"]
     gain = _trained(now, advantage["advantage"])
-    loss, clipped = _clipped(_difference(now, _logprobs(now, "a policy loss"), before), gain, clip, dual_clip)
-    metrics: dict[str, tuple[Tensor, Tensor | float]] = {"policy/clip_fraction": _mean(now, clipped)}
+    loss, clipped = _clipped(
+        _difference(now, _logprobs(now, "a policy loss"), before), gain, clip, dual_clip
+    )
+    metrics: dict[str, tuple[Tensor, Tensor | float]] = {
+        "policy/clip_fraction": _mean(now, clipped)
+    }
     if reference is not None:
         divergence = _divergence(now, reference["logprobs"], kl)
-        loss = loss + beta * divergence if beta else loss  # a schedule may come to 0, and 0 times infinity is none
+        loss = (
+            loss + beta * divergence if beta else loss
+        )  # a schedule may come to 0, and 0 times infinity is none
         metrics["policy/kl_reference"] = _mean(now, divergence)
     return Terms(loss, metrics)
 
@@ -76,11 +84,13 @@ def decoupled_policy(
     cap: float | None = 5.0,
     over_cap: str = "drop",
 ) -> Terms:
-    """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - behaviour) (AReaL, arXiv:2505.24298).
+    """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - behaviour) (AReaL,
+    arXiv:2505.24298).
 
-    The behaviour is what the sampler really drew from: where top-k or top-p cut, the recorded log-probs less those of
-    what was kept (Now.behaviour). w is a constant. A token with w above `cap` counts nothing (over_cap="drop"), or as
-    `cap` ("truncate"); the denominator keeps it either way.
+    The behaviour is what the sampler really drew from: where top-k or top-p cut, the recorded
+    log-probs less those of what was kept (Now.behaviour). w is a constant. A token with w above
+    `cap` counts nothing (over_cap="drop"), or as `cap` ("truncate"); the denominator keeps it
+    either way.
     """
     near = proximal["logprobs"]
     log_weight = _difference(now, near, _behaviour(now, "decoupled_policy_loss")).detach()
@@ -91,12 +101,16 @@ def decoupled_policy(
         metrics["policy/cap_fraction"] = _mean(now, over.to(weight.dtype))
         log_weight = log_weight.masked_fill(over, -inf if over_cap == "drop" else log(cap))
     ahead = _difference(now, _logprobs(now, "a policy loss"), near)
-    loss, clipped = _clipped(ahead, _trained(now, advantage["advantage"]), clip, log_weight=log_weight)
+    loss, clipped = _clipped(
+        ahead, _trained(now, advantage["advantage"]), clip, log_weight=log_weight
+    )
     return Terms(loss, metrics | {"policy/clip_fraction": _mean(now, clipped)})
 
 
 def entropy(now: Now) -> Terms:
-    """-H(next token), of the whole distribution: added with a small weight it keeps a policy exploring."""
+    """-H(next token), of the whole distribution: added with a small weight it keeps a policy
+    exploring.
+    """
     if now.entropy is None:
         raise _absent("entropy_loss", "the entropy of the next token", "a Model with head='lm'")
     return Terms(-now.entropy, {"policy/entropy": _mean(now, now.entropy.detach())})
@@ -108,9 +122,15 @@ def supervised(now: Now) -> Terms:
 
 
 def value(
-    now: Now, returns: Tensors[Returns], old: Tensors[Values] | None = None, *, clip: float | None = None
+    now: Now,
+    returns: Tensors[Returns],
+    old: Tensors[Values] | None = None,
+    *,
+    clip: float | None = None,
 ) -> Terms:
-    """(v - R)^2 / 2; with clip the larger of that and the same of v held within `clip` of old (OpenAI baselines)."""
+    """(v - R)^2 / 2; with clip the larger of that and the same of v held within `clip` of old
+    (OpenAI baselines).
+    """
     if now.values is None:
         raise _absent("value_loss", "values", 'Model(..., head="scalar")')
     goal = _trained(now, returns["returns"])
@@ -118,7 +138,8 @@ def value(
     metrics = {"value/squared_error": _mean(now, error.detach())}
     if old is not None and clip is not None:
         before = _trained(now, old["values"])
-        # Held by bounds, not as before + difference: within them it is the value itself, to the bit.
+        # Held by bounds, not as before + difference: within them it is the value itself, to the
+        # bit.
         held = now.values.clamp(before - clip, before + clip)
         other = (held - goal).square()
         metrics["value/clip_fraction"] = _mean(now, (other > error).to(error.dtype))
@@ -126,25 +147,40 @@ def value(
     return Terms(0.5 * error, metrics)
 
 
-def dpo(now: Now, pairs: Tensors[Preference], reference: Tensors[Logprobs], *, beta: float = 0.1) -> Terms:
-    """-log sigmoid(beta * (margin of the chosen row - of the rejected one)), a group of two rows (arXiv:2305.18290).
+def dpo(
+    now: Now, pairs: Tensors[Preference], reference: Tensors[Logprobs], *, beta: float = 0.1
+) -> Terms:
+    """-log sigmoid(beta * (margin of the chosen row - of the rejected one)), a group of two rows
+    (arXiv:2305.18290).
 
     A row's margin is log pi(row) - log pi_reference(row), summed over its tokens.
     """
     margin = now.row_sum(_difference(now, _logprobs(now, "dpo_loss"), reference["logprobs"]))
     logit = beta * now.group_sum(margin * pairs["sign"])
-    loss = (-logit).logaddexp(logit.new_zeros(()))  # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0
+    loss = (-logit).logaddexp(
+        logit.new_zeros(())
+    )  # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0
     right = (logit.detach() > 0).to(loss.dtype)
-    return Terms(loss, {"dpo/accuracy": (right.sum(), now.groups), "dpo/margin": (logit.detach().sum(), now.groups)})
+    return Terms(
+        loss,
+        {
+            "dpo/accuracy": (right.sum(), now.groups),
+            "dpo/margin": (logit.detach().sum(), now.groups),
+        },
+    )
 
 
-def trajectory_balance(now: Now, score: Tensors[Reward], reference: Tensors[Logprobs], *, beta: float) -> Terms:
+def trajectory_balance(
+    now: Now, score: Tensors[Reward], reference: Tensors[Logprobs], *, beta: float
+) -> Terms:
     """Mean over a group of (log Z + log pi - log pi_ref - r / beta)^2 (TBA, arXiv:2503.18929).
 
-    Z is estimated from the group: log Z = mean(log pi_ref - log pi + r / beta), held constant. Right for rows of any
-    sampler with full support.
+    Z is estimated from the group: log Z = mean(log pi_ref - log pi + r / beta), held constant.
+    Right for rows of any sampler with full support.
     """
-    gap = now.row_sum(_difference(now, _logprobs(now, "trajectory_balance_loss"), reference["logprobs"]))
+    gap = now.row_sum(
+        _difference(now, _logprobs(now, "trajectory_balance_loss"), reference["logprobs"])
+    )
     gap = gap - score["reward"] / beta
     size = now.group_sum(gap.detach().new_ones(now.rows))
     partition = -(now.group_sum(gap.detach()) / size)
@@ -180,9 +216,14 @@ DECOUPLED_POLICY = loss_function(
 ENTROPY = loss_function(entropy, name="entropy_loss", entropy=True)
 SUPERVISED = loss_function(supervised, name="supervised_loss", supervised=True)
 VALUE = loss_function(
-    value, name="value_loss", head="scalar", limits={"clip": number(0.0, above=True, optional=True, like=0.2)}
+    value,
+    name="value_loss",
+    head="scalar",
+    limits={"clip": number(0.0, above=True, optional=True, like=0.2)},
 )
-DPO = loss_function(dpo, name="dpo_loss", scope="group", limits={"beta": number(0.0, above=True, like=0.1)})
+DPO = loss_function(
+    dpo, name="dpo_loss", scope="group", limits={"beta": number(0.0, above=True, like=0.1)}
+)
 TRAJECTORY_BALANCE = loss_function(
     trajectory_balance,
     name="trajectory_balance_loss",
@@ -204,15 +245,18 @@ def clipped_policy_loss(
 ) -> Loss:
     """PPO's clipped objective, as GRPO and DAPO use it; the formula is `clipped_policy`'s.
 
-    old: None is the sampler's recorded log-probs; logprobs(policy, rollout, name="old") recomputes them. clip: 0.2, or
-    (0.2, 0.28) below and above. beta: weight of the divergence from `reference`. kl: its estimator
-    (joschu.net/blog/kl-approx.html): k1 d, k2 d^2 / 2, k3 exp(-d) - 1 + d, with d = now - reference.
+    old: None is the sampler's recorded log-probs; logprobs(policy, rollout, name="old") recomputes
+    them. clip: 0.2, or (0.2, 0.28) below and above. beta: weight of the divergence from
+    `reference`. kl: its estimator (joschu.net/blog/kl-approx.html): k1 d, k2 d^2 / 2, k3 exp(-d) -
+    1 + d, with d = now - reference.
     """
     if reference is None and beta != 0.0:
         fix = 'reference=logprobs(Model("reference", base), rollout), or beta=0.0'
         raise _refused("clipped_policy_loss", f"beta={beta} needs reference=, none given", fix)
     params = {"clip": clip, "beta": beta, "kl": kl, "dual_clip": dual_clip}
-    return make_loss(CLIPPED_POLICY, {"advantage": advantage, "old": old, "reference": reference}, params)
+    return make_loss(
+        CLIPPED_POLICY, {"advantage": advantage, "old": old, "reference": reference}, params
+    )
 
 
 @declares
@@ -230,14 +274,17 @@ def decoupled_policy_loss(
     cap: Number | None = 5.0,
     over_cap: Literal["drop", "truncate"] = "drop",
 ) -> Loss:
-    """AReaL's objective for stale rows: clipped around `proximal`, the policy as the Step found it."""
+    """AReaL's objective for stale rows: clipped around `proximal`, the policy as the Step found it.
+    """
     params = {"clip": clip, "cap": cap, "over_cap": over_cap}
     return make_loss(DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params)
 
 
 @declares
 def entropy_loss() -> Loss:
-    """The negative entropy: `a + 0.01 * entropy_loss()` rewards a policy for keeping several answers open."""
+    """The negative entropy: `a + 0.01 * entropy_loss()` rewards a policy for keeping several
+    answers open.
+    """
     return make_loss(ENTROPY, {}, {})
 
 
@@ -248,10 +295,18 @@ def supervised_loss() -> Loss:
 
 
 @declares
-def value_loss(returns: Port[Returns], *, old: Port[Values] | None = None, clip: Number | None = None) -> Loss:
-    """Squared error of a critic (a Model with head="scalar"); clip holds it near `old`, its values before the Step."""
+def value_loss(
+    returns: Port[Returns], *, old: Port[Values] | None = None, clip: Number | None = None
+) -> Loss:
+    """Squared error of a critic (a Model with head="scalar"); clip holds it near `old`, its values
+    before the Step.
+    """
     if clip is not None and old is None:
-        raise _refused("value_loss", f"clip={clip} needs old=, none given", "old=values(critic, rollout), or clip=None")
+        raise _refused(
+            "value_loss",
+            f"clip={clip} needs old=, none given",
+            "old=values(critic, rollout), or clip=None",
+        )
     return make_loss(VALUE, {"returns": returns, "old": old}, {"clip": clip})
 
 
@@ -262,8 +317,11 @@ def dpo_loss(pairs: Port[Preference], *, reference: Port[Logprobs], beta: Number
 
 
 @declares
-def trajectory_balance_loss(score: Port[Reward], *, reference: Port[Logprobs], beta: Number) -> Loss:
-    """Trajectory balance with a group's estimate of the partition function; takes rows of any age."""
+def trajectory_balance_loss(
+    score: Port[Reward], *, reference: Port[Logprobs], beta: Number
+) -> Loss:
+    """Trajectory balance with a group's estimate of the partition function; takes rows of any age.
+    """
     return make_loss(TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta})
 
 
@@ -276,9 +334,9 @@ def _clipped(
 ) -> tuple[Tensor, Tensor]:
     """The clipped objective by token, and 1.0 where the clip holds it. ahead: log of the ratio.
 
-    Which tokens are held is decided on constants. They get the held number, and a ratio of 1 in place of their own, of
-    which an infinite one would make 0 times infinity of the gradient. A weight is added to the log of the ratio: their
-    product may fit where one of both does not.
+    Which tokens are held is decided on constants. They get the held number, and a ratio of 1 in
+    place of their own, of which an infinite one would make 0 times infinity of the gradient. A
+    weight is added to the log of the ratio: their product may fit where one of both does not.
     """
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
     ratio = ahead.detach().exp()
@@ -340,7 +398,9 @@ def _behaviour(now: Now, name: str) -> Tensor:
 
 
 def _absent(name: str, what: str, fix: str) -> GraphError:
-    return GraphError(Fault(rule="loss", where=name, problem=f"expected {what}, found none", fix=fix))
+    return GraphError(
+        Fault(rule="loss", where=name, problem=f"expected {what}, found none", fix=fix)
+    )
 
 
 def _refused(name: str, problem: str, fix: str) -> GraphError:

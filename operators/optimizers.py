@@ -14,10 +14,11 @@ from dataflow.limits import number
 @constructs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101); `optimizer="adamw"` is AdamW().
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101);
+    `optimizer="adamw"` is AdamW().
 
-    The second moment forgets faster than usual (0.99): policy gradients change scale as rewards do. No weight decay:
-    it would pull a policy away from its base.
+    The second moment forgets faster than usual (0.99): policy gradients change scale as rewards do.
+    No weight decay: it would pull a policy away from its base.
     """
 
     betas: tuple[float, float] = (0.9, 0.99)
@@ -25,12 +26,25 @@ class AdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        betas = isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(_BETA.accepts, self.betas))
+        betas = (
+            isinstance(self.betas, tuple)
+            and len(self.betas) == 2
+            and all(map(_BETA.accepts, self.betas))
+        )
         fits = betas and 1.0 not in self.betas
-        require("AdamW", "betas", self.betas, fits=fits, expected="two numbers in [0, 1)", fix="betas=(0.9, 0.99)")
+        require(
+            "AdamW",
+            "betas",
+            self.betas,
+            fits=fits,
+            expected="two numbers in [0, 1)",
+            fix="betas=(0.9, 0.99)",
+        )
         for name, limit in _LIMITS.items():
             value, fix = getattr(self, name), f"{name}={limit.like!r}"
-            require("AdamW", name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix)
+            require(
+                "AdamW", name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix
+            )
 
 
 _BETA = number(0.0, 1.0, like=0.9)

@@ -34,7 +34,10 @@ REWARD = Operator(
     ),
     outputs=(Reward,),
     kernels={"host": "operators.kernels.scoring:Reward"},
-    limits={"timeout": number(0.0, above=True, like=30.0), "on_error": choice("stop", "drop_group")},
+    limits={
+        "timeout": number(0.0, above=True, like=30.0),
+        "on_error": choice("stop", "drop_group"),
+    },
 )
 
 GROUP_REWARD = Operator(
@@ -61,12 +64,14 @@ def reward(
     on_error: Literal["stop", "drop_group"] = "stop",
     name: str = "reward",
 ) -> Port[Reward]:
-    """A number for each completion, from one function or a weighted sum of several, each in a process of its own.
+    """A number for each completion, from one function or a weighted sum of several, each in a
+    process of its own.
 
-    A function has TRL's signature: keywords only, `prompts`, `completions`, `completion_ids` and every dataset column
-    by name; it may be async, and answers None for a row to which it does not apply. It sees any chunk of rows; one that
-    compares completions of a prompt must say scope="group". timeout: seconds a call. on_error: what an exception, a
-    wrong length, a NaN or a time-out does.
+    A function has TRL's signature: keywords only, `prompts`, `completions`, `completion_ids` and
+    every dataset column by name; it may be async, and answers None for a row to which it does not
+    apply. It sees any chunk of rows; one that compares completions of a prompt must say
+    scope="group". timeout: seconds a call. on_error: what an exception, a wrong length, a NaN or a
+    time-out does.
     """
     fns = _functions(fn)
     _require(fns, weights, scope)
@@ -100,5 +105,7 @@ def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: 
         fix = "reward(fn, rollout), the function itself"
         raise refused("reward", f"expected a function or a list of them, found {found}", fix)
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
-    require("reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix)
+    require(
+        "reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix
+    )
     require_weights("reward", weights, len(fns), "function")

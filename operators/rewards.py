@@ -1,10 +1,12 @@
 """Reward functions as users write them: TRL's signature, and verl's through an adapter.
 
-Owns: the type, which dataset columns a function wants, its name, the adapter. Does not own: calling the functions
-(operators/kernels/scoring.py), nor the rewards of procedural tasks (operators/tasks.py).
+Owns: the type, which dataset columns a function wants, its name, the adapter. Does not own: calling
+the functions (operators/kernels/scoring.py), nor the rewards of procedural tasks
+(operators/tasks.py).
 
-A function is called with keywords only: `prompts`, `completions`, `completion_ids`, dataset columns by name, and
-`log_metric` and `log_extra` where it declares them. It returns one number for each completion; None: does not apply.
+A function is called with keywords only: `prompts`, `completions`, `completion_ids`, dataset columns
+by name, and `log_metric` and `log_extra` where it declares them. It returns one number for each
+completion; None: does not apply.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from dataflow.errors import Fault, GraphError
 from operators.tasks import text_of
 
 RewardFn = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
-"""Sequence and not list: lists are invariant, and a type checker would refuse every function `-> list[float]`."""
+"""Sequence and not list: lists are invariant, and a type checker would refuse every function `->
+list[float]`.
+"""
 
 PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 """Keywords that are not dataset columns."""
@@ -46,27 +50,37 @@ class Wants:
 
 
 def wants(fn: RewardFn) -> Wants:
-    """What a reward function's signature asks for. Raises GraphError where it cannot be called with keywords."""
+    """What a reward function's signature asks for. Raises GraphError where it cannot be called with
+    keywords.
+    """
     name = reward_name(fn)
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST:
-        found = f"expected a name of 1 to {_LONGEST} characters that can be printed, found {name!r:.60}"
+        found = (
+            f"expected a name of 1 to {_LONGEST} characters that can be printed, found {name!r:.60}"
+        )
         raise _unfit(type(fn).__name__, found)
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError) as error:
         raise _unfit(name, f"expected a function with a signature, found {fn!r}") from error
     if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
-        raise _unfit(name, "expected parameters that can be given by keyword, found positional-only ones")
+        raise _unfit(
+            name, "expected parameters that can be given by keyword, found positional-only ones"
+        )
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = frozenset(p.name for p in named if p.default is p.empty)
     if "trainer_state" in required:
         raise _unfit(name, "it needs trainer_state, which only TRL's trainer has")
     names = tuple(p.name for p in named if p.name != "trainer_state")
-    return Wants(names=names, required=required, everything=any(p.kind is p.VAR_KEYWORD for p in parameters))
+    return Wants(
+        names=names, required=required, everything=any(p.kind is p.VAR_KEYWORD for p in parameters)
+    )
 
 
 def reward_columns(fn: RewardFn) -> tuple[str, ...]:
-    """The dataset columns that a function wants by name; `*` at the end where it takes all (**kwargs)."""
+    """The dataset columns that a function wants by name; `*` at the end where it takes all
+    (**kwargs).
+    """
     asked = wants(fn)
     columns = tuple(name for name in asked.names if name not in PASSED)
     return (*columns, EVERY_COLUMN) if asked.everything else columns
@@ -91,7 +105,9 @@ def reward_names(fns: Iterable[RewardFn]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class VerlReward:
-    """A function of verl as a RewardFn; a value, so that graphs with it compare, are stored and are read back."""
+    """A function of verl as a RewardFn; a value, so that graphs with it compare, are stored and are
+    read back.
+    """
 
     compute_score: Callable[..., Any]
 
@@ -119,17 +135,28 @@ class VerlReward:
 
 @declares
 def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
-    """A function of verl, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as a RewardFn.
+    """A function of verl, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as
+    a RewardFn.
 
-    It returns a number, or a dict with `score` whose other numbers become metrics; it may be async. Reads the columns
-    of verl's Parquet: data_source, reward_model (its ground_truth) and extra_info where there is one.
+    It returns a number, or a dict with `score` whose other numbers become metrics; it may be async.
+    Reads the columns of verl's Parquet: data_source, reward_model (its ground_truth) and extra_info
+    where there is one.
     """
     expected, fix = "a function", "verl_reward(compute_score)"
-    require("verl_reward", "compute_score", compute_score, fits=callable(compute_score), expected=expected, fix=fix)
+    require(
+        "verl_reward",
+        "compute_score",
+        compute_score,
+        fits=callable(compute_score),
+        expected=expected,
+        fix=fix,
+    )
     return VerlReward(compute_score)
 
 
-async def _scores(calls: Sequence[Awaitable[Any]], log_metric: Callable[[str, float], None]) -> list[float | None]:
+async def _scores(
+    calls: Sequence[Awaitable[Any]], log_metric: Callable[[str, float], None]
+) -> list[float | None]:
     return [_score(one, log_metric) for one in await asyncio.gather(*calls)]
 
 
@@ -144,4 +171,6 @@ def _score(made: Any, log_metric: Callable[[str, float], None]) -> float | None:
 
 def _unfit(name: str, problem: str) -> GraphError:
     fix = "def reward(completions, **kwargs) -> list[float]"
-    return GraphError(Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix, origin=call_site()))
+    return GraphError(
+        Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix, origin=call_site())
+    )

@@ -75,18 +75,28 @@ SELECT = Operator(
 
 
 @declares
-def mixed_groups(score: Port[Reward], *, tolerance: float = 0.0, name: str = "mixed_groups") -> Port[Keep]:
-    """Keep groups whose rewards differ by more than tolerance: DAPO's dynamic sampling, verl's filter_groups."""
+def mixed_groups(
+    score: Port[Reward], *, tolerance: float = 0.0, name: str = "mixed_groups"
+) -> Port[Keep]:
+    """Keep groups whose rewards differ by more than tolerance: DAPO's dynamic sampling, verl's
+    filter_groups.
+    """
     return Node(MIXED_GROUPS, name, inputs={"score": score}, params={"tolerance": tolerance}).port()
 
 
 @declares
-def best_of(score: Port[Reward], *, k: int = 1, above: float | None = None, name: str = "best_of") -> Port[Keep]:
-    """Keep the k rows of each group with the greatest reward (ties: the lower sample), if above that bound."""
+def best_of(
+    score: Port[Reward], *, k: int = 1, above: float | None = None, name: str = "best_of"
+) -> Port[Keep]:
+    """Keep the k rows of each group with the greatest reward (ties: the lower sample), if above
+    that bound.
+    """
     return Node(BEST_OF, name, inputs={"score": score}, params={"k": k, "above": above}).port()
 
 
-def _options(*, where: Port[Keep], refill: bool = False, max_attempts: int = 10, name: str = "select") -> None:
+def _options(
+    *, where: Port[Keep], refill: bool = False, max_attempts: int = 10, name: str = "select"
+) -> None:
     """What select takes beside its ports."""
 
 
@@ -95,11 +105,24 @@ _SIGNATURE = inspect.signature(_options)
 
 @overload
 def select(
-    a: Port[A], /, *, where: Port[Keep], refill: bool = ..., max_attempts: int = ..., name: str = ...
+    a: Port[A],
+    /,
+    *,
+    where: Port[Keep],
+    refill: bool = ...,
+    max_attempts: int = ...,
+    name: str = ...,
 ) -> Port[A]: ...
 @overload
 def select(
-    a: Port[A], b: Port[B], /, *, where: Port[Keep], refill: bool = ..., max_attempts: int = ..., name: str = ...
+    a: Port[A],
+    b: Port[B],
+    /,
+    *,
+    where: Port[Keep],
+    refill: bool = ...,
+    max_attempts: int = ...,
+    name: str = ...,
 ) -> tuple[Port[A], Port[B]]: ...
 @overload
 def select(
@@ -129,15 +152,19 @@ def select(
 def select(*ports: Any, **options: Any) -> Any:
     """The rows of the ports for which `where` keeps; nothing else removes rows.
 
-    refill: a removed prompt gives its place in the Step back, so that the Step is full; max_attempts bounds how many
-    prompts may be tried for each place before the run stops with the reason. What comes before this node counted the
-    removed rows (a baseline), what comes after did not.
+    refill: a removed prompt gives its place in the Step back, so that the Step is full;
+    max_attempts bounds how many prompts may be tried for each place before the run stops with the
+    reason. What comes before this node counted the removed rows (a baseline), what comes after did
+    not.
     """
     refuse_unknown("select", _SIGNATURE, (), options)
     if not ports:
         raise refused("select", "expected ports, found none", "select(rollout, where=keep)")
     where, name = options["where"], options.get("name", "select")
-    params = {"refill": options.get("refill", False), "max_attempts": options.get("max_attempts", 10)}
+    params = {
+        "refill": options.get("refill", False),
+        "max_attempts": options.get("max_attempts", 10),
+    }
     inputs = {"where": where} | {f"port{i}": port for i, port in enumerate(ports)}
     schemas = tuple(port.schema if isinstance(port, Port) else Schema for port in ports)
     node = Node(SELECT, name, inputs=inputs, params=params, schemas=schemas, origin=call_site())

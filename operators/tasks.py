@@ -1,7 +1,7 @@
 """Tasks made by reasoning-gym: their rows as a data source, and their scorers as reward functions.
 
-Owns: the `reasoning_gym:` form of a `data` argument and the rewards that go with it. Does not own: any task, which is
-the library's, nor how rows are drawn (operators/kernels/data.py).
+Owns: the `reasoning_gym:` form of a `data` argument and the rewards that go with it. Does not own:
+any task, which is the library's, nor how rows are drawn (operators/kernels/data.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def is_task(data: str) -> bool:
 
 
 def task_columns(data: str) -> dict[str, pa.DataType]:
-    """prompt: the question; answer; entry: the whole entry as JSON; task: its name and settings, for the scorer.
+    """prompt: the question; answer; entry: the whole entry as JSON; task: its name and settings,
+    for the scorer.
 
     Raises DataError for an unknown task or setting, and where the library is not installed.
     """
@@ -49,26 +50,36 @@ def task_columns(data: str) -> dict[str, pa.DataType]:
 def task_table(data: str, split: str | None = None) -> pa.Table:
     """The rows of `reasoning_gym:<task>?size=1000&seed=7&<setting>=<value>&suffix=%0A`.
 
-    `seed` defaults to 0. Splits are by content, since rows of different seeds overlap (item i uses seed + i): `test`
-    is a tenth of the questions by a hash of their case-folded text, `train` the others.
+    `seed` defaults to 0. Splits are by content, since rows of different seeds overlap (item i uses
+    seed + i): `test` is a tenth of the questions by a hash of their case-folded text, `train` the
+    others.
 
-    Raises DataError for an unknown task, setting or split, for the few tasks whose scorer reads what JSON cannot hold,
-    and where the library is not installed.
+    Raises DataError for an unknown task, setting or split, for the few tasks whose scorer reads
+    what JSON cannot hold, and where the library is not installed.
     """
     spec = data.removeprefix(PREFIX)
     if split not in (None, "train", "test"):
-        raise DataError(f"{data}: expected split 'train' or 'test' of a task, found {split!r}. Fix: split='train'.")
+        raise DataError(
+            f"{data}: expected split 'train' or 'test' of a task, found {split!r}. Fix:"
+            " split='train'."
+        )
     task = _parse(spec)
     made = _dataset(spec)
     entries = [made[index] for index in range(len(made))]
     chosen = [e for e in entries if split is None or _held_out(e["question"]) == (split == "test")]
     _require_json(spec, entries[:1])
     rows = [(e["question"] + task.suffix, e["answer"], json.dumps(e), spec) for e in chosen]
-    return pa.table({name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(_COLUMNS.items())})
+    return pa.table(
+        {
+            name: pa.array([row[i] for row in rows], kind)
+            for i, (name, kind) in enumerate(_COLUMNS.items())
+        }
+    )
 
 
 def same_items(data: str, other: str) -> bool:
-    """Whether two task sources make some of the same items: item i uses seed + i, other settings being equal.
+    """Whether two task sources make some of the same items: item i uses seed + i, other settings
+    being equal.
 
     False where one of them cannot be made. Questions that are alike by chance are not found.
     """
@@ -91,7 +102,11 @@ def _made(data: str) -> tuple[tuple[Any, ...], range] | None:
         return None
     from reasoning_gym.factory import DATASETS
 
-    settings = {f.name: repr(f.default) for f in fields(DATASETS[task.name][1]) if f.name not in ("seed", "size")}
+    settings = {
+        f.name: repr(f.default)
+        for f in fields(DATASETS[task.name][1])
+        if f.name not in ("seed", "size")
+    }
     given = dict(task.settings)
     settings |= {name: repr(value) for name, value in given.items() if name not in ("seed", "size")}
     sizes = {f.name: f.default for f in fields(DATASETS[task.name][1])}
@@ -101,17 +116,23 @@ def _made(data: str) -> tuple[tuple[Any, ...], range] | None:
     return (task.name, *sorted(settings.items())), range(seed, seed + size)
 
 
-def exact_match(completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]) -> list[float]:
+def exact_match(
+    completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]
+) -> list[float]:
     """1.0 where the task's scorer gives full marks, else 0.0.
 
-    Compared in double precision: partial credit can sum to 0.9999999999999999, which as float32 is 1.0, and a policy
-    finds and exploits that.
+    Compared in double precision: partial credit can sum to 0.9999999999999999, which as float32 is
+    1.0, and a policy finds and exploits that.
     """
     return [1.0 if score == 1.0 else 0.0 for score in task_score(completions, entry, task)]
 
 
-def task_score(completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]) -> list[float]:
-    """The task's own score with its partial credit, 0.0 to 1.0; as a reward it may teach what full marks do not."""
+def task_score(
+    completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]
+) -> list[float]:
+    """The task's own score with its partial credit, 0.0 to 1.0; as a reward it may teach what full
+    marks do not.
+    """
     rows = zip(completions, entry, task, strict=True)
     return [float(_dataset(t).score_answer(text_of(c), json.loads(e))) for c, e, t in rows]
 
@@ -122,11 +143,16 @@ def text_of(completion: Any) -> str:
 
 
 def _require_json(spec: str, entries: Sequence[dict[str, Any]]) -> None:
-    """Scorers of some tasks compare tuples, which JSON makes lists: their right answers would score as wrong."""
+    """Scorers of some tasks compare tuples, which JSON makes lists: their right answers would score
+    as wrong.
+    """
     score = _dataset(spec).score_answer
     for entry in entries:
         if score(entry["answer"], entry) != score(entry["answer"], json.loads(json.dumps(entry))):
-            raise DataError(f"{PREFIX}{spec}: the task's entries change when they travel as JSON. Fix: another task.")
+            raise DataError(
+                f"{PREFIX}{spec}: the task's entries change when they travel as JSON. Fix: another"
+                " task."
+            )
 
 
 def _held_out(question: str) -> bool:
@@ -138,7 +164,11 @@ def _parse(spec: str) -> Task:
     name, _, query = spec.partition("?")
     settings = dict(parse_qsl(query, keep_blank_values=True))
     suffix = settings.pop("suffix", "")
-    return Task(name=name, settings=tuple((key, _value(text)) for key, text in settings.items()), suffix=suffix)
+    return Task(
+        name=name,
+        settings=tuple((key, _value(text)) for key, text in settings.items()),
+        suffix=suffix,
+    )
 
 
 def _value(text: str) -> Any:
@@ -150,7 +180,8 @@ def _value(text: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _dataset(spec: str) -> Any:
-    """The library's object for a task, which makes entries and scores answers; made once a process."""
+    """The library's object for a task, which makes entries and scores answers; made once a process.
+    """
     task = _checked(spec)
     from reasoning_gym.factory import create_dataset
 
@@ -166,7 +197,9 @@ def _checked(spec: str) -> Task:
     try:
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
-        raise DataError(f"{PREFIX}{spec}: needs reasoning-gym. Fix: pip install 'dataflow-rl[tasks]'.") from error
+        raise DataError(
+            f"{PREFIX}{spec}: needs reasoning-gym. Fix: pip install 'dataflow-rl[tasks]'."
+        ) from error
     _check(task, DATASETS)
     return task
 
@@ -175,12 +208,15 @@ def _check(task: Task, known: Any) -> None:
     if task.name not in known:
         near = nearest(task.name, known)
         fix = f"{PREFIX}{near}" if near else "the name of one of its tasks"
-        raise DataError(f"{PREFIX}{task.name}: expected a task of reasoning-gym, found {task.name!r}. Fix: {fix}.")
+        raise DataError(
+            f"{PREFIX}{task.name}: expected a task of reasoning-gym, found {task.name!r}. Fix:"
+            f" {fix}."
+        )
     settings = [field.name for field in fields(known[task.name][1])]
     for name, _ in task.settings:
         if name not in settings:
             near = nearest(name, settings)
             raise DataError(
-                f"{PREFIX}{task.name}: unknown setting {name!r}; there are: {', '.join(settings)}, suffix."
-                + (f" Fix: {near}=." if near else "")
+                f"{PREFIX}{task.name}: unknown setting {name!r}; there are: {', '.join(settings)},"
+                " suffix." + (f" Fix: {near}=." if near else "")
             )

@@ -27,7 +27,14 @@ TRAIN = Operator(
         Input(
             name="rows",
             schema=Completion,
-            columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "sampler_mass", "version"),
+            columns=(
+                "prompt_ids",
+                "completion_ids",
+                "completion_mask",
+                "sampler_logprobs",
+                "sampler_mass",
+                "version",
+            ),
         ),
     ),
     variadic=Input(name="loss", schema=Schema),
@@ -80,16 +87,18 @@ def train(
     intake: Literal["exact", "admission", "drop"] = "exact",
     name: str | None = None,
 ) -> Node:
-    """Minimise a loss over the rows of each Step: epochs * minibatches updates, one optimizer step each.
+    """Minimise a loss over the rows of each Step: epochs * minibatches updates, one optimizer step
+    each.
 
-    aggregate: how token terms become one number: `token_mean` over the update, `sequence_mean` of token means,
-    `sequence_sum` (mean over rows of token sums), `constant`: sum / (rows of a full update * max_tokens), the same
-    divisor however many rows a selection left and however short they are (Dr. GRPO, arXiv:2503.20783).
-    masked_rows: whether a row without a trained token counts in a mean over rows: `skip` as verl and OpenRLHF do it,
-    `count`, as 0, as TRL's grpo does; the constant counts them all.
-    temperature: at which the log-probs that the loss reads are computed. None is that of the rollout, as a ratio needs
-    (1 where it was greedy), and 1 for supervised losses.
-    start: Steps before it consume rows without training. intake: which finished rows train first when rows may lag.
+    aggregate: how token terms become one number: `token_mean` over the update, `sequence_mean` of
+    token means, `sequence_sum` (mean over rows of token sums), `constant`: sum / (rows of a full
+    update * max_tokens), the same divisor however many rows a selection left and however short they
+    are (Dr. GRPO, arXiv:2503.20783). masked_rows: whether a row without a trained token counts in a
+    mean over rows: `skip` as verl and OpenRLHF do it, `count`, as 0, as TRL's grpo does; the
+    constant counts them all. temperature: at which the log-probs that the loss reads are computed.
+    None is that of the rollout, as a ratio needs (1 where it was greedy), and 1 for supervised
+    losses. start: Steps before it consume rows without training. intake: which finished rows train
+    first when rows may lag.
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)
@@ -110,7 +119,13 @@ def train(
         "intake": intake,
     }
     default = f"train_{model.name}" if isinstance(model, Model) else "train"
-    return Node(TRAIN, name or default, states={"model": model}, inputs={"rows": rows, **ports}, params=params)
+    return Node(
+        TRAIN,
+        name or default,
+        states={"model": model},
+        inputs={"rows": rows, **ports},
+        params=params,
+    )
 
 
 @declares
@@ -125,9 +140,9 @@ def evaluate(
 ) -> Node:
     """Run the graph above `score` to the end of its (finite) source, at one version of the Model.
 
-    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best versions by the mean
-    of `score` stay on disk. Metrics are `eval/reward`, that mean, and `eval/<function>` for each reward function;
-    `eval/<name>/...` where the node has another name.
+    every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best
+    versions by the mean of `score` stay on disk. Metrics are `eval/reward`, that mean, and
+    `eval/<function>` for each reward function; `eval/<name>/...` where the node has another name.
     """
     params = {"every": every, "keep_best": keep_best, "allow_train_data": allow_train_data}
     return Node(EVALUATE, name, states={"model": model}, inputs={"score": score}, params=params)
@@ -135,11 +150,22 @@ def evaluate(
 
 def _not_an_optimizer(found: object) -> GraphError:
     problem = f"expected 'adamw' or AdamW(...), found {found!r:.60}"
-    fault = Fault(rule="call", where="train.optimizer", problem=problem, fix='optimizer="adamw"', origin=call_site())
+    fault = Fault(
+        rule="call",
+        where="train.optimizer",
+        problem=problem,
+        fix='optimizer="adamw"',
+        origin=call_site(),
+    )
     return GraphError(fault)
 
 
 def _not_a_loss(found: object) -> GraphError:
     problem = f"expected a Loss, found {type(found).__name__} {found!r:.60}"
-    fix = "loss=clipped_policy_loss(advantage), or what a @loss function returned when called with Ports"
-    return GraphError(Fault(rule="call", where="train.loss", problem=problem, fix=fix, origin=call_site()))
+    fix = (
+        "loss=clipped_policy_loss(advantage), or what a @loss function returned when called with"
+        " Ports"
+    )
+    return GraphError(
+        Fault(rule="call", where="train.loss", problem=problem, fix=fix, origin=call_site())
+    )

@@ -1,6 +1,7 @@
 """Weights of a sum: what `reward(weights=)` and `add(weights=)` take.
 
-Owns: refusing what is no list of as many numbers as there are things to weigh. Does not own: the sums.
+Owns: refusing what is no list of as many numbers as there are things to weigh. Does not own: the
+sums.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ _WEIGHT = number(like=1.0)
 
 
 def require_weights(where: str, weights: object, count: int, what: str) -> None:
-    """Raise GraphError where these are not None, and not one finite number for each of so many `what`."""
+    """Raise GraphError where these are not None, and not one finite number for each of so many
+    `what`.
+    """
     if weights is None:
         return
     like = f"weights={[1.0] * max(count, 1)}"
-    fits = isinstance(weights, Sequence) and not isinstance(weights, str) and all(map(_WEIGHT.accepts, weights))
-    require(where, "weights", weights, fits=fits, expected="a list of finite numbers or None", fix=like)
+    fits = (
+        isinstance(weights, Sequence)
+        and not isinstance(weights, str)
+        and all(map(_WEIGHT.accepts, weights))
+    )
+    require(
+        where, "weights", weights, fits=fits, expected="a list of finite numbers or None", fix=like
+    )
     assert isinstance(weights, Sequence)
     if len(weights) != count:
         raise refused(where, f"{count} {what}s with {len(weights)} weights", f"one weight a {what}")

@@ -1,4 +1,6 @@
-"""Graphs that are right: the algorithms that the present vocabulary can say, written as a user would."""
+"""Graphs that are right: the algorithms that the present vocabulary can say, written as a user
+would.
+"""
 
 from __future__ import annotations
 
@@ -64,17 +66,23 @@ def teacher_advantage(rollout: Columns[Rollout], teacher: Columns[Logprobs]) -> 
 
 @operator(scope="group")
 def pair(score: Columns[Reward]) -> Columns[Preference]:
-    return Columns.make(Preference, like=score, keep=[1] * len(score), sign=[1, -1] * (len(score) // 2))
+    return Columns.make(
+        Preference, like=score, keep=[1] * len(score), sign=[1, -1] * (len(score) // 2)
+    )
 
 
 @operator(reads={"rollout": ["answer"]})
 def ask_judge(rollout: Columns[Rollout], *, rubric: str) -> Columns[Prompt]:
-    return Columns.make(Prompt, like=rollout, prompt=[f"{rubric}\n{text}" for text in rollout["completion"]])
+    return Columns.make(
+        Prompt, like=rollout, prompt=[f"{rubric}\n{text}" for text in rollout["completion"]]
+    )
 
 
 @operator()
 def read_verdict(verdict: Columns[Rollout]) -> Columns[Reward]:
-    return Columns.make(Reward, like=verdict, reward=[float("yes" in text) for text in verdict["completion"]])
+    return Columns.make(
+        Reward, like=verdict, reward=[float("yes" in text) for text in verdict["completion"]]
+    )
 
 
 @operator()
@@ -110,7 +118,9 @@ def prompt_of(rollout: Port[Rollout]) -> Port[Prompt]:
 
 
 def sampled(n: int = 8, max_lag: int = 0) -> Port[Rollout]:
-    return generate(policy, prompts(DATA, batch=64), n=n, max_tokens=64, max_lag=max_lag, name="rollout")
+    return generate(
+        policy, prompts(DATA, batch=64), n=n, max_tokens=64, max_lag=max_lag, name="rollout"
+    )
 
 
 def plain_grpo() -> Graph:
@@ -135,7 +145,10 @@ def dapo() -> Graph:
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True)
     shaped = overlong_penalty(rollout, score, max_tokens=20480, buffer=4096)
     objective = clipped_policy_loss(group_advantage(rollout, shaped), clip=(0.2, 0.28))
-    return Graph("dapo", train(policy, rollout, loss=objective, aggregate="token_mean", minibatches=16, lr=1e-6))
+    return Graph(
+        "dapo",
+        train(policy, rollout, loss=objective, aggregate="token_mean", minibatches=16, lr=1e-6),
+    )
 
 
 def rloo() -> Graph:
@@ -143,14 +156,19 @@ def rloo() -> Graph:
     score = kl_in_reward(rollout, reward(exact, rollout), logprobs(reference, rollout), beta=0.05)
     advantage = group_advantage(rollout, score, baseline="leave_one_out", scale="none")
     return Graph(
-        "rloo", train(policy, rollout, loss=policy_gradient_loss(advantage), aggregate="sequence_sum", lr=1e-6)
+        "rloo",
+        train(
+            policy, rollout, loss=policy_gradient_loss(advantage), aggregate="sequence_sum", lr=1e-6
+        ),
     )
 
 
 def reinforce_plus_plus() -> Graph:
     rollout = sampled(n=1)
     advantage = whiten(returns(rollout, reward(exact, rollout)), rollout)
-    return Graph("reinforce_pp", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    return Graph(
+        "reinforce_pp", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6)
+    )
 
 
 def remax() -> Graph:
@@ -165,8 +183,12 @@ def remax() -> Graph:
 def areal() -> Graph:
     rollout = sampled(n=16, max_lag=4)
     proximal = logprobs(policy, rollout, name="proximal")
-    objective = decoupled_policy_loss(group_advantage(rollout, reward(exact, rollout)), proximal=proximal, cap=5.0)
-    return Graph("areal", train(policy, rollout, loss=objective, minibatches=4, intake="admission", lr=2e-5))
+    objective = decoupled_policy_loss(
+        group_advantage(rollout, reward(exact, rollout)), proximal=proximal, cap=5.0
+    )
+    return Graph(
+        "areal", train(policy, rollout, loss=objective, minibatches=4, intake="admission", lr=2e-5)
+    )
 
 
 def trajectory_balance_with_reset() -> Graph:
@@ -193,20 +215,26 @@ def rules_and_reward_model() -> Graph:
     rules = reward([exact, brief], rollout, weights=[1.0, 0.2])
     score = add(rules, scores(Model("rm", BASE, head="scalar"), rollout), weights=[1.0, 0.5])
     objective = clipped_policy_loss(group_advantage(rollout, score)) + 0.01 * entropy_loss()
-    return Graph("rules", train(policy, rollout, loss=objective, lr=warmup(10, cosine(1e-6, 0.0, 100))))
+    return Graph(
+        "rules", train(policy, rollout, loss=objective, lr=warmup(10, cosine(1e-6, 0.0, 100)))
+    )
 
 
 def language_model_judge() -> Graph:
     rollout = sampled()
     question = ask_judge(rollout, rubric="Is this right?")
-    verdict = generate(Model("judge", "models/large"), question, temperature=0.0, max_tokens=4, name="verdict")
+    verdict = generate(
+        Model("judge", "models/large"), question, temperature=0.0, max_tokens=4, name="verdict"
+    )
     advantage = group_advantage(rollout, mean_over(read_verdict(verdict), rollout))
     return Graph("judge", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
 
 
 def two_turns() -> Graph:
     """Turn 1 is trained on what turn 2 came to."""
-    rollout = generate(policy, prompts(DATA, batch=64), n=4, max_tokens=64, max_lag=1, name="rollout")
+    rollout = generate(
+        policy, prompts(DATA, batch=64), n=4, max_tokens=64, max_lag=1, name="rollout"
+    )
     asked = ask_judge(rollout, rubric="Again:")
     later = generate(policy, asked, n=2, max_tokens=64, max_lag=1, name="later")
     advantage = group_advantage(rollout, mean_over(reward(exact, later), rollout))
@@ -214,21 +242,35 @@ def two_turns() -> Graph:
 
 
 def turns_kept_by_the_second() -> Graph:
-    """Single answers, a single answer to each, kept by the reward of that, each above the mean of its prompt."""
+    """Single answers, a single answer to each, kept by the reward of that, each above the mean of
+    its prompt.
+    """
     rollout = sampled(n=1)
     later = generate(policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, name="later")
     score = mean_over(select(reward(exact, later), where=whole(later), name="whole_ones"), rollout)
     kept, kept_score = select(rollout, score, where=well(score), refill=True)
-    advantage = baseline_advantage(kept, kept_score, mean_over(score, prompt_of(rollout), name="of_prompt"))
-    return Graph("kept_by_the_second", train(policy, kept, loss=policy_gradient_loss(advantage), lr=1e-6))
+    advantage = baseline_advantage(
+        kept, kept_score, mean_over(score, prompt_of(rollout), name="of_prompt")
+    )
+    return Graph(
+        "kept_by_the_second", train(policy, kept, loss=policy_gradient_loss(advantage), lr=1e-6)
+    )
 
 
 def both_turns() -> Graph:
-    """The tokens of two turns in one row, the first read by key; stated is at which temperature they are compared."""
-    rollout = generate(policy, prompts(DATA, batch=64), n=4, max_tokens=64, temperature=0.7, name="rollout")
-    later = generate(policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, stop="</answer>", name="later")
+    """The tokens of two turns in one row, the first read by key; stated is at which temperature
+    they are compared.
+    """
+    rollout = generate(
+        policy, prompts(DATA, batch=64), n=4, max_tokens=64, temperature=0.7, name="rollout"
+    )
+    later = generate(
+        policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, stop="</answer>", name="later"
+    )
     whole_row = conversation(later, rollout)
-    best = select(whole_row, where=best_of(teacher_score(logprobs(reference, whole_row, temperature=1.0))))
+    best = select(
+        whole_row, where=best_of(teacher_score(logprobs(reference, whole_row, temperature=1.0)))
+    )
     return Graph("both_turns", train(policy, best, loss=supervised_loss(), lr=1e-5))
 
 
@@ -243,31 +285,53 @@ def online_dpo() -> Graph:
 def distillation() -> Graph:
     rollout = sampled(n=1)
     advantage = teacher_advantage(rollout, logprobs(Model("teacher", "models/large"), rollout))
-    return Graph("distillation", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
+    return Graph(
+        "distillation", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6)
+    )
 
 
 def expert_iteration() -> Graph:
     rollout = sampled()
     best = select(rollout, where=best_of(reward(exact, rollout), k=1, above=0.5))
-    return Graph("expert_iteration", train(policy, best, loss=supervised_loss(), lr=1e-5, minibatches=5))
+    return Graph(
+        "expert_iteration", train(policy, best, loss=supervised_loss(), lr=1e-5, minibatches=5)
+    )
 
 
 def with_evaluation() -> Graph:
     rollout = sampled()
-    held = generate(policy, prompts(TEST, name="held_out"), temperature=0.0, max_tokens=64, name="held_out_rollout")
+    held = generate(
+        policy,
+        prompts(TEST, name="held_out"),
+        temperature=0.0,
+        max_tokens=64,
+        name="held_out_rollout",
+    )
     return Graph(
         "with_evaluation",
-        train(policy, rollout, loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))), lr=1e-6),
+        train(
+            policy,
+            rollout,
+            loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))),
+            lr=1e-6,
+        ),
         evaluate(policy, reward(exact, held, name="held_out_reward"), every=50, keep_best=1),
     )
 
 
 def evaluation_on_training_data_that_is_meant() -> Graph:
     rollout = sampled()
-    seen = generate(policy, prompts(DATA, name="seen"), temperature=0.0, max_tokens=64, name="seen_rollout")
+    seen = generate(
+        policy, prompts(DATA, name="seen"), temperature=0.0, max_tokens=64, name="seen_rollout"
+    )
     return Graph(
         "meant",
-        train(policy, rollout, loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))), lr=1e-6),
+        train(
+            policy,
+            rollout,
+            loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))),
+            lr=1e-6,
+        ),
         evaluate(policy, reward(exact, seen, name="seen_reward"), every=50, allow_train_data=True),
     )
 
@@ -287,7 +351,9 @@ def two_generators() -> Graph:
 def own_loss() -> Graph:
     rollout = sampled()
     advantage = group_advantage(rollout, reward(exact, rollout))
-    return Graph("own_loss", train(policy, rollout, loss=cautious(advantage, strength=0.5), lr=1e-6))
+    return Graph(
+        "own_loss", train(policy, rollout, loss=cautious(advantage, strength=0.5), lr=1e-6)
+    )
 
 
 RIGHT = (

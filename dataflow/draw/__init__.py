@@ -19,14 +19,19 @@ from dataflow.graph import Graph
 
 Form = Literal["text", "mermaid", "dot", "svg"]
 
-_FORMS: Mapping[str, Callable[[Picture], str]] = {"text": text, "mermaid": mermaid, "dot": dot, "svg": svg}
+_FORMS: Mapping[str, Callable[[Picture], str]] = {
+    "text": text,
+    "mermaid": mermaid,
+    "dot": dot,
+    "svg": svg,
+}
 
 
 def draw(graph: Graph, form: Form = "text") -> str:
     """The graph as text, ending in a newline. Raises GraphError for a form that is not there.
 
-    text: a staircase in ASCII. mermaid: a flowchart for Markdown. dot: Graphviz's language. svg: a picture, by an
-    installed `dot` or by our own layout.
+    text: a staircase in ASCII. mermaid: a flowchart for Markdown. dot: Graphviz's language. svg: a
+    picture, by an installed `dot` or by our own layout.
     """
     if form not in _FORMS:
         near = nearest(str(form), _FORMS)

@@ -17,8 +17,14 @@ from dataflow.draw.text import lag_words, wrapped
 from dataflow.errors import DataflowError
 
 _HEAD = (
-    'graph [rankdir=TB, newrank=true, fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.35, ranksep=0.45];',
-    'node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11, margin="0.15,0.08"];',
+    (
+        'graph [rankdir=TB, newrank=true, fontname="Helvetica", fontsize=12, labeljust=l,'
+        " nodesep=0.35, ranksep=0.45];"
+    ),
+    (
+        'node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11,'
+        ' margin="0.15,0.08"];'
+    ),
     f'edge [color="{WIRE}", fontname="Helvetica", fontsize=9];',
 )
 _CALL_WIDTH = 34
@@ -31,18 +37,31 @@ def dot(picture: Picture) -> str:
         boxes = picture.within(region)
         if boxes:
             title = f"step: {picture.step}" if region == "step" and picture.step else TITLES[region]
-            lines += [f"  subgraph cluster_{region} {{", f'    label={_quoted(title)}; style="rounded,dashed";']
-            lines += [f'    color="{WIRE}"; fontcolor="{WIRE}";', *(f"    {_box(box)}" for box in boxes), "  }"]
+            lines += [
+                f"  subgraph cluster_{region} {{",
+                f'    label={_quoted(title)}; style="rounded,dashed";',
+            ]
+            lines += [
+                f'    color="{WIRE}"; fontcolor="{WIRE}";',
+                *(f"    {_box(box)}" for box in boxes),
+                "  }",
+            ]
     lines += [f"  {_state(state)}" for state in picture.states]
     lines += [f"  {edge}" for edge in (*_wires(picture), *_weights(picture), *_below(picture))]
     return "\n".join([*lines, "}"]) + "\n"
 
 
 def svg_by_dot(source: str) -> str:
-    """The picture that the installed `dot` makes. Raises DataflowError with its words where it fails."""
-    made = subprocess.run(["dot", "-Tsvg"], input=source, capture_output=True, text=True, timeout=60, check=False)
+    """The picture that the installed `dot` makes. Raises DataflowError with its words where it
+    fails.
+    """
+    made = subprocess.run(
+        ["dot", "-Tsvg"], input=source, capture_output=True, text=True, timeout=60, check=False
+    )
     if made.returncode != 0:
-        raise DataflowError(f"draw: dot -Tsvg failed: {made.stderr.strip()}. Fix: draw(graph, form='dot').")
+        raise DataflowError(
+            f"draw: dot -Tsvg failed: {made.stderr.strip()}. Fix: draw(graph, form='dot')."
+        )
     return made.stdout
 
 
@@ -96,4 +115,8 @@ def _quoted(words: str) -> str:
 
 def _lines(name: str, *lines: str) -> str:
     """A label in Graphviz's HTML: the name bold, the rest below it."""
-    return "<" + "<br/>".join([f"<b>{escape(name)}</b>", *(escape(line) for line in lines if line)]) + ">"
+    return (
+        "<"
+        + "<br/>".join([f"<b>{escape(name)}</b>", *(escape(line) for line in lines if line)])
+        + ">"
+    )

@@ -28,7 +28,9 @@ class Size:
 
 @dataclass(slots=True, kw_only=True)
 class Placed:
-    """The result. x and y are centres; `paths` holds, for each edge, the waypoints between its two boxes."""
+    """The result. x and y are centres; `paths` holds, for each edge, the waypoints between its two
+    boxes.
+    """
 
     x: dict[str, float]
     y: dict[str, float]
@@ -53,8 +55,9 @@ def place(
 ) -> Placed:
     """Lay out an acyclic graph, top to bottom.
 
-    least: the first layer that a box may stand in (0 where it is not named). extra: additional space above a layer.
-    Edges go from a lower to a higher layer; the caller leaves the ways back out.
+    least: the first layer that a box may stand in (0 where it is not named). extra: additional
+    space above a layer. Edges go from a lower to a higher layer; the caller leaves the ways back
+    out.
     """
     layer = assign(sizes, edges, least)
     boxes = dict(sizes)
@@ -74,11 +77,17 @@ def place(
     y, tops, bottoms = _down(rows, boxes, gap_y, extra or {})
     width = max((x[b] + boxes[b].width / 2 for b in boxes), default=0.0)
     height = bottoms[-1] if bottoms else 0.0
-    return Placed(x=x, y=y, width=width, height=height, layer=layer, tops=tops, bottoms=bottoms, paths=paths)
+    return Placed(
+        x=x, y=y, width=width, height=height, layer=layer, tops=tops, bottoms=bottoms, paths=paths
+    )
 
 
-def assign(sizes: Mapping[str, Size], edges: Sequence[Edge], least: Mapping[str, int]) -> dict[str, int]:
-    """Longest path from the top; then boxes with nothing above them sink to just above their first user."""
+def assign(
+    sizes: Mapping[str, Size], edges: Sequence[Edge], least: Mapping[str, int]
+) -> dict[str, int]:
+    """Longest path from the top; then boxes with nothing above them sink to just above their first
+    user.
+    """
     layer = {box: least.get(box, 0) for box in sizes}
     into: dict[str, list[str]] = {box: [] for box in sizes}
     out: dict[str, list[str]] = {box: [] for box in sizes}
@@ -143,13 +152,19 @@ def crossings(rows: Sequence[Sequence[str]], links: Sequence[Edge]) -> int:
     between: dict[int, list[tuple[int, int]]] = {}
     for a, b in links:
         between.setdefault(at[a][0], []).append((at[a][1], at[b][1]))
-    return sum((a - c) * (b - d) < 0 for pairs in between.values() for (a, b), (c, d) in combinations(pairs, 2))
+    return sum(
+        (a - c) * (b - d) < 0
+        for pairs in between.values()
+        for (a, b), (c, d) in combinations(pairs, 2)
+    )
 
 
 def _across(
     rows: Sequence[Sequence[str]], links: Sequence[Edge], boxes: Mapping[str, Size], gap: float
 ) -> dict[str, float]:
-    """Centres: each box near the mean of its neighbours, none overlapping, the order kept; the least is half a box."""
+    """Centres: each box near the mean of its neighbours, none overlapping, the order kept; the
+    least is half a box.
+    """
     near = _neighbours(links)
     x: dict[str, float] = {}
     for row in rows:
@@ -163,21 +178,29 @@ def _across(
     return {box: value - left for box, value in x.items()}
 
 
-def _packed(row: Sequence[str], wish: Mapping[str, float], boxes: Mapping[str, Size], gap: float) -> dict[str, float]:
-    """The positions nearest to the wishes (least squares) that keep order and gaps: pooled adjacent violators."""
+def _packed(
+    row: Sequence[str], wish: Mapping[str, float], boxes: Mapping[str, Size], gap: float
+) -> dict[str, float]:
+    """The positions nearest to the wishes (least squares) that keep order and gaps: pooled adjacent
+    violators.
+    """
     offset, total = {}, 0.0
     for i, box in enumerate(row):
         total += 0.0 if i == 0 else boxes[row[i - 1]].width / 2 + gap + boxes[box].width / 2
         offset[box] = total
     pools: list[tuple[float, float, list[str]]] = []
     for box in row:
-        weight = 1.0 if boxes[box].height else 2.0  # waypoints pull harder: long edges come out straight
+        weight = (
+            1.0 if boxes[box].height else 2.0
+        )  # waypoints pull harder: long edges come out straight
         pool = ((wish[box] - offset[box]) * weight, weight, [box])
         while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
             above = pools.pop()
             pool = (above[0] + pool[0], above[1] + pool[1], above[2] + pool[2])
         pools.append(pool)
-    return {box: total / weight + offset[box] for total, weight, members in pools for box in members}
+    return {
+        box: total / weight + offset[box] for total, weight, members in pools for box in members
+    }
 
 
 def _down(

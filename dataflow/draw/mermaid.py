@@ -35,7 +35,11 @@ def _box(box: Box) -> str:
 
 def out_of(box: Box) -> str:
     """`Rollout, prompts x8`: what comes out of a node."""
-    return f"{', '.join(box.schemas)} on {box.rows}" if box.schemas and box.rows else ", ".join(box.schemas)
+    return (
+        f"{', '.join(box.schemas)} on {box.rows}"
+        if box.schemas and box.rows
+        else ", ".join(box.schemas)
+    )
 
 
 def _state(state: StateBox) -> str:
@@ -81,7 +85,16 @@ def _title(words: str) -> str:
 
 
 def _escaped(words: str) -> str:
-    """Mermaid's entity codes: `#` begins one, and quotes, brackets of HTML and bars would end the label."""
-    for mark, code in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("|", "#124;"), ("\n", " ")):
+    """Mermaid's entity codes: `#` begins one, and quotes, brackets of HTML and bars would end the
+    label.
+    """
+    for mark, code in (
+        ("#", "#35;"),
+        ('"', "#quot;"),
+        ("<", "#lt;"),
+        (">", "#gt;"),
+        ("|", "#124;"),
+        ("\n", " "),
+    ):
         words = words.replace(mark, code)
     return words

@@ -37,7 +37,8 @@ _LONGEST = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A data edge into a box. `output` numbers the output where the source has several, else None."""
+    """A data edge into a box. `output` numbers the output where the source has several, else None.
+    """
 
     source: int
     output: int | None
@@ -46,7 +47,9 @@ class Wire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """One node. `call` is how its use reads in code; `schemas` are those of its outputs; rows like `prompts x8`."""
+    """One node. `call` is how its use reads in code; `schemas` are those of its outputs; rows like
+    `prompts x8`.
+    """
 
     index: int
     name: str
@@ -61,7 +64,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A weight edge, or any other reading of a State. `lag` is None where a reader has no bound of its own."""
+    """A weight edge, or any other reading of a State. `lag` is None where a reader has no bound of
+    its own.
+    """
 
     box: int
     lag: int | None
@@ -69,7 +74,9 @@ class Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBox:
-    """One State: who writes it, who reads it. `leader` is the State that it follows, empty where there is none."""
+    """One State: who writes it, who reads it. `leader` is the State that it follows, empty where
+    there is none.
+    """
 
     index: int
     name: str
@@ -83,9 +90,11 @@ class StateBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A graph to draw. Boxes come region by region, each after all that it stands on; `index` is the place there.
+    """A graph to draw. Boxes come region by region, each after all that it stands on; `index` is
+    the place there.
 
-    step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has a batch.
+    step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has a
+    batch.
     """
 
     name: str
@@ -107,11 +116,15 @@ def picture(graph: Graph) -> Picture:
     boxes = tuple(_box(node, at, region[id(node)], domains) for node in nodes)
     where: list[Region] = [region[id(node)] for node in nodes]
     states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
-    return Picture(name=one_line(graph.name), boxes=boxes, states=states, step=_step(graph, domains))
+    return Picture(
+        name=one_line(graph.name), boxes=boxes, states=states, step=_step(graph, domains)
+    )
 
 
 def _regions(graph: Graph) -> dict[int, Region]:
-    """By node and not by name (an unchecked graph may use a name twice); never above what a node stands on."""
+    """By node and not by name (an unchecked graph may use a name twice); never above what a node
+    stands on.
+    """
     derived = regions(graph).of
     found: dict[int, Region] = {}
     for node in graph.nodes:
@@ -140,11 +153,17 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) ->
 
 
 def rows_of(domain: Domain) -> str:
-    """`prompts x8`, `prompts x8, kept by select`: the rows without the line numbers that a message has."""
+    """`prompts x8`, `prompts x8, kept by select`: the rows without the line numbers that a message
+    has.
+    """
     if domain.parent is None:
         return domain.node.name if domain.factor == 1 else f"{domain.node.name} x{domain.factor}"
     above = rows_of(domain.parent)
-    return f"{above} x{domain.factor}" if domain.kind == "expand" else f"{above}, kept by {domain.node.name}"
+    return (
+        f"{above} x{domain.factor}"
+        if domain.kind == "expand"
+        else f"{above}, kept by {domain.node.name}"
+    )
 
 
 def _step(graph: Graph, domains: Domains) -> str:
@@ -156,13 +175,19 @@ def _step(graph: Graph, domains: Domains) -> str:
             continue
         size = domain.group_size
         most = "" if all(map(_full, domain.ancestors())) else "at most "
-        return f"{batch} {one_line(domain.source.name)}" + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
+        return f"{batch} {one_line(domain.source.name)}" + (
+            f" x{size} = {most}{batch * size} rows" if size > 1 else ""
+        )
     return ""
 
 
 def _full(domain: Domain) -> bool:
-    """Whether a Step has as many of these rows as its prompts promise: a refilled selection of whole groups does."""
-    return domain.kind != "subset" or (domain.keeps != "rows" and bool(domain.node.params.get("refill")))
+    """Whether a Step has as many of these rows as its prompts promise: a refilled selection of
+    whole groups does.
+    """
+    return domain.kind != "subset" or (
+        domain.keeps != "rows" and bool(domain.node.params.get("refill"))
+    )
 
 
 def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Region]) -> StateBox:
@@ -197,14 +222,18 @@ def _facts(state: State) -> str:
     facts = [shorten(state.base), *([f"{state.head} head"] if state.head != "lm" else [])]
     if state.follows is not None:
         pace = f"every {state.every} Steps" if state.every > 1 else "every Step"
-        facts.append(f"follows {state.follows.name} {pace}" + (f" by {state.rate:g}" if state.rate != 1.0 else ""))
+        facts.append(
+            f"follows {state.follows.name} {pace}"
+            + (f" by {state.rate:g}" if state.rate != 1.0 else "")
+        )
     elif not state.trainable:
         facts.append("fixed")
     return ", ".join([*facts, *(["trainable"] if state.trainable else [])])
 
 
 def call_of(node: Node) -> str:
-    """How the node reads in code: its States, then every parameter that differs from its default."""
+    """How the node reads in code: its States, then every parameter that differs from its default.
+    """
     defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
     for key, value in node.params.items():
@@ -224,7 +253,9 @@ def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None) -> list[s
 
 def _term(term: LossTerm) -> str:
     defaults = declared_defaults(term.function.path, term.function.name, term.function.fn)
-    settings = ", ".join(part for key, value in term.params for part in _setting(key, value, defaults))
+    settings = ", ".join(
+        part for key, value in term.params for part in _setting(key, value, defaults)
+    )
     weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
     return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")
 
@@ -234,19 +265,25 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @functools.cache
-def declared_defaults(path: str, name: str, function: Callable[..., Any] | None) -> Mapping[str, Any] | None:
-    """The parameters of the function that users call, with their defaults (Parameter.empty where there is none).
+def declared_defaults(
+    path: str, name: str, function: Callable[..., Any] | None
+) -> Mapping[str, Any] | None:
+    """The parameters of the function that users call, with their defaults (Parameter.empty where
+    there is none).
 
-    Of ours it stands beside the declaration under the operator's own name; of a user's it is the declared function
-    itself, so that nothing is imported to draw a graph. None where it is not found: then every parameter is worth
-    showing.
+    Of ours it stands beside the declaration under the operator's own name; of a user's it is the
+    declared function itself, so that nothing is imported to draw a graph. None where it is not
+    found: then every parameter is worth showing.
     """
     if own(path.partition(":")[0]):
         function = getattr(importlib.import_module(path.partition(":")[0]), name, None)
     if not callable(function):
         return None
     parameters = inspect.signature(function).parameters.values()
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters) and len(parameters) <= 2:
+    if (
+        any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+        and len(parameters) <= 2
+    ):
         return None
     return {p.name: p.default for p in parameters}
 
@@ -263,7 +300,13 @@ def shown_value(value: Any) -> str:
         return _schedule(value)
     if isinstance(value, (list, tuple)):
         shown = ", ".join(shown_value(v) for v in value)
-        return shown if len(value) == 1 and callable(value[0]) else f"({shown})" if isinstance(value, tuple) else shown
+        return (
+            shown
+            if len(value) == 1 and callable(value[0])
+            else f"({shown})"
+            if isinstance(value, tuple)
+            else shown
+        )
     return _function(value) if callable(value) else str(value)
 
 

@@ -15,7 +15,9 @@ from dataflow.draw.layers import Size
 Point = tuple[float, float]
 
 _FONT = "font-family=\"Inter, 'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', sans-serif\""
-_MONO = "font-family=\"'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace\""
+_MONO = (
+    "font-family=\"'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace\""
+)
 _NAME, _LINE = 13.0, 10.0
 _NAME_PITCH, _LINE_PITCH, _LINE_STEP = 7.9, 6.1, 14.0
 
@@ -36,7 +38,10 @@ def document(width: float, height: float, title: str, body: Sequence[str]) -> st
 
 def _arrow(name: str, colour: str) -> str:
     shape = f'<path d="M0,0.8 L8,4 L0,7.2 z" fill="{colour}"/>'
-    size = 'markerWidth="8" markerHeight="8" refX="7.4" refY="4" markerUnits="userSpaceOnUse" orient="auto"'
+    size = (
+        'markerWidth="8" markerHeight="8" refX="7.4" refY="4" markerUnits="userSpaceOnUse"'
+        ' orient="auto"'
+    )
     return f'<marker id="{name}" {size}>{shape}</marker>'
 
 
@@ -61,14 +66,21 @@ def _centred(x: float, y: float, line: str, style: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" {style}>{escape(line)}</text>'
 
 
-def words(x: float, y: float, line: str, *, size: float, fill: str = INK, bold: bool = False) -> str:
+def words(
+    x: float, y: float, line: str, *, size: float, fill: str = INK, bold: bool = False
+) -> str:
     """Words that start at (x, y), legible above whatever they cross."""
     halo = 'paint-order="stroke" stroke="#ffffff" stroke-width="3" stroke-linejoin="round"'
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{weight} fill="{fill}" {halo}>{escape(line)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{weight} fill="{fill}"'
+        f" {halo}>{escape(line)}</text>"
+    )
 
 
-def rectangle(x: float, y: float, width: float, height: float, *, fill: str, line: str, radius: float) -> str:
+def rectangle(
+    x: float, y: float, width: float, height: float, *, fill: str, line: str, radius: float
+) -> str:
     """A rounded rectangle by its upper left corner."""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
     return f'<rect {place} fill="{fill}" stroke="{line}"/>'
@@ -77,7 +89,10 @@ def rectangle(x: float, y: float, width: float, height: float, *, fill: str, lin
 def cylinder(x: float, y: float, width: float, height: float, fill: str, line: str) -> str:
     """A drum, the sign of something kept."""
     rim, low = 6.0, y + height - 6.0
-    body = f"M{x:.1f},{y + rim:.1f} V{low:.1f} a{width / 2:.1f},{rim} 0 0 0 {width:.1f},0 V{y + rim:.1f}"
+    body = (
+        f"M{x:.1f},{y + rim:.1f} V{low:.1f} a{width / 2:.1f},{rim} 0 0 0 {width:.1f},0"
+        f" V{y + rim:.1f}"
+    )
     lid = f'cx="{x + width / 2:.1f}" cy="{y + rim:.1f}" rx="{width / 2:.1f}" ry="{rim}"'
     style = f'fill="{fill}" stroke="{line}"'
     return f'<path d="{body}" {style}/><ellipse {lid} {style}/>'
@@ -97,7 +112,10 @@ def elbow(points: Sequence[Point], *, colour: str) -> str:
     parts = [f"M{points[0][0]:.1f},{points[0][1]:.1f}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         near, far = _towards(corner, before), _towards(corner, after)
-        parts.append(f"L{near[0]:.1f},{near[1]:.1f} Q{corner[0]:.1f},{corner[1]:.1f} {far[0]:.1f},{far[1]:.1f}")
+        parts.append(
+            f"L{near[0]:.1f},{near[1]:.1f} Q{corner[0]:.1f},{corner[1]:.1f}"
+            f" {far[0]:.1f},{far[1]:.1f}"
+        )
     parts.append(f"L{points[-1][0]:.1f},{points[-1][1]:.1f}")
     return _path(" ".join(parts), colour, dashed=True)
 
@@ -112,4 +130,7 @@ def _towards(corner: Point, other: Point, radius: float = 8.0) -> Point:
 def _path(data: str, colour: str, *, dashed: bool) -> str:
     dash = ' stroke-dasharray="5 4"' if dashed else ""
     arrow = "weight" if dashed else "wire"
-    return f'<path d="{data}" fill="none" stroke="{colour}" stroke-width="1.4"{dash} marker-end="url(#{arrow})"/>'
+    return (
+        f'<path d="{data}" fill="none" stroke="{colour}" stroke-width="1.4"{dash}'
+        f' marker-end="url(#{arrow})"/>'
+    )

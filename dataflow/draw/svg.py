@@ -30,7 +30,9 @@ _TITLE = 34.0
 
 
 def svg(picture: Picture) -> str:
-    """Valid XML; by `dot -Tsvg` where that is installed, else by our own layout. A comment says which."""
+    """Valid XML; by `dot -Tsvg` where that is installed, else by our own layout. A comment says
+    which.
+    """
     if shutil.which("dot"):
         made = svg_by_dot(dot(picture))
         head, mark, rest = made.partition("<svg")
@@ -41,10 +43,19 @@ def svg(picture: Picture) -> str:
 def drawn(picture: Picture) -> str:
     """The picture by our own layered layout."""
     apart = {box.index for box in picture.within("evaluation")}
-    if any(wire.source not in apart for box in picture.boxes if box.index in apart for wire in box.wires):
+    if any(
+        wire.source not in apart
+        for box in picture.boxes
+        if box.index in apart
+        for wire in box.wires
+    ):
         apart = set()
     main = _panel(picture, [b for b in picture.boxes if b.index not in apart], ghosts=False)
-    panels = [main, _panel(picture, [b for b in picture.boxes if b.index in apart], ghosts=True)] if apart else [main]
+    panels = (
+        [main, _panel(picture, [b for b in picture.boxes if b.index in apart], ghosts=True)]
+        if apart
+        else [main]
+    )
     x, body, height = _PAD, [], 0.0
     for panel in panels:
         body += [f'<g transform="translate({x:.1f},{_PAD + _TITLE:.1f})">', *panel.parts, "</g>"]
@@ -63,7 +74,9 @@ class _Panel:
 
 @dataclass(slots=True, kw_only=True)
 class _Sheet:
-    """What is laid out together: boxes and States by id (`n3`, `s0`), edges by kind, and where all of it went."""
+    """What is laid out together: boxes and States by id (`n3`, `s0`), edges by kind, and where all
+    of it went.
+    """
 
     boxes: dict[str, Box]
     states: dict[str, StateBox]
@@ -91,7 +104,11 @@ def _panel(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Panel:
     upper = [item for item in sheet.sizes if item not in step]
     among = [e for e in edges if e[0] in upper and e[1] in upper]
     first = assign({i: sheet.sizes[i] for i in upper}, among, {})
-    cut = 1 + max((first[i] for i in upper if i in sheet.boxes), default=-1) if step and not ghosts else 0
+    cut = (
+        1 + max((first[i] for i in upper if i in sheet.boxes), default=-1)
+        if step and not ghosts
+        else 0
+    )
     extra = {0: _TITLE + (_LANE if sheet.backs else 0.0)}
     if step and cut:
         extra[cut] = _TITLE + 6.0
@@ -125,14 +142,18 @@ def _sheet(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Sheet:
         for wire in box.wires:
             edge = (inside[wire.source], inside[box.index])
             label = "" if wire.output is None else str(wire.output)
-            wires[edge] = ", ".join(sorted({*filter(None, wires.get(edge, "").split(", ")), label} - {""}))
+            wires[edge] = ", ".join(
+                sorted({*filter(None, wires.get(edge, "").split(", ")), label} - {""})
+            )
     weights: dict[Edge, str] = {}
     backs: list[Edge] = []
     for state in used:
         item = names[state.name]
         readers = [r for r in state.readers if r.box in inside]
         for reader in readers:
-            weights[item, inside[reader.box]] = lag_words(reader.lag, trained=state.trained).strip(" ()")
+            weights[item, inside[reader.box]] = lag_words(reader.lag, trained=state.trained).strip(
+                " ()"
+            )
         if state.leader in names:
             weights[names[state.leader], item] = "follows"
         leads = any(s.leader == state.name for s in used)
@@ -141,7 +162,9 @@ def _sheet(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Sheet:
             backs += [(w, item) for w in written]
         else:
             weights |= {(w, item): "writes" for w in written}
-    sizes = {inside[b.index]: _box_size(b) for b in boxes} | {names[s.name]: _state_size(s) for s in used}
+    sizes = {inside[b.index]: _box_size(b) for b in boxes} | {
+        names[s.name]: _state_size(s) for s in used
+    }
     return _Sheet(
         boxes={inside[b.index]: b for b in boxes},
         states={names[s.name]: s for s in used},
@@ -175,10 +198,15 @@ def _cut_words(picture: Picture) -> str:
 
 def _background(sheet: _Sheet, panel: _Panel, cut: int) -> Iterator[str]:
     """The panel, and the cut as a line across it."""
-    yield shapes.rectangle(0, 0, panel.width, panel.height, fill="#fbfcfe", line="#dde2ea", radius=10)
+    yield shapes.rectangle(
+        0, 0, panel.width, panel.height, fill="#fbfcfe", line="#dde2ea", radius=10
+    )
     if cut:
         y = _cut_at(sheet, cut)
-        yield f'<line x1="0" y1="{y:.1f}" x2="{panel.width:.1f}" y2="{y:.1f}" stroke="{CUT}" stroke-dasharray="7 5"/>'
+        yield (
+            f'<line x1="0" y1="{y:.1f}" x2="{panel.width:.1f}" y2="{y:.1f}" stroke="{CUT}"'
+            ' stroke-dasharray="7 5"/>'
+        )
 
 
 def _cut_at(sheet: _Sheet, cut: int) -> float:
@@ -208,7 +236,9 @@ def _edges(sheet: _Sheet, lanes: dict[Edge, tuple[int, int]]) -> Iterator[str]:
 
 
 def _ends(sheet: _Sheet) -> dict[Edge, float]:
-    """Where along the upper side of its box each edge ends: side by side, in the order in which they come."""
+    """Where along the upper side of its box each edge ends: side by side, in the order in which
+    they come.
+    """
     found: dict[Edge, float] = {}
     into: dict[str, list[Edge]] = {}
     for edge in (*sheet.wires, *sheet.weights):
@@ -222,7 +252,9 @@ def _ends(sheet: _Sheet) -> dict[Edge, float]:
 
 
 def _points(sheet: _Sheet, edge: Edge, end: float) -> list[tuple[float, float]]:
-    """From the lower side of one box, straight through each layer between, to the upper side of the other."""
+    """From the lower side of one box, straight through each layer between, to the upper side of the
+    other.
+    """
     placed, (a, b) = sheet.placed, edge
     points = [(sheet.x(a), placed.y[a] + sheet.sizes[a].height / 2)]
     below = placed.bottoms[placed.layer[a]]
@@ -237,7 +269,9 @@ def _points(sheet: _Sheet, edge: Edge, end: float) -> list[tuple[float, float]]:
 
 
 def _lanes(sheet: _Sheet) -> dict[Edge, tuple[int, int]]:
-    """For each way back its margin (-1 left, 1 right: the side where the State stands) and its number there."""
+    """For each way back its margin (-1 left, 1 right: the side where the State stands) and its
+    number there.
+    """
     lanes: dict[Edge, tuple[int, int]] = {}
     for edge in sheet.backs:
         side = -1 if sheet.placed.x[edge[1]] < sheet.placed.width / 2 else 1
@@ -247,7 +281,11 @@ def _lanes(sheet: _Sheet) -> dict[Edge, tuple[int, int]]:
 
 def _way_back(sheet: _Sheet, edge: Edge, side: int, lane: int) -> Iterator[str]:
     placed, (writer, state) = sheet.placed, edge
-    x = sheet.left - 14 - lane * _LANE if side < 0 else sheet.left + placed.width + 14 + lane * _LANE
+    x = (
+        sheet.left - 14 - lane * _LANE
+        if side < 0
+        else sheet.left + placed.width + 14 + lane * _LANE
+    )
     low = placed.bottoms[placed.layer[writer]] + 12 + lane * 4
     start = (sheet.x(writer), placed.y[writer] + sheet.sizes[writer].height / 2)
     top = placed.y[state] - sheet.sizes[state].height / 2
@@ -262,7 +300,13 @@ def _box(sheet: _Sheet, item: str, box: Box) -> str:
     fill, line = FILLS[fill_of(box.work)]
     size, x, y = sheet.sizes[item], sheet.x(item), sheet.placed.y[item]
     frame = shapes.rectangle(
-        x - size.width / 2, y - size.height / 2, size.width, size.height, fill=fill, line=line, radius=7
+        x - size.width / 2,
+        y - size.height / 2,
+        size.width,
+        size.height,
+        fill=fill,
+        line=line,
+        radius=7,
     )
     calls = len(_box_lines(box)) - bool(out_of(box))
     tip = f"<title>{escape(box.name)}: {escape(box.call)}</title>"
@@ -271,5 +315,7 @@ def _box(sheet: _Sheet, item: str, box: Box) -> str:
 
 def _state(sheet: _Sheet, item: str, state: StateBox) -> str:
     size, x, y = sheet.sizes[item], sheet.x(item), sheet.placed.y[item]
-    frame = shapes.cylinder(x - size.width / 2, y - size.height / 2, size.width, size.height, *STATE)
+    frame = shapes.cylinder(
+        x - size.width / 2, y - size.height / 2, size.width, size.height, *STATE
+    )
     return f"<g>{frame}{shapes.label(x, y + 4, state.name, _state_lines(state), 0)}</g>"

@@ -33,7 +33,13 @@ _SCOPES = {"row": "", "group": "  [a group at once]", "batch": "  [a Step at onc
 def text(picture: Picture) -> str:
     """The drawing, ASCII only, ending in a newline."""
     table = _Table(picture)
-    head = _MARGIN + " " * table.drawing + "output".ljust(table.schema) + "rows".ljust(table.rows) + "call"
+    head = (
+        _MARGIN
+        + " " * table.drawing
+        + "output".ljust(table.schema)
+        + "rows".ljust(table.rows)
+        + "call"
+    )
     lines = [picture.name + head[len(picture.name) :]]
     for region in REGIONS:
         boxes = picture.within(region)
@@ -63,14 +69,20 @@ class _Table:
         for box in picture.boxes:
             rails = [self.columns[i] for i in self.alive(box.index)]
             self.columns[box.index] = max(rails, default=-1) + 1
-        self.drawing = max((self.columns[b.index] * _PITCH + len(b.name) for b in picture.boxes), default=0) + 3
+        self.drawing = (
+            max((self.columns[b.index] * _PITCH + len(b.name) for b in picture.boxes), default=0)
+            + 3
+        )
         self.schema = max((len(", ".join(b.schemas)) for b in picture.boxes), default=0) + 2
         self.rows = max((len(b.rows) for b in picture.boxes), default=0) + 2
 
     def alive(self, index: int, *, after: bool = False) -> list[int]:
-        """The boxes whose rails pass box `index`, those that end there included (after: left out)."""
+        """The boxes whose rails pass box `index`, those that end there included (after: left out).
+        """
         first = index + 1 if after else index
-        return [i for i, end in self.last.items() if i in self.columns and i < first and end >= first]
+        return [
+            i for i, end in self.last.items() if i in self.columns and i < first and end >= first
+        ]
 
     def rails(self, index: int, fill: str = " ") -> str:
         """The rails just below box `index`."""
@@ -90,13 +102,19 @@ def _heading(picture: Picture, table: _Table, first: Box) -> list[str]:
     mark = {"stream": "-", "step": "=", "evaluation": "~"}[first.region]
     words = TITLES[first.region]
     if first.region == "step":
-        words = f"the cut: {picture.step} make a Step" if picture.step else "the cut: what makes a Step"
+        words = (
+            f"the cut: {picture.step} make a Step" if picture.step else "the cut: what makes a Step"
+        )
     rails = table.rails(first.index - 1, mark)
     line = f"{rails[:-1]} {words} "
     line = _MARGIN + line.ljust(_WIDTH - len(_MARGIN), mark)
     space = _MARGIN + table.rails(first.index - 1)
     return (
-        [line, space] if first.index == 0 else [space, line, space] if first.region == "evaluation" else [line, space]
+        [line, space]
+        if first.index == 0
+        else [space, line, space]
+        if first.region == "evaluation"
+        else [line, space]
     )
 
 
@@ -112,8 +130,12 @@ def _entry(table: _Table, box: Box) -> list[str]:
 
 
 def wrapped(words: str, width: int, indent: str = "  ") -> list[str]:
-    """Lines of at most `width` characters, or of one long word; `_JOINED` stands for a space that may not break."""
-    lines = textwrap.wrap(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Lines of at most `width` characters, or of one long word; `_JOINED` stands for a space that
+    may not break.
+    """
+    lines = textwrap.wrap(
+        words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return [line.replace(_JOINED, " ") for line in lines] or [""]
 
 
@@ -148,7 +170,9 @@ def _states(picture: Picture) -> list[str]:
     lines = [f"{_MARGIN}States"]
     for state in picture.states:
         uses = wrapped(_uses(picture, state), max(_NARROWEST, _WIDTH - 4 - wide - facts))
-        lines.append(f"    {state.name.ljust(wide)}{f'{state.kind} {state.facts}'.ljust(facts)}{uses[0]}")
+        lines.append(
+            f"    {state.name.ljust(wide)}{f'{state.kind} {state.facts}'.ljust(facts)}{uses[0]}"
+        )
         lines += [" " * (4 + wide + facts) + more for more in uses[1:]]
     return lines
 
@@ -157,7 +181,10 @@ def _uses(picture: Picture, state: StateBox) -> str:
     names = [picture.boxes[i].name for i in state.writers]
     parts = [f"written by {', '.join(names)}"] if names else []
     if state.readers:
-        reads = (picture.boxes[r.box].name + _joined(lag_words(r.lag, trained=state.trained)) for r in state.readers)
+        reads = (
+            picture.boxes[r.box].name + _joined(lag_words(r.lag, trained=state.trained))
+            for r in state.readers
+        )
         parts.append(f"read by {', '.join(reads)}")
     return "; ".join(parts)
 

@@ -1,7 +1,8 @@
 """The rules of the check, one a file, in the order in which they look at a graph.
 
-Owns: the lists, of rules and of warnings. Each rule is a function from a Context to faults, and none relies on
-another's having found nothing: all are asked, and the user sees every fault at once, by line.
+Owns: the lists, of rules and of warnings. Each rule is a function from a Context to faults, and
+none relies on another's having found nothing: all are asked, and the user sees every fault at once,
+by line.
 """
 
 from __future__ import annotations
@@ -58,4 +59,6 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     unused.lags,
     unused.intakes,
 )
-"""What looks wrong in a graph that can be run. Asked of a graph for which every rule holds; shown by source line."""
+"""What looks wrong in a graph that can be run. Asked of a graph for which every rule holds; shown
+by source line.
+"""

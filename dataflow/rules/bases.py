@@ -1,8 +1,10 @@
-"""Bases: the directories of Models hold what their nodes need, as far as that can be read without torch.
+"""Bases: the directories of Models hold what their nodes need, as far as that can be read without
+torch.
 
-Owns: what of the files is a fault: configuration, weights (headers only), score heads, tokenizers, positions. Does not
-own: reading them (model_files.py); what only a loaded model shows, such as NaN or an unknown architecture, which the
-kernels refuse when they open; a hub name that is not in the cache, of which nothing is known here.
+Owns: what of the files is a fault: configuration, weights (headers only), score heads, tokenizers,
+positions. Does not own: reading them (model_files.py); what only a loaded model shows, such as NaN
+or an unknown architecture, which the kernels refuse when they open; a hub name that is not in the
+cache, of which nothing is known here.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ _SAVED = "save model and tokenizer there with save_pretrained"
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Bases that are not there or not whole, heads that nobody trains, answers that cannot end or cannot fit."""
+    """Bases that are not there or not whole, heads that nobody trains, answers that cannot end or
+    cannot fit.
+    """
     sound: dict[str, Path] = {}
     for model, node in _first_uses(context):
         complaints = list(_complaints(context, model))
@@ -75,12 +79,18 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
     """Of one Model's directory; a later file is looked at only where an earlier one can be read."""
     local = Path(model.base).expanduser()
     if local.is_file():
-        yield f"expected a model directory as its base, found a file, {model.base}", f"{_SAVED}, and name the directory"
+        yield (
+            f"expected a model directory as its base, found a file, {model.base}",
+            f"{_SAVED}, and name the directory",
+        )
         return
     folder = folder_of(model.base)
     if folder is None:
         if is_path(model.base):
-            yield f"expected a model directory as its base, found nothing at {model.base}", near_directory(local)
+            yield (
+                f"expected a model directory as its base, found nothing at {model.base}",
+                near_directory(local),
+            )
         return
     trained = model.name in context.trained or model.trainable or model.follows is not None
     try:
@@ -88,14 +98,23 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
     except DataError as error:
         yield _split(error)
     except OSError as error:
-        yield f"expected files that can be read, found {error}", "a directory and files that this user may read"
+        yield (
+            f"expected files that can be read, found {error}",
+            "a directory and files that this user may read",
+        )
 
 
 def _looked_at(folder: Path, model: Model, *, fresh: bool) -> Iterator[Complaint]:
-    """The files, one after another, up to the first that is wrong: what follows from it would only hide it."""
+    """The files, one after another, up to the first that is wrong: what follows from it would only
+    hide it.
+    """
     first = next(_files(folder), None)
     config = read_object(folder / CONFIG) if first is None else {}
-    looks = (_configuration(folder, config), _weights(folder, model, config, fresh=fresh), _tokens(folder, config))
+    looks = (
+        _configuration(folder, config),
+        _weights(folder, model, config, fresh=fresh),
+        _tokens(folder, config),
+    )
     for look in looks if first is None else ():
         first = first or next(look, None)
     if first is not None:
@@ -119,17 +138,30 @@ def _files(folder: Path) -> Iterator[Complaint]:
 def _configuration(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
     if not isinstance(config.get("model_type"), str):
         found = f"found {config.get('model_type')!r}"
-        yield f"{folder / CONFIG}: expected a model_type, {found}", 'the architecture\'s name, such as "qwen2"'
+        yield (
+            f"{folder / CONFIG}: expected a model_type, {found}",
+            'the architecture\'s name, such as "qwen2"',
+        )
     dtype = config.get("dtype", config.get("torch_dtype"))
     if isinstance(dtype, str) and dtype.removeprefix("torch.") not in _DTYPES:
-        yield f"{folder / CONFIG}: expected a dtype such as float32 or bfloat16, found {dtype!r:.40}", AGAIN
+        yield (
+            f"{folder / CONFIG}: expected a dtype such as float32 or bfloat16, found {dtype!r:.40}",
+            AGAIN,
+        )
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
         value = config.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            yield f"{folder / CONFIG}: expected {key} to be a whole number >= 1, found {value!r:.40}", AGAIN
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < 1
+        ):
+            yield (
+                f"{folder / CONFIG}: expected {key} to be a whole number >= 1, found {value!r:.40}",
+                AGAIN,
+            )
 
 
-def _weights(folder: Path, model: Model, config: dict[str, Any], *, fresh: bool) -> Iterator[Complaint]:
+def _weights(
+    folder: Path, model: Model, config: dict[str, Any], *, fresh: bool
+) -> Iterator[Complaint]:
     stored = stored_weights(folder)
     if stored is None:  # pickles: the kernel looks when it opens them
         return
@@ -138,17 +170,27 @@ def _weights(folder: Path, model: Model, config: dict[str, Any], *, fresh: bool)
         yield from _score(folder, stored)
 
 
-def _sizes(folder: Path, config: dict[str, Any], stored: Mapping[str, Stored]) -> Iterator[Complaint]:
+def _sizes(
+    folder: Path, config: dict[str, Any], stored: Mapping[str, Stored]
+) -> Iterator[Complaint]:
     """The embedding has the configuration's size, and there are as many layers."""
     embedding = [n for n in stored if n.endswith("embed_tokens.weight")]
     expected = (config.get("vocab_size"), config.get("hidden_size"))
     if len(embedding) == 1 and None not in expected and stored[embedding[0]].shape != expected:
         found = stored[embedding[0]].shape
-        yield f"{folder}: expected {embedding[0]} of {expected} by config.json, found {found}", AGAIN
-    layers = {int(part) for n in stored for a, part in _after_layers(n) if a == "model" and part.isdigit()}
+        yield (
+            f"{folder}: expected {embedding[0]} of {expected} by config.json, found {found}",
+            AGAIN,
+        )
+    layers = {
+        int(part) for n in stored for a, part in _after_layers(n) if a == "model" and part.isdigit()
+    }
     wanted = config.get("num_hidden_layers")
     if layers and isinstance(wanted, int) and (gone := sorted(set(range(wanted)) - layers)):
-        yield f"{folder}: expected the weights of {wanted} layers, found none of layer {gone[0]}", AGAIN
+        yield (
+            f"{folder}: expected the weights of {wanted} layers, found none of layer {gone[0]}",
+            AGAIN,
+        )
 
 
 def _after_layers(name: str) -> Iterator[tuple[str, str]]:
@@ -161,10 +203,16 @@ def _score(folder: Path, stored: Mapping[str, Stored]) -> Iterator[Complaint]:
     """A reward model or critic that nobody trains has its head in its files."""
     head = stored.get("score.weight")
     if head is None:
-        problem = f"expected a trained score head in {folder}, found no score.weight, and nothing here trains one"
+        problem = (
+            f"expected a trained score head in {folder}, found no score.weight, and nothing here"
+            " trains one"
+        )
         yield problem, "a base that was saved with its score head, or a Model that is trained"
     elif head.shape[:1] != (1,):
-        yield f"{folder}: expected a score head of one number, found score.weight of {head.shape}", "num_labels=1"
+        yield (
+            f"{folder}: expected a score head of one number, found score.weight of {head.shape}",
+            "num_labels=1",
+        )
 
 
 def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
@@ -178,10 +226,19 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
         beyond = [(i, t) for t, i in known.items() if i >= rows and i not in apart]
         if beyond:
             (first, token), count = min(beyond), len(beyond)
-            problem = f"{folder}: expected token ids below its vocab_size of {rows:,}, found {count:,} beyond it, "
-            yield problem + f"the first {first} ({token!r:.40})", "the tokenizer that belongs to this model"
+            problem = (
+                f"{folder}: expected token ids below its vocab_size of {rows:,}, found {count:,}"
+                " beyond it, "
+            )
+            yield (
+                problem + f"the first {first} ({token!r:.40})",
+                "the tokenizer that belongs to this model",
+            )
         if ends and max(ends) >= rows:
-            problem = f"{folder}: expected the end of sequence below its vocab_size of {rows:,}, found {max(ends)}"
+            problem = (
+                f"{folder}: expected the end of sequence below its vocab_size of {rows:,}, found"
+                f" {max(ends)}"
+            )
             yield problem, "eos_token_id in generation_config.json"
 
 
@@ -192,18 +249,25 @@ def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[F
         return
     name, folder = models[0].name, sound[models[0].name]
     if end_ids(folder) == frozenset() and not node.params.get("stop"):
-        problem = f"Model {name!r}: expected a token that ends an answer, found no eos_token in {folder}"
+        problem = (
+            f"Model {name!r}: expected a token that ends an answer, found no eos_token in {folder}"
+        )
         yield _fault(node, problem, "eos_token in tokenizer_config.json, or stop=")
     prompt = next(iter(node.inputs.values()))
     kind = context.dataset(prompt).get("prompt") if prompt.node.operator.work == "source" else None
     conversations = kind is not None and str(kind).startswith(("list", "large_list"))
     if conversations and not has_template(folder):
-        problem = f"Model {name!r}: the prompts are messages, and its tokenizer in {folder} has no chat template"
+        problem = (
+            f"Model {name!r}: the prompts are messages, and its tokenizer in {folder} has no chat"
+            " template"
+        )
         yield _fault(node, problem, "a Model with a chat template, or prompts that are text")
 
 
 def _too_long(context: Context) -> Iterator[Fault]:
-    """Answers, with the prompts that are asked for, beyond the positions of a Model that reads them."""
+    """Answers, with the prompts that are asked for, beyond the positions of a Model that reads
+    them.
+    """
     known = row_positions(context.graph)
     for node in context.graph.nodes:
         asked, longest = node.params.get("max_tokens"), node.params.get("max_prompt_tokens")

@@ -45,7 +45,9 @@ def _schema(wire: Wire) -> Iterator[Fault]:
     if issubclass(found, expected):
         return
     problem = f"expected {expected.describe()}, found {_described(found, wire.port.label)}"
-    fix = _MAKERS.get(expected.__name__, f"the output of an operator that makes {expected.__name__}")
+    fix = _MAKERS.get(
+        expected.__name__, f"the output of an operator that makes {expected.__name__}"
+    )
     yield Fault(rule="columns", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
 
 
@@ -67,19 +69,29 @@ def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         if name in data or name in wire.port.schema.columns:
             continue
         near = nearest(name, data)
-        fix = f"{near!r}, which the data has" if near else f"a column {name!r} in the data, or a function without it"
+        fix = (
+            f"{near!r}, which the data has"
+            if near
+            else f"a column {name!r} in the data, or a function without it"
+        )
         problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(data)}"
-        yield Fault(rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin)
+        yield Fault(
+            rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin
+        )
 
 
 def _on_device(wire: Wire) -> Iterator[Fault]:
     """Functions that name their columns run elsewhere on the host, where nothing of a device is."""
-    for name in wire.node.params.get(wire.input.ancestors_from, ()) if wire.input.ancestors_from else ():
+    for name in (
+        wire.node.params.get(wire.input.ancestors_from, ()) if wire.input.ancestors_from else ()
+    ):
         column = wire.port.schema.columns.get(name)
         if column is not None and column.device:
             problem = f"wants {name!r}, which {wire.port.label!r} has on a device"
             fix = f"an @operator that reads {name!r}, or the column without device=True"
-            yield Fault(rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin)
+            yield Fault(
+                rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin
+            )
 
 
 def _recorded(node: Node) -> Iterator[Fault]:
@@ -94,9 +106,14 @@ def _recorded(node: Node) -> Iterator[Fault]:
 def _no_record(term: LossTerm, node: Node) -> Fault:
     rows = node.inputs["rows"]
     name = term.function.name
-    problem = f"without old= it needs the sampler's log-probs, and {rows.label!r} is {rows.schema.__name__}, no Rollout"
+    problem = (
+        f"without old= it needs the sampler's log-probs, and {rows.label!r} is"
+        f" {rows.schema.__name__}, no Rollout"
+    )
     if any(i.name == "old" for i in term.function.ports):
         fix = 'old=logprobs(policy, rows, name="old")'
     else:
         fix = "rows that generate made"
-    return Fault(rule="columns", where=name, problem=problem, fix=fix, origin=term.origin or node.origin)
+    return Fault(
+        rule="columns", where=name, problem=problem, fix=fix, origin=term.origin or node.origin
+    )

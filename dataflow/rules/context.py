@@ -30,7 +30,9 @@ ColumnReader = Callable[[str, str | None], Mapping[str, pa.DataType]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One input of a node. `where` and `origin` are the call that the user wrote: the loss's for the port of a loss."""
+    """One input of a node. `where` and `origin` are the call that the user wrote: the loss's for
+    the port of a loss.
+    """
 
     node: Node
     key: str
@@ -48,7 +50,9 @@ class Wire:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
-    """A graph and what is derived from it once. Maps by node have its id as key: names may be ambiguous here."""
+    """A graph and what is derived from it once. Maps by node have its id as key: names may be
+    ambiguous here.
+    """
 
     graph: Graph
     domains: Domains
@@ -79,7 +83,9 @@ class Context:
 
 
 def context_of(graph: Graph, columns_of: ColumnReader | None = None) -> Context:
-    """Derive what the rules need. columns_of: instead of the readers that the sources' operators name."""
+    """Derive what the rules need. columns_of: instead of the readers that the sources' operators
+    name.
+    """
     states: dict[str, dict[str, list[Node]]] = {"writes": {}, "reads": {}}
     for node in graph.nodes:
         for param, state in node.states.items():
@@ -116,7 +122,9 @@ def _wires(node: Node) -> Iterator[Wire]:
         else:
             name, declared = key, node.operator.input(key)
             where, origin = f"{node.operator.name}.{key}", node.origin
-        yield Wire(node=node, key=key, name=name, port=port, input=declared, where=where, origin=origin)
+        yield Wire(
+            node=node, key=key, name=name, port=port, input=declared, where=where, origin=origin
+        )
 
 
 def _doubtful(graph: Graph, wires: Mapping[int, tuple[Wire, ...]]) -> frozenset[int]:
@@ -186,11 +194,17 @@ def place(node: Node) -> str:
 
 
 def line_of(thing: Node | Model, seen_from: Origin | None) -> str:
-    """`line 9`, or `ppo.py:9` where that is another file than the fault's own; `another line` where it is unknown."""
+    """`line 9`, or `ppo.py:9` where that is another file than the fault's own; `another line` where
+    it is unknown.
+    """
     origin = thing.origin
     if origin is None:
         return "another line"
-    return f"line {origin.line}" if seen_from is not None and origin.file == seen_from.file else str(origin)
+    return (
+        f"line {origin.line}"
+        if seen_from is not None and origin.file == seen_from.file
+        else str(origin)
+    )
 
 
 def data_name(node: Node) -> str:

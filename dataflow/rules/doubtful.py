@@ -1,7 +1,8 @@
-"""Doubtful: right graphs that look wrong. Warnings, each shown once by its name, and errors with `--strict`.
+"""Doubtful: right graphs that look wrong. Warnings, each shown once by its name, and errors with
+`--strict`.
 
-Owns: what can be seen in the graph and in the footers of its data. Does not own: what only a plan shows
-(engine/plan/warnings.py) or only a run (engine/coordinator), nor who shows them.
+Owns: what can be seen in the graph and in the footers of its data. Does not own: what only a plan
+shows (engine/plan/warnings.py) or only a run (engine/coordinator), nor who shows them.
 
 A new one is a function from a Context to warnings, and its line in WARNINGS (rules/__init__.py).
 """
@@ -34,10 +35,15 @@ def large_batches(context: Context) -> Iterator[GraphWarning]:
 def large_batch(source: Node, rows: int) -> GraphWarning:
     """Of a source whose batch is larger than its data of so many rows."""
     batch = source.params["batch"]
-    problem = f"batch={batch} is larger than its {counted(rows, 'row')}: a Step has the same prompt several times, or "
+    problem = (
+        f"batch={batch} is larger than its {counted(rows, 'row')}: a Step has the same prompt"
+        " several times, or "
+    )
     problem += "fewer prompts where the run is one pass over the data"
     fix = f"batch={max(rows, 1)}, or more data"
-    return GraphWarning(rule="large_batch", where=data_name(source), problem=problem, fix=fix, origin=source.origin)
+    return GraphWarning(
+        rule="large_batch", where=data_name(source), problem=problem, fix=fix, origin=source.origin
+    )
 
 
 def greedy_groups(context: Context) -> Iterator[GraphWarning]:
@@ -45,9 +51,14 @@ def greedy_groups(context: Context) -> Iterator[GraphWarning]:
     for node in context.graph.nodes:
         n, temperature = node.params.get("n"), node.params.get("temperature")
         if node.operator.work == "decode" and _whole(n) and n > 1 and temperature == 0:
-            problem = f"greedy decoding (temperature={temperature}) gives each prompt {n} times the same answer"
+            problem = (
+                f"greedy decoding (temperature={temperature}) gives each prompt {n} times the same"
+                " answer"
+            )
             fix = "temperature=1.0, or n=1"
-            yield GraphWarning(rule="greedy_group", where=place(node), problem=problem, fix=fix, origin=node.origin)
+            yield GraphWarning(
+                rule="greedy_group", where=place(node), problem=problem, fix=fix, origin=node.origin
+            )
 
 
 def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
@@ -59,10 +70,15 @@ def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
             older = _older(node, stale.get(node.name, 0))
             if not term.function.on_policy or not older or term.weight == 0:
                 continue
-            problem = f"it has no ratio, and is right only for rows of the weights that are being trained; {older}"
+            problem = (
+                "it has no ratio, and is right only for rows of the weights that are being"
+                f" trained; {older}"
+            )
             fix = "clipped_policy_loss(advantage), or one update a Step on rows of lag 0"
             origin = term.origin or node.origin
-            yield GraphWarning(rule="no_ratio", where=term.function.name, problem=problem, fix=fix, origin=origin)
+            yield GraphWarning(
+                rule="no_ratio", where=term.function.name, problem=problem, fix=fix, origin=origin
+            )
 
 
 def _older(node: Node, lag: int) -> str:
@@ -70,7 +86,10 @@ def _older(node: Node, lag: int) -> str:
     epochs, parts = (node.params.get(name) for name in ("epochs", "minibatches"))
     why = []
     if _whole(epochs) and _whole(parts) and epochs * parts > 1:
-        why.append(f"{node.name} makes {epochs * parts} updates a Step (epochs={epochs}, minibatches={parts})")
+        why.append(
+            f"{node.name} makes {epochs * parts} updates a Step (epochs={epochs},"
+            f" minibatches={parts})"
+        )
     if lag > 0:
         why.append(f"rows may be {counted(lag, 'version')} old")
     return ", and ".join(why)
@@ -82,17 +101,29 @@ def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:
         for wire in context.wires[id(node)]:
             made = wire.port.node
             models = [s for s in made.states.values() if isinstance(s, Model)]
-            if wire.name != "reference" or not issubclass(wire.port.schema, Logprobs) or _unread(node, wire):
+            if (
+                wire.name != "reference"
+                or not issubclass(wire.port.schema, Logprobs)
+                or _unread(node, wire)
+            ):
                 continue
             for model in (m for m in models if m.name in context.writers):
                 writer = context.writers[model.name][0]
                 problem = (
-                    f"expected log-probs of a Model that stays as it is, found {model.name!r}, which {writer.name} "
+                    f"expected log-probs of a Model that stays as it is, found {model.name!r},"
+                    f" which {writer.name} "
                 )
-                problem += f"trains ({line_of(writer, wire.origin)}): the divergence from it is about 0"
-                fix = f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows {model.name!r}'
+                problem += (
+                    f"trains ({line_of(writer, wire.origin)}): the divergence from it is about 0"
+                )
+                fix = (
+                    f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows'
+                    f" {model.name!r}"
+                )
                 where = wire.where
-                yield GraphWarning(rule="self_reference", where=where, problem=problem, fix=fix, origin=wire.origin)
+                yield GraphWarning(
+                    rule="self_reference", where=where, problem=problem, fix=fix, origin=wire.origin
+                )
 
 
 def _unread(node: Node, wire: Wire) -> bool:

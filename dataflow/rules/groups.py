@@ -44,7 +44,9 @@ def _needs_groups(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
             yield term.function.name, "a loss over groups", term.origin or node.origin
 
 
-def _one_row(made: Node | None, domain: Domain, where: str, what: str, origin: Origin | None) -> Iterator[Fault]:
+def _one_row(
+    made: Node | None, domain: Domain, where: str, what: str, origin: Origin | None
+) -> Iterator[Fault]:
     if domain.group_size >= 2:
         return
     if made is not None and made.params.get("n", 1) != 1:
@@ -64,7 +66,10 @@ def _decoder(domain: Domain) -> Node | None:
 def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> Iterator[Fault]:
     if domain.ragged is None or node.params.get("ragged"):
         return
-    problem = f"groups may have lost rows: {domain.ragged.name!r} ({line_of(domain.ragged, origin)}) keeps single rows"
+    problem = (
+        f"groups may have lost rows: {domain.ragged.name!r} ({line_of(domain.ragged, origin)})"
+        " keeps single rows"
+    )
     fix = f"ragged=True, or put it before {domain.ragged.name!r}"
     if "ragged" not in node.params:
         fix = f"put it before {domain.ragged.name!r}, or keep whole groups there (mixed_groups)"
@@ -76,10 +81,24 @@ def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> It
 
 def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
     parts, batch = node.params.get("minibatches"), domain.source.params.get("batch")
-    if not isinstance(parts, int) or not isinstance(batch, int) or min(parts, batch) < 1 or batch % parts == 0:
+    if (
+        not isinstance(parts, int)
+        or not isinstance(batch, int)
+        or min(parts, batch) < 1
+        or batch % parts == 0
+    ):
         return
     if any(d.kind == "subset" and not d.node.params.get("refill") for d in domain.ancestors()):
         return  # how many groups a Step has is not known here; the kernel makes parts that differ by one
-    problem = f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay whole"
+    problem = (
+        f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay"
+        " whole"
+    )
     near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
-    yield Fault(rule="groups", where=place(node), problem=problem, fix=f"minibatches={near}", origin=node.origin)
+    yield Fault(
+        rule="groups",
+        where=place(node),
+        problem=problem,
+        fix=f"minibatches={near}",
+        origin=node.origin,
+    )

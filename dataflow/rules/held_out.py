@@ -1,8 +1,8 @@
 """Held-out data: what is evaluated on has not been trained on, unless the user says so (L8).
 
-Owns: asking of each source that evaluates whether it shares rows with one that trains. Does not own: how that is told
-of files and tasks (the function that the operator names), nor overlaps that only the rows of different files could
-show.
+Owns: asking of each source that evaluates whether it shares rows with one that trains. Does not
+own: how that is told of files and tasks (the function that the operator names), nor overlaps that
+only the rows of different files could show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from dataflow.rules.context import Context, data_name, function_at, line_of
 def check(context: Context) -> Iterator[Fault]:
     """Sources whose data both a train node and an evaluation see."""
     sources = [s for s in context.sources if isinstance(s.params.get("data"), str)]
-    trained = [(s, sink) for s in sources for sink in context.fed[id(s)] if sink.operator.work == "train"]
+    trained = [
+        (s, sink) for s in sources for sink in context.fed[id(s)] if sink.operator.work == "train"
+    ]
     for source in sources:
         for sink in context.fed[id(source)]:
             if sink.operator.work == "evaluate" and not sink.params.get("allow_train_data"):
@@ -29,9 +31,15 @@ def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Ite
         if other is not source and not _overlap(other, source):
             continue
         mine, theirs = data_name(source), data_name(other)
-        where, problem = f"{mine} feeds {train.name} and {evaluate.name}", "evaluation on training data"
+        where, problem = (
+            f"{mine} feeds {train.name} and {evaluate.name}",
+            "evaluation on training data",
+        )
         if mine != theirs:
-            where = f"{theirs} ({line_of(other, evaluate.origin)}) feeds {train.name}, {mine} feeds {evaluate.name}"
+            where = (
+                f"{theirs} ({line_of(other, evaluate.origin)}) feeds {train.name}, {mine} feeds"
+                f" {evaluate.name}"
+            )
             problem += ": the two have rows of one file, or items of one task, in common"
         fix = "a second prompts(test), or evaluate(..., allow_train_data=True)"
         yield Fault(rule="held_out", where=where, problem=problem, fix=fix, origin=evaluate.origin)
@@ -39,7 +47,9 @@ def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Ite
 
 
 def _overlap(one: Node, other: Node) -> bool:
-    """By the function that the operators name; sources of a kind that names none share rows where their data is one."""
+    """By the function that the operators name; sources of a kind that names none share rows where
+    their data is one.
+    """
     a, b = ((s.params["data"], s.params.get("split")) for s in (one, other))
     path = one.operator.data_overlap
     if not path or path != other.operator.data_overlap:

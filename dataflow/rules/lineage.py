@@ -1,4 +1,5 @@
-"""Rows: the inputs of a node stand on the same rows, or on an ancestor's where that is declared (L3).
+"""Rows: the inputs of a node stand on the same rows, or on an ancestor's where that is declared
+(L3).
 
 Owns: the comparison of domains and what a message says of two. Does not own: their
 derivation (dataflow/rows.py), groups (groups.py).
@@ -15,13 +16,17 @@ from dataflow.rules.context import Context, Wire, line_of, place
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Inputs on other rows than the first, parents and descendants that are none, nodes without rows."""
+    """Inputs on other rows than the first, parents and descendants that are none, nodes without
+    rows.
+    """
     for node in context.graph.nodes:
         wires = context.wires[id(node)]
         if not wires and node.operator.work != "source":
             problem = "expected at least one port, found none"
             fix = f"{node.operator.name}(port, ...)"
-            yield Fault(rule="rows", where=place(node), problem=problem, fix=fix, origin=node.origin)
+            yield Fault(
+                rule="rows", where=place(node), problem=problem, fix=fix, origin=node.origin
+            )
         if isinstance(node.operator.rows, Reduce):
             yield from _reduced(context, {w.name: w for w in wires}, node.operator.rows)
             continue
@@ -46,7 +51,9 @@ def _compare(context: Context, first: Wire, other: Wire) -> Iterator[Fault]:
     if other.input.rows == "parent" and here.descends_from(there):
         return
     where = place(other.node) if other.key == other.name else other.where.rpartition(".")[0]
-    problem = f"{first.name!r} stands on {_shown(here, there)}, {other.name!r} on {_shown(there, here)}"
+    problem = (
+        f"{first.name!r} stands on {_shown(here, there)}, {other.name!r} on {_shown(there, here)}"
+    )
     if other.input.rows == "parent":
         problem += f", which {first.name!r} does not come from"
     fix = _fix(first, here, other, there)
@@ -69,10 +76,20 @@ def _reduced(context: Context, wires: dict[str, Wire], rows: Reduce) -> Iterator
     if descends and below.unselected is not above.unselected:
         return
     if descends:
-        problem = f"{low.name!r} stands on {_shown(below, above)}: of each row of {high.name!r} there is at most one"
-        fix = f"{low.port.label!r} as it is" if below is above else f"select({high.port.label}, where=...)"
+        problem = (
+            f"{low.name!r} stands on {_shown(below, above)}: of each row of {high.name!r} there is"
+            " at most one"
+        )
+        fix = (
+            f"{low.port.label!r} as it is"
+            if below is above
+            else f"select({high.port.label}, where=...)"
+        )
     else:
-        problem = f"{low.name!r} stands on {_shown(below, above)}, which does not come from {high.name!r}: "
+        problem = (
+            f"{low.name!r} stands on {_shown(below, above)}, which does not come from"
+            f" {high.name!r}: "
+        )
         problem += _shown(above, below)
         fix = f"{high.name}= a port that {low.port.label!r} comes from{_ancestors(below)}"
     yield Fault(rule="rows", where=place(low.node), problem=problem, fix=fix, origin=low.origin)
@@ -101,15 +118,24 @@ def _named(domain: Domain, origin: Origin | None) -> str:
 def _fix(first: Wire, here: Domain, other: Wire, there: Domain) -> str:
     a, b = first.name, other.name
     if here.source is not there.source:
-        return f"ports that come from one source; {here.source.name!r} and {there.source.name!r} are two"
+        return (
+            f"ports that come from one source; {here.source.name!r} and {there.source.name!r}"
+            " are two"
+        )
     if here.unselected is there.unselected:
         return f"{a}, {b} = select({a}, {b}, where=...)"
     mine, theirs = _named(here, other.origin), _named(there, other.origin)
     if other.input.rows == "parent":
         onto = _common(here, there).node.name
-        return f"{b}=mean_over({other.port.label}, {onto}): {mine} and {theirs} both come from {onto!r}"
+        return (
+            f"{b}=mean_over({other.port.label}, {onto}): {mine} and {theirs} both come from"
+            f" {onto!r}"
+        )
     if there.unselected.descends_from(here.unselected):
-        up = f"mean_over(reward, {here.unselected.node.name}) for a reward, which {theirs} has for each row of {mine}"
+        up = (
+            f"mean_over(reward, {here.unselected.node.name}) for a reward, which {theirs} has for"
+            f" each row of {mine}"
+        )
         return up if here is here.unselected else f"{up}; then select"
     if here.unselected.descends_from(there.unselected):
         way = f"make {b!r} from {mine}, not from {theirs}, which is above it"

@@ -44,7 +44,8 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _possible(context: Context) -> bool:
-    """Data edges are acyclic as built, so only a follower or a lag below 0 can close a cycle without a token.
+    """Data edges are acyclic as built, so only a follower or a lag below 0 can close a cycle
+    without a token.
 
     Saves the import of networkx, which takes longer than all the rules together.
     """
@@ -55,8 +56,9 @@ def _possible(context: Context) -> bool:
 def token_graph(context: Context) -> MultiDiGraph:
     """Nodes by name and `Model 'policy'` for each Model; edges carry `tokens`.
 
-    A train node fills its Model within the Step, and a follower is filled by its leader's publish: no token. A reader
-    may begin on the version that the Step starts from, and max_lag Steps ahead of it: 1 + max_lag tokens.
+    A train node fills its Model within the Step, and a follower is filled by its leader's publish:
+    no token. A reader may begin on the version that the Step starts from, and max_lag Steps ahead
+    of it: 1 + max_lag tokens.
     """
     import networkx
 
@@ -71,7 +73,9 @@ def token_graph(context: Context) -> MultiDiGraph:
                 graph.add_edge(node.name, _named(state), tokens=0)
             else:
                 lag = node.params.get("max_lag", 0)
-                graph.add_edge(_named(state), node.name, tokens=1 + lag if isinstance(lag, int) else 1)
+                graph.add_edge(
+                    _named(state), node.name, tokens=1 + lag if isinstance(lag, int) else 1
+                )
     for model in context.models:
         if model.follows is not None:
             graph.add_edge(_named(model.follows), _named(model), tokens=0)

@@ -33,7 +33,9 @@ def _illegal(context: Context) -> Iterator[Fault]:
             yield _not_legal(node, f"{node.operator.name} {node.name!r}", node.operator.name)
     for state in context.graph.states:
         if not _legal(state.name):
-            yield _not_legal(_user(context, state), f"{type(state).__name__} {state.name!r}", "policy")
+            yield _not_legal(
+                _user(context, state), f"{type(state).__name__} {state.name!r}", "policy"
+            )
 
 
 def _legal(name: object) -> bool:
@@ -54,10 +56,19 @@ def _nodes(context: Context) -> Iterator[Fault]:
         if first is node or _both_write(first, node):
             continue
         number = next(i for i in range(2, len(taken) + 3) if f"{node.name}_{i}" not in taken)
-        problem = f"another node has this name: {first.operator.name} ({line_of(first, node.origin)})"
-        fix = f'name="{node.name}_{number}" in one of them, or use the other\'s output where the two are meant as one'
+        problem = (
+            f"another node has this name: {first.operator.name} ({line_of(first, node.origin)})"
+        )
+        fix = (
+            f'name="{node.name}_{number}" in one of them, or use the other\'s output where the two'
+            " are meant as one"
+        )
         yield Fault(
-            rule="names", where=f"{node.operator.name} {node.name!r}", problem=problem, fix=fix, origin=node.origin
+            rule="names",
+            where=f"{node.operator.name} {node.name!r}",
+            problem=problem,
+            fix=fix,
+            origin=node.origin,
         )
 
 
@@ -77,8 +88,13 @@ def _states(context: Context) -> Iterator[Fault]:
         origin = user.origin if user else None
         other = _user(context, first)
         at = f" ({place(other)}, {line_of(other, origin)})" if other else ""
-        problem = f"a {type(first).__name__} of this name{at} differs in {_difference(first, state)}"
-        fix = f"another name for one of them, or one object for both: {state.name} = {type(state).__name__}(...)"
+        problem = (
+            f"a {type(first).__name__} of this name{at} differs in {_difference(first, state)}"
+        )
+        fix = (
+            f"another name for one of them, or one object for both: {state.name} ="
+            f" {type(state).__name__}(...)"
+        )
         yield Fault(rule="names", where=where, problem=problem, fix=fix, origin=origin)
 
 
@@ -86,7 +102,9 @@ def _user(context: Context, state: State) -> Node | None:
     """The first node that has this State, or one that follows it."""
     for node in context.graph.nodes:
         for used in node.states.values():
-            if used is state or (isinstance(used, Model) and any(m is state for m in leaders(used))):
+            if used is state or (
+                isinstance(used, Model) and any(m is state for m in leaders(used))
+            ):
                 return node
     return None
 
@@ -94,6 +112,14 @@ def _user(context: Context, state: State) -> Node | None:
 def _difference(a: State, b: State) -> str:
     if type(a) is not type(b):
         return "kind"
-    fields = [f.name for f in dataclasses.fields(a) if f.compare and getattr(a, f.name) != getattr(b, f.name)]
-    shown = [f"{name} ({getattr(a, name)!r} and {getattr(b, name)!r})" for name in fields if name != "follows"]
+    fields = [
+        f.name
+        for f in dataclasses.fields(a)
+        if f.compare and getattr(a, f.name) != getattr(b, f.name)
+    ]
+    shown = [
+        f"{name} ({getattr(a, name)!r} and {getattr(b, name)!r})"
+        for name in fields
+        if name != "follows"
+    ]
     return ", ".join(shown + ["follows"] * ("follows" in fields))

@@ -24,8 +24,13 @@ def check(context: Context) -> Iterator[Fault]:
         done = next((by[id(n)] for n in advantages if id(n) in by), None)
         whitens = node.operator.normalises == "batch"
         if whitens and done is not None:
-            problem = f"its advantage is whitened already, by {done.name!r} ({line_of(done, node.origin)})"
+            problem = (
+                f"its advantage is whitened already, by {done.name!r}"
+                f" ({line_of(done, node.origin)})"
+            )
             fix = f"leave out {node.name!r} or {done.name!r}"
-            yield Fault(rule="normalised", where=place(node), problem=problem, fix=fix, origin=node.origin)
+            yield Fault(
+                rule="normalised", where=place(node), problem=problem, fix=fix, origin=node.origin
+            )
         if whitens or done is not None:
             by[id(node)] = node if whitens or done is None else done

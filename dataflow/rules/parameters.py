@@ -21,12 +21,16 @@ _WEIGHT = number(like=1.0)
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Values outside of their limits, schedules where none is taken, an aggregate that a loss has not."""
+    """Values outside of their limits, schedules where none is taken, an aggregate that a loss has
+    not.
+    """
     for node in context.graph.nodes:
         operator = node.operator
         for name, value in node.params.items():
             limit = operator.limits.get(name)
-            yield from _value(operator.name, name, value, limit, name in operator.schedulable, node.origin)
+            yield from _value(
+                operator.name, name, value, limit, name in operator.schedulable, node.origin
+            )
         loss = node.params.get("loss")
         for term in loss.terms if isinstance(loss, Loss) else ():
             yield from _term(term, node)
@@ -46,7 +50,9 @@ def _value(
 
 
 def _scheduled(value: Any) -> bool:
-    return isinstance(value, Schedule) or (isinstance(value, tuple) and any(isinstance(v, Schedule) for v in value))
+    return isinstance(value, Schedule) or (
+        isinstance(value, tuple) and any(isinstance(v, Schedule) for v in value)
+    )
 
 
 def _shown(value: Any) -> str:
@@ -60,16 +66,29 @@ def _term(term: LossTerm, node: Node) -> Iterator[Fault]:
     limits = dict(function.limits)
     yield from _value(function.name, "weight", term.weight, _WEIGHT, True, origin)
     for name, value in term.params:
-        yield from _value(function.name, name, value, limits.get(name), _takes_number(function, name), origin)
+        yield from _value(
+            function.name, name, value, limits.get(name), _takes_number(function, name), origin
+        )
     aggregate = node.params.get("aggregate")
     own = "sequence_mean" if function.scope == "sequence" else "token_mean"
     if function.scope != "token" and aggregate not in ("token_mean", own):
-        problem = f"a loss of scope {function.scope!r} is only ever averaged over its {function.scope}s, found "
+        problem = (
+            f"a loss of scope {function.scope!r} is only ever averaged over its {function.scope}s,"
+            " found "
+        )
         problem += f"aggregate={aggregate!r} (train)"
-        yield Fault(rule="parameters", where=function.name, problem=problem, fix="leave aggregate= out", origin=origin)
+        yield Fault(
+            rule="parameters",
+            where=function.name,
+            problem=problem,
+            fix="leave aggregate= out",
+            origin=origin,
+        )
 
 
 def _takes_number(function: LossFunction, name: str) -> bool:
-    """Whether a loss's parameter is a number, and so may be a schedule: train resolves it before the call."""
+    """Whether a loss's parameter is a number, and so may be a schedule: train resolves it before
+    the call.
+    """
     annotation = inspect.signature(function.fn).parameters[name].annotation
     return any(word in str(annotation) for word in ("float", "Number"))

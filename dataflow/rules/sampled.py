@@ -1,8 +1,10 @@
-"""Sampled: log-probs are taken, and rows trained, at the temperature at which their tokens were sampled.
+"""Sampled: log-probs are taken, and rows trained, at the temperature at which their tokens were
+sampled.
 
-Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of their own. Does not
-own: log-probs of another temperature than those that they are compared with (trained_at.py), which temperature a node
-gets (a pass of the planner), whose version log-probs are (versions.py), nor vocabularies (vocabulary.py).
+Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of
+their own. Does not own: log-probs of another temperature than those that they are compared with
+(trained_at.py), which temperature a node gets (a pass of the planner), whose version log-probs are
+(versions.py), nor vocabularies (vocabulary.py).
 """
 
 from __future__ import annotations
@@ -32,12 +34,18 @@ def _joined(node: Node) -> Iterator[Fault]:
     if len(makers) < 2 or node.params.get("temperature") is not None:
         return
     loss = node.params.get("loss")
-    if isinstance(loss, Loss) and (loss.supervised or all(term.function.head != "lm" for term in loss.terms)):
+    if isinstance(loss, Loss) and (
+        loss.supervised or all(term.function.head != "lm" for term in loss.terms)
+    ):
         return  # trained at 1, or no log-probs at all
     shown = " and ".join(
-        f"{m.name!r} ({line_of(m, node.origin)}, temperature={m.params.get('temperature')})" for m in makers
+        f"{m.name!r} ({line_of(m, node.origin)}, temperature={m.params.get('temperature')})"
+        for m in makers
     )
-    problem = f"expected tokens of one generation, or temperature=, found those of {shown} in {_label(node)}"
+    problem = (
+        f"expected tokens of one generation, or temperature=, found those of {shown} in"
+        f" {_label(node)}"
+    )
     fix = f"temperature={makers[0].params.get('temperature') or 1.0} in {node.operator.name}"
     yield Fault(rule="sampled", where=place(node), problem=problem, fix=fix, origin=node.origin)
 
@@ -45,10 +53,16 @@ def _joined(node: Node) -> Iterator[Fault]:
 def _constant(node: Node) -> Iterator[Fault]:
     rows = node.inputs.get("rows")
     makers = generations(rows) if rows is not None else ()
-    if len(makers) < 2 or node.params.get("aggregate") != "constant" or node.params.get("max_tokens") is not None:
+    if (
+        len(makers) < 2
+        or node.params.get("aggregate") != "constant"
+        or node.params.get("max_tokens") is not None
+    ):
         return
     shown = " and ".join(f"{m.name!r} (max_tokens={m.params.get('max_tokens')})" for m in makers)
-    problem = f"aggregate='constant' divides by max_tokens, and {_label(node)} has tokens of {shown}"
+    problem = (
+        f"aggregate='constant' divides by max_tokens, and {_label(node)} has tokens of {shown}"
+    )
     fix = "aggregate='token_mean'"
     yield Fault(rule="sampled", where=place(node), problem=problem, fix=fix, origin=node.origin)
 

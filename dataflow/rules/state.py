@@ -37,7 +37,13 @@ def _kinds(node: Node) -> Iterator[Fault]:
         if node.operator.work in _OF_MODELS and not isinstance(state, Model):
             where = f"{node.operator.name}.{param}"
             problem = f"expected a Model, found {type(state).__name__} {state.name!r}"
-            yield Fault(rule="state", where=where, problem=problem, fix=f'Model("{param}", base)', origin=node.origin)
+            yield Fault(
+                rule="state",
+                where=where,
+                problem=problem,
+                fix=f'Model("{param}", base)',
+                origin=node.origin,
+            )
 
 
 def _two_writers(name: str, writers: tuple[Node, ...]) -> Fault:
@@ -60,7 +66,9 @@ def _trainable(context: Context, model: Model) -> Iterator[Fault]:
         readers = context.readers.get(model.name, ())
         origin = readers[0].origin if readers else _origin(context, model)
         problem = (
-            f"read by {readers[0].name!r} ({line_of(readers[0], origin)})" if readers else "nothing reads it either"
+            f"read by {readers[0].name!r} ({line_of(readers[0], origin)})"
+            if readers
+            else "nothing reads it either"
         )
         loss = "value_loss(...)" if model.head == "scalar" else "clipped_policy_loss(...)"
         fix = f"sink train({model.name}, rollout, loss={loss}), or trainable=False"
@@ -81,12 +89,19 @@ def _follower(context: Context, model: Model) -> Iterator[Fault]:
     if leader.name not in context.trained and not leader.trainable:
         problem = f"it follows {leader.name!r}, which no train node writes"
         fix = f"train {leader.name!r}, or leave follows= out"
-        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model))
+        yield Fault(
+            rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model)
+        )
     if (leader.base, leader.head) != (model.base, model.head):
-        problem = f"it copies the weights of {leader.name!r}, expected base {leader.base!r} and head {leader.head!r}, "
+        problem = (
+            f"it copies the weights of {leader.name!r}, expected base {leader.base!r} and head"
+            f" {leader.head!r}, "
+        )
         problem += f"found {model.base!r} and {model.head!r}"
         fix = f"Model({model.name!r}, {leader.base!r}, head={leader.head!r}, follows={leader.name})"
-        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model))
+        yield Fault(
+            rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model)
+        )
 
 
 def _origin(context: Context, model: Model) -> Origin | None:
@@ -101,9 +116,14 @@ def _heads(node: Node) -> Iterator[Fault]:
     for wanted, by, origin in _wanted_heads(node):
         for model in models:
             if model.head != wanted:
-                problem = f"{by} needs a Model with head={wanted!r}, {model.name!r} has head={model.head!r}"
+                problem = (
+                    f"{by} needs a Model with head={wanted!r}, {model.name!r} has"
+                    f" head={model.head!r}"
+                )
                 fix = f"Model({model.name!r}, base, head={wanted!r})"
-                yield Fault(rule="state", where=place(node), problem=problem, fix=fix, origin=origin)
+                yield Fault(
+                    rule="state", where=place(node), problem=problem, fix=fix, origin=origin
+                )
 
 
 def _wanted_heads(node: Node) -> Iterator[tuple[str, str, Origin | None]]:

@@ -1,8 +1,10 @@
-"""Trained at: a stated temperature of training is that of the log-probs that the loss compares with.
+"""Trained at: a stated temperature of training is that of the log-probs that the loss compares
+with.
 
-Owns: the temperature at which a train node computes log-probs, against that of the sampler's recorded ones, and of
-`logprobs` that follow the rollout or that a ratio is made with. Does not own: a temperature stated for a reference,
-which is meant, nor which one a node gets where none is stated (a pass of the planner).
+Owns: the temperature at which a train node computes log-probs, against that of the sampler's
+recorded ones, and of `logprobs` that follow the rollout or that a ratio is made with. Does not own:
+a temperature stated for a reference, which is meant, nor which one a node gets where none is stated
+(a pass of the planner).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _RATIOS = ("old", "proximal")
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Ratios of two temperatures, and references at another one than training that nobody stated."""
+    """Ratios of two temperatures, and references at another one than training that nobody stated.
+    """
     for node in context.graph.nodes:
         loss = node.params.get("loss")
         if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
@@ -43,15 +46,29 @@ def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
     for maker in generations(node.inputs["rows"]):
         at = _at(maker.params.get("temperature"))
         if at is not None and at != trained:
-            problem = f"compares with the log-probs of {maker.name!r} ({line_of(maker, node.origin)}), recorded at "
-            problem += f"temperature={at}, and {node.name} is at {trained}: their ratio is of two distributions"
+            problem = (
+                f"compares with the log-probs of {maker.name!r} ({line_of(maker, node.origin)}),"
+                " recorded at "
+            )
+            problem += (
+                f"temperature={at}, and {node.name} is at {trained}: their ratio is of two"
+                " distributions"
+            )
             fix = f"leave temperature= out of {node.name!r}, or temperature={at}"
-            yield Fault(rule="trained_at", where=term.function.name, problem=problem, fix=fix, origin=node.origin)
+            yield Fault(
+                rule="trained_at",
+                where=term.function.name,
+                problem=problem,
+                fix=fix,
+                origin=node.origin,
+            )
             return
 
 
 def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
-    """A port of log-probs that are computed at another temperature; a reference may have one of its own, if stated."""
+    """A port of log-probs that are computed at another temperature; a reference may have one of its
+    own, if stated.
+    """
     if not issubclass(wire.input.schema, Logprobs):
         return
     maker = physical(wire.port).node
@@ -64,9 +81,15 @@ def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
     if at is None or at == trained:
         return
     where = "" if stated else ", that of its rows,"
-    problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}{where} and "
+    problem = (
+        f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}{where}"
+        " and "
+    )
     problem += f"{node.name} is at {trained}: they are of two distributions"
-    fix = f"leave temperature= out of {(maker if stated else node).name!r}, or temperature={trained} in {maker.name!r}"
+    fix = (
+        f"leave temperature= out of {(maker if stated else node).name!r}, or temperature={trained}"
+        f" in {maker.name!r}"
+    )
     yield Fault(rule="trained_at", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
 
 

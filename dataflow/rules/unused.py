@@ -1,8 +1,8 @@
 """Unused: what is written down and changes nothing. The graph means one thing all the same.
 
-Owns: lags without a trained Model and intakes of nothing, of which is warned; ports whose weight is 0, which are noted,
-as an algorithm may well have them for other weights. Does not own: unknown parameters (refused at the call), pruning (a
-pass of the planner).
+Owns: lags without a trained Model and intakes of nothing, of which is warned; ports whose weight is
+0, which are noted, as an algorithm may well have them for other weights. Does not own: unknown
+parameters (refused at the call), pruning (a pass of the planner).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def intakes(context: Context) -> Iterator[GraphWarning]:
 def _changes_nothing(node: Node, what: str, why: str) -> GraphWarning:
     problem = f"{what} changes nothing: {why}"
     fix = f"leave {what.partition('=')[0]}= out"
-    return GraphWarning(rule="unused", where=place(node), problem=problem, fix=fix, origin=node.origin)
+    return GraphWarning(
+        rule="unused", where=place(node), problem=problem, fix=fix, origin=node.origin
+    )
 
 
 def notes(context: Context) -> Iterator[str]:

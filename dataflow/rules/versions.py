@@ -21,8 +21,8 @@ _RECOMPUTED = ("old", "proximal")
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Readers without a lag, recomputed log-probs of another Model or of other rows, intakes that differ, an evaluation
-    of nothing.
+    """Readers without a lag, recomputed log-probs of another Model or of other rows, intakes that
+    differ, an evaluation of nothing.
     """
     for node in context.graph.nodes:
         yield from _bounded(context, node)
@@ -33,7 +33,9 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def lags(context: Context) -> dict[str, int]:
-    """For each node that reads a trained Model: how many versions old it may be. 0 in an evaluation."""
+    """For each node that reads a trained Model: how many versions old it may be. 0 in an
+    evaluation.
+    """
     found = {}
     for node in context.graph.nodes:
         if _reads_trained(context, node):
@@ -43,7 +45,9 @@ def lags(context: Context) -> dict[str, int]:
 
 
 def staleness(context: Context) -> dict[str, int]:
-    """For each train node: the greatest lag of its readers upstream, which no row that it trains exceeds."""
+    """For each train node: the greatest lag of its readers upstream, which no row that it trains
+    exceeds.
+    """
     lag = lags(context)
     worst: dict[int, int] = {}
     for node in context.graph.nodes:
@@ -63,7 +67,9 @@ def _bounded(context: Context, node: Node) -> Iterator[Fault]:
     if _reads_trained(context, node):
         problem = "expected a parameter max_lag, since it reads a Model that is trained, found none"
         fix = f"a parameter max_lag: int = 0 of {node.operator.name}"
-        yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
+        yield Fault(
+            rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin
+        )
 
 
 def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
@@ -73,33 +79,55 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
         models = [s for s in maker.states.values() if isinstance(s, Model)]
         if wire.name not in _RECOMPUTED or not models:
             continue
-        ratio = issubclass(wire.port.schema, Logprobs)  # a critic may be held near the values of a slow copy
+        ratio = issubclass(
+            wire.port.schema, Logprobs
+        )  # a critic may be held near the values of a slow copy
         if ratio and models[0].name not in trained:
-            problem = f"expected log-probs of {trained[0]!r}, the Model trained here, found those of {models[0].name!r}"
+            problem = (
+                f"expected log-probs of {trained[0]!r}, the Model trained here, found those of"
+                f" {models[0].name!r}"
+            )
             fix = f'{wire.name}=logprobs({trained[0]}, rollout, name="{wire.name}")'
-            yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+            yield Fault(
+                rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin
+            )
         elif ratio and maker.params.get("max_lag"):
-            problem = f"{maker.name!r} may be {maker.params['max_lag']} versions old ({line_of(maker, wire.origin)}), "
+            problem = (
+                f"{maker.name!r} may be {maker.params['max_lag']} versions old"
+                f" ({line_of(maker, wire.origin)}), "
+            )
             problem += "and a ratio needs the version that the Step starts from"
             fix = f"max_lag=0 in {maker.name!r}"
-            yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
-        elif maker.operator.work == "forward" and not _same_tokens(context, maker.inputs["rows"], node.inputs["rows"]):
+            yield Fault(
+                rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin
+            )
+        elif maker.operator.work == "forward" and not _same_tokens(
+            context, maker.inputs["rows"], node.inputs["rows"]
+        ):
             trains, reads = (physical(n.inputs["rows"]).label for n in (node, maker))
-            problem = f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and those of "
+            problem = (
+                f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and"
+                " those of "
+            )
             problem += f"{trains!r} are trained"
             fix = f"{maker.operator.name}({models[0].name}, {trains})"
-            yield Fault(rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+            yield Fault(
+                rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin
+            )
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
-    """Whether two ports are the same token rows; where their rows differ the rule on rows says so."""
+    """Whether two ports are the same token rows; where their rows differ the rule on rows says so.
+    """
     mine, theirs = context.domains.of(a), context.domains.of(b)
     one = mine is not None and theirs is not None and mine.unselected is theirs.unselected
     return physical(a) == physical(b) or not one
 
 
 def _evaluated(context: Context) -> Iterator[Fault]:
-    """An evaluation of a Model that made nothing of what is scored. One bit a Model, handed down from node to node."""
+    """An evaluation of a Model that made nothing of what is scored. One bit a Model, handed down
+    from node to node.
+    """
     bits = {m.name: 1 << i for i, m in enumerate(context.models)}
     read: dict[int, int] = {}
     for node in context.graph.nodes:
@@ -111,7 +139,9 @@ def _evaluated(context: Context) -> Iterator[Fault]:
             shown = next(iter(node.inputs.values())).label
             problem = f"expected rows made by {own[0]!r} above {shown!r}, found none that read it"
             fix = f"evaluate the Model that made them, or generate({own[0]}, prompts(test))"
-            yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
+            yield Fault(
+                rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin
+            )
         read[id(node)] = sum(bits[name] for name in set(own)) | above
 
 
@@ -120,9 +150,18 @@ def _intakes(context: Context) -> Iterator[Fault]:
     for source in context.sources:
         trains = [s for s in context.fed[id(source)] if s.operator.work == "train"]
         for node in trains[1:]:
-            first, mine, theirs = trains[0], node.params.get("intake"), trains[0].params.get("intake")
+            first, mine, theirs = (
+                trains[0],
+                node.params.get("intake"),
+                trains[0].params.get("intake"),
+            )
             if mine != theirs:
-                problem = f"intake={mine!r}, and {first.name} ({line_of(first, node.origin)}) has intake={theirs!r} "
+                problem = (
+                    f"intake={mine!r}, and {first.name} ({line_of(first, node.origin)}) has"
+                    f" intake={theirs!r} "
+                )
                 problem += f"on the rows of the same source {source.name!r}"
                 fix = f"intake={theirs!r} in both"
-                yield Fault(rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin)
+                yield Fault(
+                    rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin
+                )

@@ -42,8 +42,12 @@ def _key(port: Port) -> PortId:
     return (id(port.node), port.index)
 
 
-def _handed_on(node: Node, made_by: dict[PortId, tuple[Model, ...]]) -> dict[PortId, tuple[Model, ...]]:
-    """A port of token ids has those of the inputs that it was made of: of the same place for select, else of all."""
+def _handed_on(
+    node: Node, made_by: dict[PortId, tuple[Model, ...]]
+) -> dict[PortId, tuple[Model, ...]]:
+    """A port of token ids has those of the inputs that it was made of: of the same place for
+    select, else of all.
+    """
     handed = {}
     for index, schema in enumerate(node.schemas):
         if schema.vocabulary:
@@ -55,7 +59,9 @@ def _handed_on(node: Node, made_by: dict[PortId, tuple[Model, ...]]) -> dict[Por
     return handed
 
 
-def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, tuple[Model, ...]]) -> Iterator[Fault]:
+def _compare(
+    context: Context, node: Node, model: Model, made_by: dict[PortId, tuple[Model, ...]]
+) -> Iterator[Fault]:
     rows = next((w.port for w in context.wires[id(node)] if w.port.schema.vocabulary), None)
     if rows is None:
         return
@@ -64,7 +70,10 @@ def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, t
         mine, theirs = fingerprint(model.base), fingerprint(maker.base)
         if maker.base == model.base or mine is None or theirs is None or mine == theirs:
             continue
-        problem = f"vocabulary {mine[0][:4]} ({mine[1]:,} tokens) differs from {rows.label}'s {theirs[0][:4]} "
+        problem = (
+            f"vocabulary {mine[0][:4]} ({mine[1]:,} tokens) differs from {rows.label}'s"
+            f" {theirs[0][:4]} "
+        )
         problem += f"({theirs[1]:,}): its token ids mean other words there"
         fix = f"a {model.name} of the same tokenizer as {maker.name!r}"
         where = place(node) if node.operator.work != "train" else f"train {model.name!r}"
@@ -72,7 +81,9 @@ def _compare(context: Context, node: Node, model: Model, made_by: dict[PortId, t
 
 
 def fingerprint(base: str) -> tuple[str, int] | None:
-    """(digest, tokens) of the tokenizer in a model directory; None where `base` is no directory that has one."""
+    """(digest, tokens) of the tokenizer in a model directory; None where `base` is no directory
+    that has one.
+    """
     file = Path(base).expanduser() / TOKENIZER
     if not file.is_file():
         return None
@@ -85,7 +96,9 @@ def fingerprint(base: str) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=32)
 def _fingerprint(file: str, modified: int, size: int) -> tuple[str, int]:
-    """Of the id of each token, whatever else the file says; modified and size are part of the cache's key."""
+    """Of the id of each token, whatever else the file says; modified and size are part of the
+    cache's key.
+    """
     ids = token_ids(Path(file))
     text = json.dumps(sorted(ids.items(), key=lambda item: item[1]), ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), len(ids)

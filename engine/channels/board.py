@@ -1,11 +1,13 @@
-"""A board in shared memory on which a Worker notes where its blocks lie, so that a reader need not ask for each.
+"""A board in shared memory on which a Worker notes where its blocks lie, so that a reader need not
+ask for each.
 
 Owns: the notes, their memory, and that a half-written or wrong one is never taken for a whole one.
-Does not own: what a note says (descriptors.py), the slabs that it speaks of (slabs.py), who may see it (server.py).
+Does not own: what a note says (descriptors.py), the slabs that it speaks of (slabs.py), who may see
+it (server.py).
 
-A question and its answer are two processes that wake up, which takes longer than a small batch needs for all else. A
-block's note is in the place of its number modulo `NOTES`; where a younger block has taken that, or a note does not fit,
-the reader asks.
+A question and its answer are two processes that wake up, which takes longer than a small batch
+needs for all else. A block's note is in the place of its number modulo `NOTES`; where a younger
+block has taken that, or a note does not fit, the reader asks.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _HEAD = struct.Struct("<QQI")
 
 
 class Board:
-    """The owner's end. Callers lock. Raises OSError where the system has no memory or descriptor left for it."""
+    """The owner's end. Callers lock. Raises OSError where the system has no memory or descriptor
+    left for it.
+    """
 
     def __init__(self) -> None:
         self.descriptor, self._memory = sealed_memory(SIZE)
@@ -38,7 +42,9 @@ class Board:
         self._memory[at : at + 8] = bytes(8)
         if len(text) <= ROOM - _HEAD.size:
             self._memory[at + _HEAD.size : at + _HEAD.size + len(text)] = text
-            self._memory[at : at + _HEAD.size] = _HEAD.pack(block + 1, _hash(block, text), len(text))
+            self._memory[at : at + _HEAD.size] = _HEAD.pack(
+                block + 1, _hash(block, text), len(text)
+            )
 
     def wipe(self, block: int) -> None:
         """Take a block's note away, if it is there."""

@@ -10,8 +10,9 @@ find each other (world.py).
     moving      the payload                          arrived -> open; peer gone or late -> fenced, PeerLost
     fenced      -                                    nothing: every further call raises what fenced it
 
-Headers always go by gloo; payloads by gloo from host memory and by NCCL between devices. A fenced channel drops its
-connections at once, so whoever waits for this rank is told, too, and no rank stays in a transfer that cannot end.
+Headers always go by gloo; payloads by gloo from host memory and by NCCL between devices. A fenced
+channel drops its connections at once, so whoever waits for this rank is told, too, and no rank
+stays in a transfer that cannot end.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ _GRACE = 5.0
 
 
 class CollectiveChannel:
-    """One rank's end. Calls may come from any thread; a thread of the channel's own makes one transfer at a time.
+    """One rank's end. Calls may come from any thread; a thread of the channel's own makes one
+    transfer at a time.
 
-    names: what the ranks are called in errors. timeout: seconds for one transfer, and for all ranks to come. device:
-    where payloads lie, `cpu` or a CUDA device. Raises RunError where a rank does not come.
+    names: what the ranks are called in errors. timeout: seconds for one transfer, and for all ranks
+    to come. device: where payloads lie, `cpu` or a CUDA device. Raises RunError where a rank does
+    not come.
     """
 
     def __init__(
@@ -77,22 +80,33 @@ class CollectiveChannel:
             self._payload = _nccl(PrefixStore("payload", mine), rank, world, timeout)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"collective-{name}")
 
-    # --- the contract -------------------------------------------------------------------------------------------
+    # --- the contract -----------------------------------------------------------------------------
 
     def send(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
         """Send tensors to a rank; returns once they may be changed.
 
-        Raises RunError where the other end receives something else or another sequence, PeerLost where it is gone or
-        not there in time.
+        Raises RunError where the other end receives something else or another sequence, PeerLost
+        where it is gone or not there in time.
         """
-        self._do("send", peer, sequence, tensors, lambda flat: self._each(self._payload.send, flat, peer))
+        self._do(
+            "send", peer, sequence, tensors, lambda flat: self._each(self._payload.send, flat, peer)
+        )
 
     def receive(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send` does."""
-        self._do("receive", peer, sequence, tensors, lambda flat: self._each(self._payload.recv, flat, peer))
+        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send` does.
+        """
+        self._do(
+            "receive",
+            peer,
+            sequence,
+            tensors,
+            lambda flat: self._each(self._payload.recv, flat, peer),
+        )
 
     def broadcast(self, source: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Every rank calls it: `source` gives its tensors to all others. sequence counts the world's broadcasts."""
+        """Every rank calls it: `source` gives its tensors to all others. sequence counts the
+        world's broadcasts.
+        """
         self._do("broadcast", source, sequence, tensors, lambda flat: self._all(flat, source))
 
     def close(self) -> None:
@@ -100,12 +114,19 @@ class CollectiveChannel:
         self._fence(RunError(f"{self._names[self.rank]}: this channel was closed"))
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    # --- one transfer -------------------------------------------------------------------------------------------
+    # --- one transfer -----------------------------------------------------------------------------
 
     def _do(
-        self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor], move: Callable[[list[Tensor]], None]
+        self,
+        role: Role,
+        peer: int,
+        sequence: int,
+        tensors: Sequence[Tensor],
+        move: Callable[[list[Tensor]], None],
     ) -> None:
-        """Agree, then move, on the channel's thread; a failure of either ends the world for this rank."""
+        """Agree, then move, on the channel's thread; a failure of either ends the world for this
+        rank.
+        """
         self._require_open()
         self._require_peer(role, peer)
         flat = [_bytes(tensor, role) for tensor in tensors]
@@ -113,7 +134,8 @@ class CollectiveChannel:
         stream = self._stream_after_now()
 
         def transfer() -> RunError | None:
-            # What a backend raises holds frames, and these its connections, which have to close: its words are kept.
+            # What a backend raises holds frames, and these its connections, which have to close:
+            # its words are kept.
             try:
                 self._require_open()
                 self._agree(role, peer, header)
@@ -124,7 +146,8 @@ class CollectiveChannel:
             return None
 
         try:
-            # The backends keep their own time limit twice, once for the header and once for the payload.
+            # The backends keep their own time limit twice, once for the header and once for the
+            # payload.
             failed = self._thread.submit(transfer).result(2 * self.timeout + _GRACE)
         except Late as late:
             failed = self._failed(role, peer, sequence, late)
@@ -133,8 +156,8 @@ class CollectiveChannel:
         self._next[role, -1 if role == "broadcast" else peer] = sequence + 1
 
     def _stream_after_now(self) -> AbstractContextManager[Any]:
-        """Between devices, a stream of the channel's own, behind what the caller's has been given so far: what it is
-        given afterwards does not wait for the transfer.
+        """Between devices, a stream of the channel's own, behind what the caller's has been given
+        so far: what it is given afterwards does not wait for the transfer.
         """
         if self._stream is None:
             return nullcontext()
@@ -145,7 +168,8 @@ class CollectiveChannel:
         """int64 [5]: magic, role, sequence, number of tensors, hash of their dtypes and shapes."""
         expected = self._next.get((role, -1 if role == "broadcast" else peer), 0)
         if sequence != expected:
-            # The other end waits: it gets a header that it refuses, so both ends fail and neither hangs.
+            # The other end waits: it gets a header that it refuses, so both ends fail and neither
+            # hangs.
             sequence = ~sequence
         signature = "|".join(f"{t.dtype}{tuple(t.shape)}" for t in tensors)
         digest = np.uint64(xxhash.xxh3_64_intdigest(signature.encode())).astype(np.int64)
@@ -178,11 +202,12 @@ class CollectiveChannel:
         self._settle(flat)
 
     def _settle(self, flat: list[Tensor]) -> None:
-        """With NCCL `wait` orders streams alone; the contract says that the tensors may be changed."""
+        """With NCCL `wait` orders streams alone; the contract says that the tensors may be changed.
+        """
         if flat and flat[0].is_cuda:
             torch.cuda.current_stream(flat[0].device).synchronize()
 
-    # --- ends ---------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self._fenced is not None:
@@ -191,29 +216,36 @@ class CollectiveChannel:
     def _require_peer(self, role: Role, peer: int) -> None:
         if not 0 <= peer < self.world or (role != "broadcast" and peer == self.rank):
             raise RunError(
-                f"{self._names[self.rank]}: {role}: expected another of the {self.world} ranks, found {peer}. "
-                "Fix: a plan for this world."
+                f"{self._names[self.rank]}: {role}: expected another of the {self.world} ranks,"
+                f" found {peer}. Fix: a plan for this world."
             )
 
     def _failed(self, role: Role, peer: int, sequence: int, error: BaseException) -> RunError:
         if isinstance(error, (_Disagreed, RunError)):
             return self._fenced or RunError(str(error))
         # gloo's own advice, behind what happened, is left out.
-        said = (str(error).strip() or type(error).__name__).splitlines()[0].split(". This is typically")[0]
+        said = (
+            (str(error).strip() or type(error).__name__)
+            .splitlines()[0]
+            .split(". This is typically")[0]
+        )
         return PeerLost(
             self._names[peer],
-            f"{role} {sequence} with {self._names[self.rank]} did not end: {said}. Fix: see what that Worker says; the "
-            "world has to be formed anew",
+            f"{role} {sequence} with {self._names[self.rank]} did not end: {said}. Fix: see what"
+            " that Worker says; the world has to be formed anew",
         )
 
     def _fence(self, cause: RunError) -> RunError:
-        """Drop every connection, so that no peer waits for this rank any longer; the first cause stays."""
+        """Drop every connection, so that no peer waits for this rank any longer; the first cause
+        stays.
+        """
         with self._lock:
             if self._fenced is None:
                 self._fenced = cause
                 if self._payload is not self._headers:
                     self._payload.abort()
-                # gloo's abort and shutdown leave its connections open (torch 2.13); its end closes them.
+                # gloo's abort and shutdown leave its connections open (torch 2.13); its end closes
+                # them.
                 self._payload = self._headers = None
             return self._fenced
 
@@ -225,11 +257,16 @@ class _Disagreed(RuntimeError):
 def _require_same(me: str, mine: list[int], other: str, theirs: list[int]) -> None:
     """Raise _Disagreed unless two headers belong together."""
     wanted = {"send": "receive", "receive": "send", "broadcast": "broadcast"}[_ROLES[mine[1]]]
-    if theirs[0] == _MAGIC and theirs[1] == _ROLES.index(wanted) and theirs[2:] == mine[2:] and mine[2] >= 0:
+    if (
+        theirs[0] == _MAGIC
+        and theirs[1] == _ROLES.index(wanted)
+        and theirs[2:] == mine[2:]
+        and mine[2] >= 0
+    ):
         return
     raise _Disagreed(
-        f"expected one transfer on both ends, found {me}: {_said(mine)}, and {other}: {_said(theirs)}. Fix: both ends "
-        "have to be told the same transfers in the same order"
+        f"expected one transfer on both ends, found {me}: {_said(mine)}, and {other}:"
+        f" {_said(theirs)}. Fix: both ends have to be told the same transfers in the same order"
     )
 
 
@@ -237,15 +274,22 @@ def _said(header: list[int]) -> str:
     if header[0] != _MAGIC or not 0 <= header[1] < len(_ROLES):
         return "no header of this protocol"
     number = f"{header[2]}" if header[2] >= 0 else f"{~header[2]} (not the next one)"
-    return f"{_ROLES[header[1]]} {number} of {header[3]} tensors (layout {header[4] & 0xFFFFFFFF:08x})"
+    return (
+        f"{_ROLES[header[1]]} {number} of {header[3]} tensors (layout {header[4] & 0xFFFFFFFF:08x})"
+    )
 
 
 def _bytes(tensor: Tensor, role: Role) -> Tensor:
-    """A tensor's bytes: every dtype travels alike, bfloat16 too, which some backends cannot sum or send."""
+    """A tensor's bytes: every dtype travels alike, bfloat16 too, which some backends cannot sum or
+    send.
+    """
     whole = tensor.detach()
     if not whole.is_contiguous():
         if role != "send":
-            raise RunError(f"{role}: expected contiguous tensors to receive into, found strides {whole.stride()}.")
+            raise RunError(
+                f"{role}: expected contiguous tensors to receive into, found strides"
+                f" {whole.stride()}."
+            )
         whole = whole.contiguous()
     return whole.reshape(-1).view(torch.uint8)
 
@@ -259,7 +303,9 @@ def _gloo(store: Store, rank: int, world: int, host: str, timeout: float) -> Any
     try:
         return gloo(store, rank, world, options)
     except RuntimeError as error:
-        raise RunError(f"rank {rank} of {world}: the ranks could not connect to each other: {error}") from error
+        raise RunError(
+            f"rank {rank} of {world}: the ranks could not connect to each other: {error}"
+        ) from error
 
 
 def _nccl(store: Store, rank: int, world: int, timeout: float) -> Any:

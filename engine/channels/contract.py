@@ -22,8 +22,8 @@ from dataflow.errors import RunError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """Rows of one block. columns: their names, none for all; a name ending in /* stands for all that begin so.
-    rows: int indices in the order wanted, None for the whole block.
+    """Rows of one block. columns: their names, none for all; a name ending in /* stands for all
+    that begin so. rows: int indices in the order wanted, None for the whole block.
     """
 
     worker: str
@@ -46,11 +46,12 @@ class Pull(Protocol):
     def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
         """One record batch for each request, in their order; several peers are asked at once.
 
-        Columns are shared and not copied where the transport allows that; such views are valid until the blocks are
-        released, which the coordinator does once the assignment that reads them has ended. Never blocks on a row that
-        is not made yet. Raises KeyError for a block that was released or never kept, DataError for a column that the
-        block lacks (with those that it has), PeerLost where the peer is gone or no longer answers, RunError for an
-        answer that was refused, since it cannot be right.
+        Columns are shared and not copied where the transport allows that; such views are valid
+        until the blocks are released, which the coordinator does once the assignment that reads
+        them has ended. Never blocks on a row that is not made yet. Raises KeyError for a block that
+        was released or never kept, DataError for a column that the block lacks (with those that it
+        has), PeerLost where the peer is gone or no longer answers, RunError for an answer that was
+        refused, since it cannot be right.
         """
         ...
 
@@ -66,8 +67,9 @@ class Outbox(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] in the outbox's own memory: Arrow arrays over parts of it (on 8-byte boundaries) are kept
-        without a copy. Its contents are whatever was there; it must not be changed once a batch with it is kept.
+        """uint8 [nbytes] in the outbox's own memory: Arrow arrays over parts of it (on 8-byte
+        boundaries) are kept without a copy. Its contents are whatever was there; it must not be
+        changed once a batch with it is kept.
         """
         ...
 
@@ -87,8 +89,9 @@ class Channel(Pull, Outbox, Protocol):
 class Scheduled(Protocol):
     """Tensors between the members of one world, both ends instructed.
 
-    sequence counts the transfers of a pair, from 0; another number than the next one is a RunError on both ends. A peer
-    that is gone or late fails the transfer with PeerLost, and the world is of no use any more.
+    sequence counts the transfers of a pair, from 0; another number than the next one is a RunError
+    on both ends. A peer that is gone or late fails the transfer with PeerLost, and the world is of
+    no use any more.
     """
 
     def send(self, peer: int, sequence: int, tensors: Sequence[Any]) -> None:
@@ -100,7 +103,9 @@ class Scheduled(Protocol):
         ...
 
     def broadcast(self, source: int, sequence: int, tensors: Sequence[Any]) -> None:
-        """Every rank calls it: `source` gives its tensors to all others. sequence counts the world's broadcasts."""
+        """Every rank calls it: `source` gives its tensors to all others. sequence counts the
+        world's broadcasts.
+        """
         ...
 
     def close(self) -> None:

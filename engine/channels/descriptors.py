@@ -47,8 +47,8 @@ class BoardHere(Struct, array_like=True, frozen=True, tag="board"):
 
 
 class Part(Struct, array_like=True, frozen=True):
-    """Tensors of a block: all that were kept with it; or of these device columns, of these rows (int64 after int64 as
-    bytes, None for all) the values.
+    """Tensors of a block: all that were kept with it; or of these device columns, of these rows
+    (int64 after int64 as bytes, None for all) the values.
     """
 
     block: Count
@@ -85,7 +85,9 @@ class ShapeHere(Struct, array_like=True, frozen=True, tag="shape"):
 
 
 class Lies(Struct, array_like=True, frozen=True, tag="lies"):
-    """A block: the hash of its whole schema; of the columns asked for nodes, places and checksums (or none)."""
+    """A block: the hash of its whole schema; of the columns asked for nodes, places and checksums
+    (or none).
+    """
 
     block: Count
     rows: Count
@@ -133,8 +135,15 @@ def encode(message: Struct) -> bytes:
 
 def send_of(sequence: int, requests: Sequence[Request]) -> Send:
     """What is said of requests for tensors."""
-    rows = [None if r.rows is None else np.ascontiguousarray(r.rows, "<i8").tobytes() for r in requests]
-    return Send(sequence, tuple(Part(r.block, tuple(r.columns), data) for r, data in zip(requests, rows, strict=True)))
+    rows = [
+        None if r.rows is None else np.ascontiguousarray(r.rows, "<i8").tobytes() for r in requests
+    ]
+    return Send(
+        sequence,
+        tuple(
+            Part(r.block, tuple(r.columns), data) for r, data in zip(requests, rows, strict=True)
+        ),
+    )
 
 
 def requests_of(send: Send, worker: str) -> list[Request]:
@@ -171,4 +180,6 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RunError(f"expected a message of the data plane, found {len(data)} other bytes: {error}") from error
+        raise RunError(
+            f"expected a message of the data plane, found {len(data)} other bytes: {error}"
+        ) from error

@@ -1,10 +1,11 @@
-"""Who is let in at a socket with keys: the answers to ZeroMQ's questions (RFC 27), within the process.
+"""Who is let in at a socket with keys: the answers to ZeroMQ's questions (RFC 27), within the
+process.
 
 Owns: the list of known keys, counting whoever was refused. Does not own: the socket, nor what those
 who are let in may say.
 
-Asked of a peer's key: by `socket`. Peers that speak without a key or in another way are refused by ZeroMQ itself, which
-says so at `monitor`.
+Asked of a peer's key: by `socket`. Peers that speak without a key or in another way are refused by
+ZeroMQ itself, which says so at `monitor`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DE
 
 
 class Door:
-    """One for a context; to be answered by the thread that has the guarded socket. allowed: public key -> name."""
+    """One for a context; to be answered by the thread that has the guarded socket. allowed: public
+    key -> name.
+    """
 
-    def __init__(self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]) -> None:
+    def __init__(
+        self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]
+    ) -> None:
         self.refused: Counter[str] = Counter()
         self._allowed = allowed
         self._guarded = guarded
@@ -60,6 +65,8 @@ class Door:
         peer = self._allowed.get(key)
         if peer is None:
             self.refused[address.decode(errors="replace")] += 1
-            _log.warning("%s: refused: its key is none of this run's", address.decode(errors="replace"))
+            _log.warning(
+                "%s: refused: its key is none of this run's", address.decode(errors="replace")
+            )
         status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
         self.socket.send_multipart([version, request, status, text, (peer or "").encode(), b""])

@@ -36,7 +36,8 @@ Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Form:
-    """A type as its buffers lie. width: bytes of a flat value, of an offset of text, lists and maps; else 0.
+    """A type as its buffers lie. width: bytes of a flat value, of an offset of text, lists and
+    maps; else 0.
 
     nodes and buffers count those of the children, too. simple: flat values, or lists of such.
     """
@@ -52,9 +53,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forms:
-    """A schema as the buffers of its record batches lie, with its bytes (an Arrow IPC message) and their xxh3.
+    """A schema as the buffers of its record batches lie, with its bytes (an Arrow IPC message) and
+    their xxh3.
 
-    node and buffer: where each column begins among the nodes and buffers, and where the last one ends.
+    node and buffer: where each column begins among the nodes and buffers, and where the last one
+    ends.
     """
 
     schema: pa.Schema
@@ -80,7 +83,7 @@ class Framed:
         return sum(b.size for b in self.buffers if b is not None)
 
 
-# --- types ---------------------------------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------------------
 
 
 def forms_of(schema: pa.Schema) -> Forms:
@@ -89,13 +92,19 @@ def forms_of(schema: pa.Schema) -> Forms:
 
 
 def forms_from(data: bytes) -> Forms:
-    """Of the bytes of a schema. Raises RunError (naming no peer) for what is none, or has types that do not travel."""
+    """Of the bytes of a schema. Raises RunError (naming no peer) for what is none, or has types
+    that do not travel.
+    """
     if len(data) > LARGEST_SCHEMA:
-        raise RunError(f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}")
+        raise RunError(
+            f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}"
+        )
     try:
         return _forms(data)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise RunError(f"expected an Arrow schema of plain types, found {len(data)} other bytes: {error}") from error
+        raise RunError(
+            f"expected an Arrow schema of plain types, found {len(data)} other bytes: {error}"
+        ) from error
 
 
 @lru_cache(maxsize=256)
@@ -188,16 +197,18 @@ def _children(kind: pa.DataType, code: Code) -> list[pa.DataType]:
 
 def _does_not_travel(kind: pa.DataType) -> DataError:
     return DataError(
-        f"expected numbers, text, lists or structs, found {kind}, which does not travel between Workers. "
-        "Fix: cast the column where it is made"
+        f"expected numbers, text, lists or structs, found {kind}, which does not travel between"
+        " Workers. Fix: cast the column where it is made"
     )
 
 
-# --- apart ---------------------------------------------------------------------------------------------------------
+# --- apart ----------------------------------------------------------------------------------------
 
 
 def taken_apart(records: pa.RecordBatch) -> Framed:
-    """Nodes and buffers of a record batch. Raises DataError for a column whose type does not travel."""
+    """Nodes and buffers of a record batch. Raises DataError for a column whose type does not
+    travel.
+    """
     forms = forms_of(records.schema)
     nodes: list[Node] = []
     buffers: list[pa.Buffer | None] = []
@@ -210,10 +221,14 @@ def taken_apart(records: pa.RecordBatch) -> Framed:
 _OFFSET = {4: struct.Struct("=i"), 8: struct.Struct("=q")}
 
 
-def _simple_apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]) -> bool:
-    """As _apart, of the columns that most are: numbers, or lists of numbers, from their first on, and none null.
+def _simple_apart(
+    array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]
+) -> bool:
+    """As _apart, of the columns that most are: numbers, or lists of numbers, from their first on,
+    and none null.
 
-    Returns whether it is one of those. It asks Arrow for half as many objects, of which a small batch costs most.
+    Returns whether it is one of those. It asks Arrow for half as many objects, of which a small
+    batch costs most.
     """
     own, count = array.buffers(), len(array)
     if array.offset or not form.simple or not count or own[0] is not None:
@@ -224,11 +239,19 @@ def _simple_apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[
         return True
     values, child = array.values, form.children[0]
     offset = _OFFSET[form.width]
-    (first,), (last,) = offset.unpack_from(own[1], 0), offset.unpack_from(own[1], count * form.width)
+    (first,), (last,) = (
+        offset.unpack_from(own[1], 0),
+        offset.unpack_from(own[1], count * form.width),
+    )
     if values.offset or first or not last or own[2] is not None:
         return False
     nodes += ((count, 0), (last, 0))
-    buffers += (None, own[1].slice(0, (count + 1) * form.width), None, own[3].slice(0, last * child.width))
+    buffers += (
+        None,
+        own[1].slice(0, (count + 1) * form.width),
+        None,
+        own[3].slice(0, last * child.width),
+    )
     return True
 
 
@@ -252,7 +275,9 @@ def _apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buff
         _apart(values, form.children[0], nodes, buffers)
     elif code == "fixed":
         size = form.kind.list_size
-        _apart(array.values.slice(array.offset * size, count * size), form.children[0], nodes, buffers)
+        _apart(
+            array.values.slice(array.offset * size, count * size), form.children[0], nodes, buffers
+        )
     else:
         for index, child in enumerate(form.children):
             _apart(array.field(index), child, nodes, buffers)
@@ -294,18 +319,24 @@ def _add_offsets(
     return first, last
 
 
-# --- together ------------------------------------------------------------------------------------------------------
+# --- together -------------------------------------------------------------------------------------
 
 
-def put_together(forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]) -> pa.RecordBatch:
+def put_together(
+    forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
+) -> pa.RecordBatch:
     """The record batch over these buffers; nothing is copied and nothing is checked."""
     if not forms.columns:
-        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
+        return pa.RecordBatch.from_struct_array(
+            pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+        )
     columns = []
     for form, node, buffer in zip(forms.columns, forms.node, forms.buffer, strict=False):
         column = _simple_together(form, nodes, node, buffers, buffer) if form.simple else None
         columns.append(
-            _together(form, islice(nodes, node, None), islice(buffers, buffer, None)) if column is None else column
+            _together(form, islice(nodes, node, None), islice(buffers, buffer, None))
+            if column is None
+            else column
         )
     return pa.RecordBatch.from_arrays(columns, schema=forms.schema)
 
@@ -313,7 +344,9 @@ def put_together(forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequen
 def checked_together(
     forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
 ) -> pa.RecordBatch:
-    """As put_together, of what came from a peer. Raises RunError (naming no peer) for what does not fit together."""
+    """As put_together, of what came from a peer. Raises RunError (naming no peer) for what does not
+    fit together.
+    """
     if len(nodes) != forms.node[-1] or len(buffers) != forms.buffer[-1]:
         raise RunError(
             f"expected {forms.node[-1]} arrays and {forms.buffer[-1]} buffers for its schema, "
@@ -349,7 +382,9 @@ def _simple_together(
     below, nulls = nodes[node + 1]
     if nulls or buffers[buffer + 2] is not None:
         return None
-    values = pa.Array.from_buffers(form.children[0].kind, below, [None, buffers[buffer + 3] or _NOTHING], 0)
+    values = pa.Array.from_buffers(
+        form.children[0].kind, below, [None, buffers[buffer + 3] or _NOTHING], 0
+    )
     return pa.Array.from_buffers(form.kind, length, own, 0, 0, [values])
 
 
@@ -359,18 +394,24 @@ def _together(form: Form, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | N
     if code == "null":
         return pa.nulls(length)
     valid = next(buffers)
-    if bool(nulls) != (valid is not None and valid.size > 0):  # nulls that are counted away would be values
-        raise RunError(f"an array with {nulls} nulls {'with' if valid else 'without'} a map of them")
+    if bool(nulls) != (
+        valid is not None and valid.size > 0
+    ):  # nulls that are counted away would be values
+        raise RunError(
+            f"an array with {nulls} nulls {'with' if valid else 'without'} a map of them"
+        )
     own = [valid if nulls else None]
     if code != "struct" and code != "fixed":
-        own += [b if b is not None else _NOTHING for b in islice(buffers, 2 if code == "text" else 1)]
+        own += [
+            b if b is not None else _NOTHING for b in islice(buffers, 2 if code == "text" else 1)
+        ]
     if not form.children:
         return pa.Array.from_buffers(form.kind, length, own, nulls)
     children = [_together(child, nodes, buffers) for child in form.children]
     return pa.Array.from_buffers(form.kind, length, own, nulls, children=children)
 
 
-# --- content -------------------------------------------------------------------------------------------------------
+# --- content --------------------------------------------------------------------------------------
 
 
 def checksums(buffers: Sequence[pa.Buffer | None]) -> list[int]:

@@ -1,11 +1,12 @@
 """Hashes of tensors where they lie: of the values of columns declared `device`.
 
-Owns: the hash, of each row or of each tensor. Does not own: what it is compared with (columns that travel: pairs.py and
-rowcast.py; rows that were made twice: engine/runtime/digest.py).
+Owns: the hash, of each row or of each tensor. Does not own: what it is compared with (columns that
+travel: pairs.py and rowcast.py; rows that were made twice: engine/runtime/digest.py).
 
-In the host's memory it is XXH3-64 of the bytes. On a GPU it is made there: of each number with its place in the row the
-finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195), and the sum of these. It finds what
-differs by chance; it is no protection against somebody who looks for two equal ones.
+In the host's memory it is XXH3-64 of the bytes. On a GPU it is made there: of each number with its
+place in the row the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195),
+and the sum of these. It finds what differs by chance; it is no protection against somebody who
+looks for two equal ones.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _AT_ONCE = 1 << 22
 
 
 def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
-    """A signed number of 64 bits for each; equal on two devices of one kind, not in the host's memory and on a GPU."""
+    """A signed number of 64 bits for each; equal on two devices of one kind, not in the host's
+    memory and on a GPU.
+    """
     found = [_of_tensor(tensor.detach().contiguous()) for tensor in tensors]
     return np.array(found, dtype=np.uint64).view(np.int64).tolist()
 
@@ -42,7 +45,9 @@ def _of_tensor(tensor: Tensor) -> int:
 
 
 def on_device(column: Ragged) -> np.ndarray:
-    """uint64 [rows]: a hash of the bits of each row's values; sums of integers are exact in any order."""
+    """uint64 [rows]: a hash of the bits of each row's values; sums of integers are exact in any
+    order.
+    """
     import torch
 
     values, width = column.values, width_of(column)

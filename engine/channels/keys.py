@@ -37,13 +37,13 @@ class Address:
 
 
 def require_safe(endpoint: str, keys: Keys | None, *, private: bool = False) -> None:
-    """Raises RunError where others than this host's processes could read or write without a key, unless somebody said
-    that the network is private.
+    """Raises RunError where others than this host's processes could read or write without a key,
+    unless somebody said that the network is private.
     """
     if keys is None and not private and not is_local(endpoint):
         raise RunError(
-            f"expected keys for {endpoint}, which other hosts can reach, found none. "
-            "Fix: give the channel keys (they are made for each run), or bind to tcp://127.0.0.1:* or ipc://"
+            f"expected keys for {endpoint}, which other hosts can reach, found none. Fix: give the"
+            " channel keys (they are made for each run), or bind to tcp://127.0.0.1:* or ipc://"
         )
 
 

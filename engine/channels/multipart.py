@@ -6,9 +6,10 @@ came. Does not own: sockets, keys, which blocks there are.
     little     Header with all sums, frames
     much       Header, frames; Part 0, frames; Part 1, frames; ...; Sums
 
-Each first frame begins with its own xxh3, and that of every other one is told. Nothing is decoded before the checksum
-fits, nothing is put together before every frame has the length and the checksum that were told. Of much, the frames are
-sent before they are summed up, and summed up as they come: while others are on their way, and these in the cache.
+Each first frame begins with its own xxh3, and that of every other one is told. Nothing is decoded
+before the checksum fits, nothing is put together before every frame has the length and the checksum
+that were told. Of much, the frames are sent before they are summed up, and summed up as they come:
+while others are on their way, and these in the cache.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ class Wanted(Struct, array_like=True, frozen=True):
     @staticmethod
     def of(request: Request) -> Wanted:
         """A request as it travels."""
-        rows = None if request.rows is None else np.ascontiguousarray(request.rows, dtype="<i8").tobytes()
+        rows = (
+            None
+            if request.rows is None
+            else np.ascontiguousarray(request.rows, dtype="<i8").tobytes()
+        )
         return Wanted(request.block, tuple(request.columns), rows)
 
     def index(self) -> np.ndarray | None:
@@ -67,7 +72,8 @@ class Question(Struct, array_like=True, frozen=True, tag="question"):
 
 
 class Sent(Struct, array_like=True, frozen=True, tag="sent"):
-    """Rows of a block: `lengths` of its buffers, of which those that are not 0 are the next frames."""
+    """Rows of a block: `lengths` of its buffers, of which those that are not 0 are the next frames.
+    """
 
     block: Count
     rows: Count
@@ -77,8 +83,8 @@ class Sent(Struct, array_like=True, frozen=True, tag="sent"):
 
 
 class Header(Struct, array_like=True, frozen=True, tag="header"):
-    """The answers to a Question, in its order. parts: how many messages with more frames follow, and then the sums;
-    where none does, `sums` are those of all frames.
+    """The answers to a Question, in its order. parts: how many messages with more frames follow,
+    and then the sums; where none does, `sums` are those of all frames.
     """
 
     id: Count
@@ -127,7 +133,9 @@ def reply_of(data: Any) -> Header | Part | Sums:
 
 
 def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
-    """The frames of each message, at least one message: each is closed by the frame with which it is large."""
+    """The frames of each message, at least one message: each is closed by the frame with which it
+    is large.
+    """
     found: list[list[pa.Buffer]] = [[]]
     size = 0
     for frame in frames:
@@ -140,7 +148,9 @@ def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
 
 
 def sent(block: int, records: pa.RecordBatch) -> tuple[Sent, list[pa.Buffer]]:
-    """A record batch as part of a header, and its frames. Raises DataError for a type that does not travel."""
+    """A record batch as part of a header, and its frames. Raises DataError for a type that does not
+    travel.
+    """
     framed = taken_apart(records)
     there = [b for b in framed.buffers if b is not None and b.size]
     answer = Sent(
@@ -181,7 +191,10 @@ class Answered:
         elif isinstance(message, Sums) and self.parts == self.header.parts and not frames:
             self.told, self.whole = message.sums, True
         else:
-            raise RunError(f"expected part {self.parts} of {self.header.parts} and then the sums, found {message}")
+            raise RunError(
+                f"expected part {self.parts} of {self.header.parts} and then the sums, found"
+                f" {message}"
+            )
 
     def _take(self, frames: Sequence[Any]) -> None:
         self.frames += frames
@@ -189,17 +202,26 @@ class Answered:
 
 
 def received(reply: Answered, requests: Sequence[Request]) -> list[pa.RecordBatch]:
-    """The rows of each request. Raises KeyError, DataError, and RunError (naming no peer) for what cannot be right."""
+    """The rows of each request. Raises KeyError, DataError, and RunError (naming no peer) for what
+    cannot be right.
+    """
     header, frames = reply.header, reply.frames
     if len(header.answers) != len(requests):
         raise RunError(f"expected {len(requests)} answers, found {len(header.answers)}")
-    expected = sum(1 for a in header.answers if isinstance(a, Sent) for length in a.lengths if length)
+    expected = sum(
+        1 for a in header.answers if isinstance(a, Sent) for length in a.lengths if length
+    )
     if expected != len(frames):
         raise RunError(f"expected {expected} frames, found {len(frames)}")
     if reply.sums != reply.told:
-        raise RunError(f"blocks {[r.block for r in requests]}: their content was changed on its way")
+        raise RunError(
+            f"blocks {[r.block for r in requests]}: their content was changed on its way"
+        )
     buffers = iter(frames)
-    return [_rows(answer, request, buffers) for answer, request in zip(header.answers, requests, strict=True)]
+    return [
+        _rows(answer, request, buffers)
+        for answer, request in zip(header.answers, requests, strict=True)
+    ]
 
 
 def _rows(answer: Sent | Unknown | Lacks, request: Request, frames: Any) -> pa.RecordBatch:
@@ -207,21 +229,31 @@ def _rows(answer: Sent | Unknown | Lacks, request: Request, frames: Any) -> pa.R
         raise RunError(f"expected block {request.block}, found {answer.block}")
     match answer:
         case Unknown() if answer.epoch > request.block >> 32:
-            raise PeerLost(request.worker, f"its process that kept block {request.block} is gone, and another answers")
+            raise PeerLost(
+                request.worker,
+                f"its process that kept block {request.block} is gone, and another answers",
+            )
         case Unknown():
             raise KeyError(request.block)
         case Lacks():
             raise DataError(answer.error)
         case Sent():
-            return _checked(answer, request, [_buffer(next(frames)) if n else None for n in answer.lengths])
+            return _checked(
+                answer, request, [_buffer(next(frames)) if n else None for n in answer.lengths]
+            )
 
 
 def _checked(answer: Sent, request: Request, buffers: list[pa.Buffer | None]) -> pa.RecordBatch:
     for index, (buffer, length) in enumerate(zip(buffers, answer.lengths, strict=True)):
         if buffer is not None and buffer.size != length:
-            raise RunError(f"buffer {index} of block {answer.block}: expected {length} bytes, found {buffer.size}")
+            raise RunError(
+                f"buffer {index} of block {answer.block}: expected {length} bytes, found"
+                f" {buffer.size}"
+            )
     if request.rows is not None and len(request.rows) != answer.rows:
-        raise RunError(f"block {answer.block}: expected {len(request.rows)} rows, found {answer.rows}")
+        raise RunError(
+            f"block {answer.block}: expected {len(request.rows)} rows, found {answer.rows}"
+        )
     forms = forms_from(answer.schema)
     names = forms.schema.names
     if request.columns and [names[i] for i in named(names, request.columns)] != names:
@@ -242,8 +274,12 @@ def _sealed(message: bytes) -> bytes:
 def _opened(decoder: msgspec.msgpack.Decoder[Any], data: Any) -> Any:
     view = memoryview(data)
     if len(view) < _SUM or xxhash.xxh3_64_digest(view[_SUM:]) != bytes(view[:_SUM]):
-        raise RunError(f"expected a message of the data plane, found {len(view)} bytes whose checksum is wrong")
+        raise RunError(
+            f"expected a message of the data plane, found {len(view)} bytes whose checksum is wrong"
+        )
     try:
         return decoder.decode(view[_SUM:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RunError(f"expected a message of the data plane, found {len(view)} other bytes: {error}") from error
+        raise RunError(
+            f"expected a message of the data plane, found {len(view)} other bytes: {error}"
+        ) from error

@@ -3,7 +3,8 @@
 Owns: block numbers, which regions a block lies in, arrays that kernels build in place, one copy
 of everything else. Does not own: slabs (slabs.py), peers (server.py).
 
-Called from several threads: the one that runs kernels, the one that hears releases, the one that answers.
+Called from several threads: the one that runs kernels, the one that hears releases, the one that
+answers.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Block:
 
 
 class SlabOutbox:
-    """Keeps batches in slabs. epoch: the Worker's incarnation; blocks are numbered from epoch << 32. content: checksums
-    are made where a batch is kept, as readers will ask for them.
+    """Keeps batches in slabs. epoch: the Worker's incarnation; blocks are numbered from epoch <<
+    32. content: checksums are made where a batch is kept, as readers will ask for them.
     """
 
     def __init__(self, pool: SlabPool, epoch: int, *, content: bool = False) -> None:
@@ -65,9 +66,11 @@ class SlabOutbox:
         return len(self._blocks)
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] in a slab, on a 64-byte boundary; Arrow arrays over it are not copied when they are kept.
+        """uint8 [nbytes] in a slab, on a 64-byte boundary; Arrow arrays over it are not copied when
+        they are kept.
 
-        Its contents are whatever was there. It must not be changed once a batch that uses it was kept.
+        Its contents are whatever was there. It must not be changed once a batch that uses it was
+        kept.
         """
         if not nbytes:
             return np.empty(0, np.uint8)
@@ -83,16 +86,22 @@ class SlabOutbox:
         return array
 
     def keep(self, batch: Batch) -> int:
-        """Copy a batch into a slab, but for what was built there. Raises DataError for a type that does not travel."""
+        """Copy a batch into a slab, but for what was built there. Raises DataError for a type that
+        does not travel.
+        """
         framed = taken_apart(batch.records)
         with self.lock:
             self._collect()
             lies, held = self._already_there(framed.buffers)
-            length = sum(_room(b) for b, there in zip(framed.buffers, lies, strict=True) if there is None)
+            length = sum(
+                _room(b) for b, there in zip(framed.buffers, lies, strict=True) if there is None
+            )
             region = self.pool.allocate(length) if length else None
         sums: list[int] | None = None
         if self._content:
-            sums = checksums([b if there else None for b, there in zip(framed.buffers, lies, strict=True)])
+            sums = checksums(
+                [b if there else None for b, there in zip(framed.buffers, lies, strict=True)]
+            )
         if region is not None:
             _copy(framed.buffers, lies, region, sums)
             held.append(region)
@@ -107,7 +116,10 @@ class SlabOutbox:
         with self.lock:
             number = next(self._numbers)
             self._blocks[number] = block
-            self.board.note(number, encode(_lies(number, block, block.forms, block.nodes, block.places, block.sums)))
+            self.board.note(
+                number,
+                encode(_lies(number, block, block.forms, block.nodes, block.places, block.sums)),
+            )
         return number
 
     def release(self, number: int) -> None:
@@ -119,7 +131,9 @@ class SlabOutbox:
                 self.pool.let_go(region)
 
     def records(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
-        """A block's columns as views of the slab. Raises KeyError, and DataError for a column that is not there."""
+        """A block's columns as views of the slab. Raises KeyError, and DataError for a column that
+        is not there.
+        """
         with self.lock:
             block = self._blocks[number]
             forms, nodes, lies, _ = _chosen(block, columns)
@@ -127,8 +141,8 @@ class SlabOutbox:
         return put_together(forms, block.rows, nodes, buffers)
 
     def sum_up(self, asks: Sequence[Ask]) -> None:
-        """Make the checksums that these ask for and that are not there yet, without the lock: a block that is released
-        meanwhile is Unknown afterwards, whatever its sums are.
+        """Make the checksums that these ask for and that are not there yet, without the lock: a
+        block that is released meanwhile is Unknown afterwards, whatever its sums are.
         """
         for ask in asks:
             block = self._blocks.get(ask.block) if ask.content else None
@@ -136,8 +150,8 @@ class SlabOutbox:
                 _sum_up(block)
 
     def describe(self, ask: Ask) -> tuple[Lies | Unknown | Lacks, list[Slab], Forms | None]:
-        """Where the columns asked for lie, in which slabs, and of which schema. The caller holds the lock, and has
-        summed up what it asks about, so that nobody else waits for that.
+        """Where the columns asked for lie, in which slabs, and of which schema. The caller holds
+        the lock, and has summed up what it asks about, so that nobody else waits for that.
         """
         block = self._blocks.get(ask.block)
         if block is None:
@@ -168,8 +182,12 @@ class SlabOutbox:
                 del self._built[at], self._starts[at]
                 self.pool.let_go(region)
 
-    def _already_there(self, buffers: list[pa.Buffer | None]) -> tuple[list[Place | None], list[Region]]:
-        """The places of buffers that were built in a slab, and a hold of each region that they lie in."""
+    def _already_there(
+        self, buffers: list[pa.Buffer | None]
+    ) -> tuple[list[Place | None], list[Region]]:
+        """The places of buffers that were built in a slab, and a hold of each region that they lie
+        in.
+        """
         if not self._built:
             return [None] * len(buffers), []
         lies: list[Place | None] = []
@@ -197,8 +215,15 @@ def _start(region: Region) -> int:
     return region.slab.buffer.address + region.offset
 
 
-def _copy(buffers: list[pa.Buffer | None], lies: list[Place | None], region: Region, sums: list[int] | None) -> None:
-    """Copy what is nowhere yet into the region, and say where it lies, with its checksum where there are any."""
+def _copy(
+    buffers: list[pa.Buffer | None],
+    lies: list[Place | None],
+    region: Region,
+    sums: list[int] | None,
+) -> None:
+    """Copy what is nowhere yet into the region, and say where it lies, with its checksum where
+    there are any.
+    """
     memory, at = region.bytes(), 0
     for index, buffer in enumerate(buffers):
         if buffer is None or not buffer.size or lies[index] is not None:
@@ -225,7 +250,12 @@ def _chosen(
 
 
 def _lies(
-    number: int, block: Block, forms: Forms, nodes: list[tuple[int, int]], places: list[Place | None], sums: list[int]
+    number: int,
+    block: Block,
+    forms: Forms,
+    nodes: list[tuple[int, int]],
+    places: list[Place | None],
+    sums: list[int],
 ) -> Lies:
     """What readers are told of these columns."""
     told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in places]
@@ -242,7 +272,9 @@ def _sums(block: Block, index: Sequence[int]) -> list[int]:
 def _sum_up(block: Block) -> None:
     """Make a block's checksums, once."""
     if not block.sums:
-        block.sums = checksums([None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places])
+        block.sums = checksums(
+            [None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places]
+        )
 
 
 def _board() -> Board:
@@ -250,4 +282,6 @@ def _board() -> Board:
         return Board()
     except OSError as error:
         fix = "fewer Workers, a machine with more memory, or more open files (ulimit -n)"
-        raise StorageError(f"outbox: expected {SIZE >> 20} MiB for its board, found: {error}. Fix: {fix}.") from error
+        raise StorageError(
+            f"outbox: expected {SIZE >> 20} MiB for its board, found: {error}. Fix: {fix}."
+        ) from error

@@ -45,9 +45,11 @@ class Packets:
         """Bytes that wait to be sent."""
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send what the socket takes now; `flush` sends the rest. The descriptor is duplicated where it has to wait.
+        """Send what the socket takes now; `flush` sends the rest. The descriptor is duplicated
+        where it has to wait.
 
-        Raises Closed where the other end is gone, RunError where there is no descriptor left for the duplicate.
+        Raises Closed where the other end is gone, RunError where there is no descriptor left for
+        the duplicate.
         """
         data = memoryview(_HEAD.pack(len(message)) + message)
         if not self._out:
@@ -80,7 +82,9 @@ class Packets:
         return True
 
     def drain(self, deadline: float) -> bool:
-        """Send all that waits, reading nothing; whether that was done before this monotonic time. Raises Closed."""
+        """Send all that waits, reading nothing; whether that was done before this monotonic time.
+        Raises Closed.
+        """
         while not self.flush():
             left = deadline - time.monotonic()
             poll = select.poll()
@@ -101,16 +105,22 @@ class Packets:
             raise Closed(str(error)) from error
 
     def receive(self) -> list[bytes]:
-        """Every whole message that is there; none where none is. Raises Closed, and RunError for an absurd length."""
+        """Every whole message that is there; none where none is. Raises Closed, and RunError for an
+        absurd length.
+        """
         try:
-            data, descriptors, flags, _ = socket.recv_fds(self.socket, _READ, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, flags, _ = socket.recv_fds(
+                self.socket, _READ, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
             raise Closed(str(error)) from error
         self.descriptors.extend(descriptors)
         if flags & socket.MSG_CTRUNC:
-            raise RunError("descriptors that came with a message were lost. Fix: ulimit -n, a higher number")
+            raise RunError(
+                "descriptors that came with a message were lost. Fix: ulimit -n, a higher number"
+            )
         if not data:
             raise Closed("end of file")
         self._in += data
@@ -121,7 +131,9 @@ class Packets:
         while len(self._in) - start >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._in, start)
             if length > LARGEST:
-                raise RunError(f"expected a message of at most {LARGEST} bytes, found one of {length}")
+                raise RunError(
+                    f"expected a message of at most {LARGEST} bytes, found one of {length}"
+                )
             end = start + _HEAD.size + length
             if len(self._in) < end:
                 break
@@ -131,7 +143,8 @@ class Packets:
         return found
 
     def wait(self, deadline: float) -> bool:
-        """Wait until there is something to read, sending on meanwhile; whether there is, before this monotonic time.
+        """Wait until there is something to read, sending on meanwhile; whether there is, before
+        this monotonic time.
 
         Raises Closed.
         """

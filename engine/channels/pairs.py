@@ -1,17 +1,19 @@
-"""Tensors straight from one Worker to another of its host: a world of two ranks for each pair of them.
+"""Tensors straight from one Worker to another of its host: a world of two ranks for each pair of
+them.
 
     thread                  waits for                                         unblocked by
     the reader's main       the writer's end of the world, then the payload   the thread below; its end; a time limit
     one for each reader     a request; then the same of the reader            the reader; its end; a time limit
 
-Owns: the weights that can be sent, the worlds of this Worker, the device that payloads lie on. Does not own: a
-transfer (collective.py), what tensors mean (engine/weights), device columns (columns.py), who meets whom (the
-Supervisor).
+Owns: the weights that can be sent, the worlds of this Worker, the device that payloads lie on. Does
+not own: a transfer (collective.py), what tensors mean (engine/weights), device columns
+(columns.py), who meets whom (the Supervisor).
 
-The reader instructs the other end: it asks for tensors of blocks when it is ready for them (`ask`, over the pair's data
-socket), and the writer's Worker sends at once, from a thread of its own, whatever its kernels do. Rank 0 is the writer.
-A world is formed at its first transfer, and belongs to two incarnations: a Worker that begins anew is met anew. One
-that lost its other end, or was late, is given up by both.
+The reader instructs the other end: it asks for tensors of blocks when it is ready for them (`ask`,
+over the pair's data socket), and the writer's Worker sends at once, from a thread of its own,
+whatever its kernels do. Rank 0 is the writer. A world is formed at its first transfer, and belongs
+to two incarnations: a Worker that begins anew is met anew. One that lost its other end, or was
+late, is given up by both.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ _LOOK = 0.5
 _log = logging.getLogger(__name__)
 
 Ask = Callable[[str, int, Sequence[Request]], None]
-"""(peer, sequence, requests): have that Worker send these as the next transfer of the pair. Raises PeerLost."""
+"""(peer, sequence, requests): have that Worker send these as the next transfer of the pair. Raises
+PeerLost.
+"""
 
 
 class Pairs:
-    """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to come, and for each
-    transfer. content: values of device columns come with their hashes, as both ends have to know. alive: raises
-    PeerLost where a writer that was asked is known to be gone.
+    """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to
+    come, and for each transfer. content: values of device columns come with their hashes, as both
+    ends have to know. alive: raises PeerLost where a writer that was asked is known to be gone.
     """
 
     def __init__(
@@ -76,8 +80,9 @@ class Pairs:
         self._moved = 0
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
-        """Where this pair meets, from any thread; it replaces an earlier world. meeting: a descriptor of the place
-        (engine/channels/world.py), which is the world's from then on. writes: this Worker is the writer, else the peer.
+        """Where this pair meets, from any thread; it replaces an earlier world. meeting: a
+        descriptor of the place (engine/channels/world.py), which is the world's from then on.
+        writes: this Worker is the writer, else the peer.
         """
         rank = _WRITER if writes else _READER
         world = _World(self.name, peer, rank, meeting, self._timeout)
@@ -94,7 +99,7 @@ class Pairs:
         self._kept.clear()
         self.columns.clear()
 
-    # --- the writer -----------------------------------------------------------------------------------------------
+    # --- the writer -------------------------------------------------------------------------------
 
     def keep(self, block: int, tensors: Sequence[Tensor]) -> None:
         """Tensors that can be asked for by this number; nobody changes them any more."""
@@ -112,12 +117,16 @@ class Pairs:
         """From the thread that hears readers, which never waits: send these to this one."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
-            _log.warning("%s asks for %s, and nothing was said of where to meet it", peer, _said(requests))
+            _log.warning(
+                "%s asks for %s, and nothing was said of where to meet it", peer, _said(requests)
+            )
         elif not world.begin(lambda: self._send(world, sequence, requests)):
             _log.warning("%s asks for %s in a world that has ended", peer, _said(requests))
 
     def _send(self, world: _World, sequence: int, requests: Sequence[Request]) -> None:
-        """On the world's thread. What goes wrong ends the world, which the reader notices, and no more than that."""
+        """On the world's thread. What goes wrong ends the world, which the reader notices, and no
+        more than that.
+        """
         try:
             channel = world.formed()
             tensors = [t.to(world.device) for request in requests for t in self._wanted(request)]
@@ -135,17 +144,23 @@ class Pairs:
             return self._kept[request.block]
         return self.columns.picked(request.block, request.columns, request.rows)
 
-    # --- the reader -----------------------------------------------------------------------------------------------
+    # --- the reader -------------------------------------------------------------------------------
 
-    def receive(self, peer: str, requests: Sequence[Request], room: Callable[[str], list[Tensor]]) -> list[Tensor]:
-        """Tensors that a peer keeps: of each request's block all weights, or values of the device columns that it
-        names, of its rows. room: given a device, tensors of their shapes and dtypes.
+    def receive(
+        self, peer: str, requests: Sequence[Request], room: Callable[[str], list[Tensor]]
+    ) -> list[Tensor]:
+        """Tensors that a peer keeps: of each request's block all weights, or values of the device
+        columns that it names, of its rows. room: given a device, tensors of their shapes and
+        dtypes.
 
         Raises PeerLost where the peer is gone or late, RunError where it means something else.
         """
         world = self._worlds.get((peer, _READER))
         if world is None:
-            raise PeerLost(peer, "expected its process, found none that runs. Fix: see its log for why it ended.")
+            raise PeerLost(
+                peer,
+                "expected its process, found none that runs. Fix: see its log for why it ended.",
+            )
         try:
             self._ask(peer, world.sequence, requests)
             channel = world.formed_in_time(lambda: self._alive(peer))
@@ -153,7 +168,9 @@ class Pairs:
             hashes = self._room_for_hashes(requests, len(tensors), world.device)
             channel.receive(_WRITER, world.sequence, [*tensors, *hashes])
             if any(told.tolist() != of_tensors(tensors) for told in hashes):
-                raise RunError(f"{peer}: refused: {_said(requests)}: their values were changed on their way")
+                raise RunError(
+                    f"{peer}: refused: {_said(requests)}: their values were changed on their way"
+                )
         except RunError:
             self._give_up(world)
             raise
@@ -162,8 +179,12 @@ class Pairs:
             self._moved += sum(t.numel() * t.element_size() for t in tensors)
         return tensors
 
-    def _room_for_hashes(self, requests: Sequence[Request], count: int, device: str) -> list[Tensor]:
-        """What goes behind so many tensors: one for their hashes, or nothing. Those of weights are told elsewhere."""
+    def _room_for_hashes(
+        self, requests: Sequence[Request], count: int, device: str
+    ) -> list[Tensor]:
+        """What goes behind so many tensors: one for their hashes, or nothing. Those of weights are
+        told elsewhere.
+        """
         import torch
 
         hashed = self._content and all(request.columns for request in requests)
@@ -207,12 +228,16 @@ class _World:
             return not self._closed
 
     def formed(self) -> CollectiveChannel:
-        """The channel, once both ends are there. Raises PeerLost where the other one does not come, or it is closed."""
+        """The channel, once both ends are there. Raises PeerLost where the other one does not come,
+        or it is closed.
+        """
         if self._channel is None:
             try:
                 channel = self._form()
             except RuntimeError as error:
-                raise PeerLost(self.peer, f"no world was formed with it for tensors: {error}") from error
+                raise PeerLost(
+                    self.peer, f"no world was formed with it for tensors: {error}"
+                ) from error
             with self._lock:
                 self._channel = channel
                 closed = self._closed
@@ -221,8 +246,8 @@ class _World:
         return self._channel
 
     def formed_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
-        """The same, on this end's thread: who waits for one that does not come does so until its time is over. alive:
-        raises PeerLost where nobody will come.
+        """The same, on this end's thread: who waits for one that does not come does so until its
+        time is over. alive: raises PeerLost where nobody will come.
         """
         with self._lock:
             forming = None if self._closed else self._thread.submit(self.formed)
@@ -264,9 +289,17 @@ class _World:
         wait_for_all(store, self.rank, 2, self._timeout)
         self.device = agreed_device(store, self.rank, 2)
         channel = CollectiveChannel(
-            self.rank, 2, store, name="tensors", names=self._names, device=self.device, timeout=self._timeout
+            self.rank,
+            2,
+            store,
+            name="tensors",
+            names=self._names,
+            device=self.device,
+            timeout=self._timeout,
         )
-        with contextlib.ExitStack() as undo:  # one that is done with it at once would be gone while the other connects
+        with (
+            contextlib.ExitStack() as undo
+        ):  # one that is done with it at once would be gone while the other connects
             undo.callback(channel.close)
             wait_for_all(PrefixStore("formed", store), self.rank, 2, self._timeout)
             undo.pop_all()

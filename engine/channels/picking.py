@@ -14,7 +14,9 @@ from dataflow.errors import DataError
 
 
 def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """The indices of the columns asked for, all where none is named. Raises DataError for one that is not there."""
+    """The indices of the columns asked for, all where none is named. Raises DataError for one that
+    is not there.
+    """
     if not columns:
         return list(range(len(there)))
     found: list[int] = []
@@ -28,7 +30,9 @@ def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
     return found
 
 
-def picked(records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | None) -> pa.RecordBatch:
+def picked(
+    records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | None
+) -> pa.RecordBatch:
     """The rows and columns asked for. Raises DataError for a column that is not there."""
     if columns:
         records = records.select(named(records.schema.names, columns))
@@ -36,7 +40,9 @@ def picked(records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | N
 
 
 def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
-    """These rows, in this order: the same object where they are all rows in order, a view where they are neighbours."""
+    """These rows, in this order: the same object where they are all rows in order, a view where
+    they are neighbours.
+    """
     if rows is None:
         return records
     if not neighbours(rows, records.num_rows):
@@ -45,7 +51,9 @@ def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
 
 
 def neighbours(rows: np.ndarray, count: int) -> bool:
-    """Whether these are rows that there are, one after another; false for no row at all where there are some."""
+    """Whether these are rows that there are, one after another; false for no row at all where there
+    are some.
+    """
     if not len(rows):
         return not count
     first = int(rows[0])

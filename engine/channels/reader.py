@@ -3,9 +3,9 @@
 Owns: the slabs of that peer that are mapped here, its schemas, and the checks of what it says
 before anything is read. Does not own: framing (packets.py), whom to ask (shm.py).
 
-Whatever comes is taken for possibly wrong: sizes are those of the descriptor (fstat), places lie within them, arrays
-fit their schema and are validated in full; with `content` each buffer has its checksum. Numbers are bounded before
-anything is allocated or mapped.
+Whatever comes is taken for possibly wrong: sizes are those of the descriptor (fstat), places lie
+within them, arrays fit their schema and are validated in full; with `content` each buffer has its
+checksum. Numbers are bounded before anything is allocated or mapped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Reader:
         """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
 
     def look(self, request: Request) -> pa.RecordBatch | None:
-        """The rows, where the peer's board says where they lie and all of that is known here; None: it has to be asked.
+        """The rows, where the peer's board says where they lie and all of that is known here; None:
+        it has to be asked.
 
         Raises DataError, and RunError for a note that cannot be right.
         """
@@ -83,7 +84,9 @@ class Reader:
             raise self._lost(closed) from closed
         return self._last
 
-    def answer(self, number: int, requests: Sequence[Request], deadline: float) -> list[pa.RecordBatch]:
+    def answer(
+        self, number: int, requests: Sequence[Request], deadline: float
+    ) -> list[pa.RecordBatch]:
         """What was asked for under this number, before this monotonic time.
 
         Raises PeerLost, KeyError, DataError, and RunError for an answer that cannot be right.
@@ -91,10 +94,15 @@ class Reader:
         reply = self._reply(number, deadline)
         if len(reply.answers) != len(requests):
             raise self._wrong(f"expected {len(requests)} answers, found {len(reply.answers)}")
-        return [self._rows(answer, request) for answer, request in zip(reply.answers, requests, strict=True)]
+        return [
+            self._rows(answer, request)
+            for answer, request in zip(reply.answers, requests, strict=True)
+        ]
 
     def have_sent(self, sequence: int, requests: Sequence[Request], deadline: float) -> None:
-        """Ask for tensors of blocks, which come by another way, before this monotonic time. Raises PeerLost."""
+        """Ask for tensors of blocks, which come by another way, before this monotonic time. Raises
+        PeerLost.
+        """
         try:
             self._packets.send(encode(send_of(sequence, requests)))
             taken = self._packets.drain(deadline)
@@ -124,10 +132,12 @@ class Reader:
     def __len__(self) -> int:
         return len(self._slabs)
 
-    # --- messages -----------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _reply(self, number: int, deadline: float) -> Reply:
-        """The reply to this request; those to earlier ones, which nobody waits for any more, are dropped."""
+        """The reply to this request; those to earlier ones, which nobody waits for any more, are
+        dropped.
+        """
         while True:
             try:
                 there = self._packets.wait(deadline)
@@ -135,7 +145,10 @@ class Reader:
                 raise self._lost(closed) from closed
             if not there:
                 self.broken = True
-                raise PeerLost(self.peer, "did not answer in time where its rows are. Fix: see what it is doing")
+                raise PeerLost(
+                    self.peer,
+                    "did not answer in time where its rows are. Fix: see what it is doing",
+                )
             for reply in self.hear():
                 if reply.id == number:
                     return reply
@@ -144,10 +157,14 @@ class Reader:
         match message:
             case Reply():
                 if message.id > self._last:
-                    raise self._wrong(f"expected an answer to request {self._last}, found one to {message.id}")
+                    raise self._wrong(
+                        f"expected an answer to request {self._last}, found one to {message.id}"
+                    )
                 return message
             case SlabHere():
-                self._slabs[message.number] = self._mapped(f"slab {message.number}", message.size, message.on_disk)
+                self._slabs[message.number] = self._mapped(
+                    f"slab {message.number}", message.size, message.on_disk
+                )
             case BoardHere():
                 if message.size != SIZE:
                     raise self._wrong(f"a board of {message.size} bytes, expected {SIZE}")
@@ -172,24 +189,29 @@ class Reader:
             named_file = found.st_nlink > 0 if on_disk else not is_sealed(descriptor)
             if found.st_size != size or not stat.S_ISREG(found.st_mode) or not size or named_file:
                 raise self._wrong(
-                    f"{what}: expected {size} bytes that nobody can take away, found {found.st_size} bytes of mode "
-                    f"{found.st_mode:o}"
+                    f"{what}: expected {size} bytes that nobody can take away, found"
+                    f" {found.st_size} bytes of mode {found.st_mode:o}"
                 )
             flags = mmap.MAP_SHARED | (0 if on_disk else mmap.MAP_POPULATE)
             return pa.py_buffer(mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ))
         except OSError as error:
-            raise RunError(f"{self.peer}: {what} of {size} bytes cannot be mapped: {error}") from error
+            raise RunError(
+                f"{self.peer}: {what} of {size} bytes cannot be mapped: {error}"
+            ) from error
         finally:
             os.close(descriptor)
 
-    # --- rows ---------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def _rows(self, answer: Lies | Unknown | Lacks, request: Request) -> pa.RecordBatch:
         if answer.block != request.block:
             raise self._wrong(f"expected block {request.block}, found {answer.block}")
         match answer:
             case Unknown() if answer.epoch > request.block >> 32:
-                raise PeerLost(self.peer, f"its process that kept block {request.block} is gone, and another answers")
+                raise PeerLost(
+                    self.peer,
+                    f"its process that kept block {request.block} is gone, and another answers",
+                )
             case Unknown():
                 raise KeyError(request.block)
             case Lacks():
@@ -237,7 +259,9 @@ class Reader:
 
     def _wrong(self, found: str) -> RunError:
         self.broken = True
-        return RunError(f"{self.peer}: refused: {found}. Fix: both ends have to be of one build of the engine.")
+        return RunError(
+            f"{self.peer}: refused: {found}. Fix: both ends have to be of one build of the engine."
+        )
 
     def _lost(self, closed: Closed) -> PeerLost:
         self.broken = True

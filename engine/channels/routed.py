@@ -1,4 +1,5 @@
-"""The channel of a Worker with peers on its own host and on others: one outbox, read by shm or by zmq.
+"""The channel of a Worker with peers on its own host and on others: one outbox, read by shm or by
+zmq.
 
 Owns: which route leads to which peer, where peers on other hosts answer now, what a lost connection
 is taken for, the bytes that came by each route. Does not own: either transport (shm.py, zmq.py).
@@ -7,9 +8,10 @@ is taken for, the bytes that came by each route. Does not own: either transport 
     a peer on this host                  as in shm.py
     a peer on another host               its reply; word that its process is gone (Book); the end of the lease
 
-A connection to another host that is lost says nothing about the Worker there: the network may heal. It is made anew
-until somebody says that the Worker is gone, or the lease is over. An answer that was changed on its way is asked for
-again. On one host nothing changes on its way: what is wrong there stays wrong, and fails the request at once.
+A connection to another host that is lost says nothing about the Worker there: the network may heal.
+It is made anew until somebody says that the Worker is gone, or the lease is over. An answer that
+was changed on its way is asked for again. On one host nothing changes on its way: what is wrong
+there stays wrong, and fails the request at once.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ class Entry:
 
 
 class Book:
-    """Addresses of peers on other hosts; written by one thread, read by others. keys: their public keys, none of which
-    there are where the network is private.
+    """Addresses of peers on other hosts; written by one thread, read by others. keys: their public
+    keys, none of which there are where the network is private.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
@@ -68,7 +70,11 @@ class Book:
         with self._changed:
             entry = self._entries.get(peer)
         if entry is None or not entry.endpoint:
-            raise PeerLost(peer, "expected its process on another host, found none. Fix: see its log for why it ended.")
+            raise PeerLost(
+                peer,
+                "expected its process on another host, found none. Fix: see its log for why it"
+                " ended.",
+            )
         return Address(endpoint=entry.endpoint, key=self._keys.get(peer))
 
     def require(self, request: Request) -> None:
@@ -86,7 +92,8 @@ class Book:
 
 
 class RoutedChannel:
-    """One Worker's channel. near: peers on its own host; far: the way to all others, None where there are none.
+    """One Worker's channel. near: peers on its own host; far: the way to all others, None where
+    there are none.
 
     lease: seconds within which a lost connection may come back.
     """
@@ -143,7 +150,11 @@ class RoutedChannel:
         """See engine/channels/contract.py."""
         far = [i for i, r in enumerate(requests) if self._is_far(r.worker)]
         near = [i for i in range(len(requests)) if i not in set(far)]
-        found = dict(zip(near, self._shm.fetch([requests[i] for i in near]), strict=True)) if near else {}
+        found = (
+            dict(zip(near, self._shm.fetch([requests[i] for i in near]), strict=True))
+            if near
+            else {}
+        )
         if far:
             found |= zip(far, self._fetch_far([requests[i] for i in far]), strict=True)
         with self._counting:
@@ -182,7 +193,9 @@ class RoutedChannel:
                     raise
                 _log.warning("%s; trying again", lost)
                 self._book.wait(_AGAIN)
-            except RunError:  # an answer that cannot be right, which the channel has counted and logged
+            except (
+                RunError
+            ):  # an answer that cannot be right, which the channel has counted and logged
                 refused += 1
                 if refused == REFUSALS:
                     raise

@@ -1,4 +1,5 @@
-"""Rows from one rank to all others of its world, by broadcasts: those that need the same rows and fetched none.
+"""Rows from one rank to all others of its world, by broadcasts: those that need the same rows and
+fetched none.
 
     broadcast    what                                                         length
     first        bytes of what is in the second                               known
@@ -7,9 +8,9 @@
     third        every buffer that is not empty                               of the second
     fourth       the values of columns declared `device`, if there are any    of the second
 
-Owns: which tensors these are, and the checks of what came, those of a pull's reader: lengths, checksums, arrays that
-fit their schema. Does not own: the form of header and buffers (multipart.py), a broadcast (collective.py), which rows
-(engine/runtime/worker.py).
+Owns: which tensors these are, and the checks of what came, those of a pull's reader: lengths,
+checksums, arrays that fit their schema. Does not own: the form of header and buffers
+(multipart.py), a broadcast (collective.py), which rows (engine/runtime/worker.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ from engine.channels.contract import Request, Scheduled
 from engine.channels.descriptors import Count
 from engine.channels.frames import checksums
 from engine.channels.hashes import of_tensors
-from engine.channels.multipart import LARGEST_REQUEST, Answered, Header, Sent, received, reply_bytes, reply_of, sent
+from engine.channels.multipart import (
+    LARGEST_REQUEST,
+    Answered,
+    Header,
+    Sent,
+    received,
+    reply_bytes,
+    reply_of,
+    sent,
+)
 from engine.channels.world import LOCK_STEP, agreed_device
 
 LARGEST = 64 << 30
@@ -39,7 +49,19 @@ LARGEST = 64 << 30
 GIVER = 0
 """The rank that gives."""
 _NUMBERS = frozenset(
-    ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+    [
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    ]
 )
 
 Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
@@ -47,8 +69,8 @@ Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
 
 
 class Form(msgspec.Struct, array_like=True, frozen=True):
-    """The tensor of one column declared `device`: of which input, its name, torch's name of its dtype, its shape; its
-    hash where content is checked.
+    """The tensor of one column declared `device`: of which input, its name, torch's name of its
+    dtype, its shape; its hash where content is checked.
     """
 
     input: Count
@@ -62,13 +84,15 @@ _forms = msgspec.msgpack.Decoder(list[Form])
 
 
 class RowCast:
-    """One rank's end. Record batches lie in the host's memory before and after. device: where everything goes through,
-    `cpu` (gloo) or where each rank has a device of its own that (NCCL). giver: what rank 0 is called in errors.
-    content: columns declared `device` are checked by hashes, too, as all ranks have to know. Not for several threads at
-    once.
+    """One rank's end. Record batches lie in the host's memory before and after. device: where
+    everything goes through, `cpu` (gloo) or where each rank has a device of its own that (NCCL).
+    giver: what rank 0 is called in errors. content: columns declared `device` are checked by
+    hashes, too, as all ranks have to know. Not for several threads at once.
     """
 
-    def __init__(self, channel: Scheduled, *, giver: str, device: str = "cpu", content: bool = False) -> None:
+    def __init__(
+        self, channel: Scheduled, *, giver: str, device: str = "cpu", content: bool = False
+    ) -> None:
         self._channel = channel
         self._giver = giver
         self._device = device
@@ -78,12 +102,14 @@ class RowCast:
         self._moved = 0
 
     def give(self, inputs: Mapping[str, Batch]) -> None:
-        """Rank 0: these rows, to all others. Raises DataError for a column whose type does not travel, and what the
-        channel raises.
+        """Rank 0: these rows, to all others. Raises DataError for a column whose type does not
+        travel, and what the channel raises.
         """
         parts = [sent(number, batch.records) for number, batch in enumerate(inputs.values())]
         buffers = [buffer for _, many in parts for buffer in many]
-        header = reply_bytes(Header(self._next(), [answer for answer, _ in parts], checksums(buffers), 0))
+        header = reply_bytes(
+            Header(self._next(), [answer for answer, _ in parts], checksums(buffers), 0)
+        )
         forms, values = self._formed(inputs.values())
         self._cast([torch.tensor([len(header), len(forms)])])
         self._cast([_of(header), _of(forms)])
@@ -109,7 +135,11 @@ class RowCast:
         except (KeyError, RunError) as error:
             raise self._wrong(str(error)) from error
         device = [
-            {form.name: tensor for form, tensor in zip(forms, values, strict=True) if form.input == number}
+            {
+                form.name: tensor
+                for form, tensor in zip(forms, values, strict=True)
+                if form.input == number
+            }
             for number in range(len(names))
         ]
         return dict(zip(names, zip(found, device, strict=True), strict=True))
@@ -137,18 +167,26 @@ class RowCast:
             raise self._wrong(f"expected a header, found {type(header).__name__}")
         number = self._next()
         if header.id != number or len(header.answers) != inputs:
-            what = f"rows {number} of {inputs} inputs, found rows {header.id} of {len(header.answers)}"
+            what = (
+                f"rows {number} of {inputs} inputs, found rows {header.id} of {len(header.answers)}"
+            )
             raise self._wrong(f"expected {what}")
         if odd := [form for form in forms if form.dtype not in _NUMBERS or form.input >= inputs]:
             raise self._wrong(f"expected tensors of {inputs} inputs of numbers, found {odd[0]}")
-        size = sum(_lengths(header)) + sum(prod(form.shape) * np.dtype(form.dtype).itemsize for form in forms)
+        size = sum(_lengths(header)) + sum(
+            prod(form.shape) * np.dtype(form.dtype).itemsize for form in forms
+        )
         if size > LARGEST:
             raise self._wrong(f"rows of {size} bytes, expected at most {LARGEST}")
         return header, forms
 
     def _formed(self, batches: Iterable[Batch]) -> tuple[bytes, list[Tensor]]:
         """The forms of all device columns as bytes, and their tensors."""
-        named = [(number, *named) for number, batch in enumerate(batches) for named in batch.device.items()]
+        named = [
+            (number, *named)
+            for number, batch in enumerate(batches)
+            for named in batch.device.items()
+        ]
         values = [tensor.to(self._device) for _, _, tensor in named]
         hashes = of_tensors(values) if self._content else [0] * len(values)
         forms = [
@@ -175,15 +213,22 @@ class RowCast:
         """What is wrong; nobody waits for this rank any longer."""
         self._channel.close()
         return RunError(
-            f"{self._giver}: refused the rows that it gives: {found}. Fix: both ends have to be of one build of the "
-            "engine."
+            f"{self._giver}: refused the rows that it gives: {found}. Fix: both ends have to be of"
+            " one build of the engine."
         )
 
 
 def join(
-    store: Store, rank: int, tensor: int, names: Sequence[str], *, content: bool = False, timeout: float = LOCK_STEP
+    store: Store,
+    rank: int,
+    tensor: int,
+    names: Sequence[str],
+    *,
+    content: bool = False,
+    timeout: float = LOCK_STEP,
 ) -> RowCast:
-    """This rank's end in the world of its share: `tensor` ranks one after another, of those that meet at the store.
+    """This rank's end in the world of its share: `tensor` ranks one after another, of those that
+    meet at the store.
 
     names: of all of these. Raises RunError where one of the share does not come.
     """
@@ -191,7 +236,9 @@ def join(
     mine = PrefixStore(f"rows/{share}", store)
     device = agreed_device(mine, own, tensor)
     members = tuple(names[share * tensor : (share + 1) * tensor])
-    channel = CollectiveChannel(own, tensor, mine, name="rows", names=members, device=device, timeout=timeout)
+    channel = CollectiveChannel(
+        own, tensor, mine, name="rows", names=members, device=device, timeout=timeout
+    )
     return RowCast(channel, giver=members[GIVER], device=device, content=content)
 
 
@@ -201,7 +248,9 @@ def _lengths(header: Header) -> list[int]:
 
 
 def _of(data: bytes | pa.Buffer) -> Tensor:
-    """uint8 [bytes], which nobody writes, as a tensor: nothing is copied, though torch knows no read-only memory."""
+    """uint8 [bytes], which nobody writes, as a tensor: nothing is copied, though torch knows no
+    read-only memory.
+    """
     return torch.from_numpy(np.asarray(_Writable(np.frombuffer(data, np.uint8))))
 
 

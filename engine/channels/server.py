@@ -6,8 +6,8 @@
 Owns: one connection for each peer that dialled, what each of them was already told. Does not own:
 blocks (outbox.py), framing (packets.py).
 
-It never waits for one peer alone: what a slow one does not take stays in its queue, and from such a one nothing more
-is read meanwhile.
+It never waits for one peer alone: what a slow one does not take stays in its queue, and from such a
+one nothing more is read meanwhile.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class _Reader:
 class Server:
     """Answers the peers of one outbox from a thread of its own, until `close`.
 
-    on_send: called from that thread where a peer asks for tensors, (peer, sequence, requests), and never waits.
+    on_send: called from that thread where a peer asks for tensors, (peer, sequence, requests), and
+    never waits.
     """
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
@@ -97,7 +98,7 @@ class Server:
             connection.close()
         os.close(self._wake)
 
-    # --- its thread ---------------------------------------------------------------------------------------------
+    # --- its thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -163,7 +164,9 @@ class Server:
         elif self.on_send is not None:
             self.on_send(reader.peer, message.sequence, requests_of(message, self._name))
         else:
-            raise RunError(f"it asks for tensors of {len(message.parts)} blocks, and none are sent from here")
+            raise RunError(
+                f"it asks for tensors of {len(message.parts)} blocks, and none are sent from here"
+            )
 
     def _answer(self, reader: _Reader, fetch: Fetch) -> None:
         answers = []
@@ -183,7 +186,9 @@ class Server:
         """Send a slab's descriptor, once."""
         if slab.number not in reader.slabs:
             reader.slabs.add(slab.number)
-            reader.packets.send(encode(SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor)
+            reader.packets.send(
+                encode(SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor
+            )
 
     def _watch(self, reader: _Reader) -> None:
         waiting = reader.packets.waiting

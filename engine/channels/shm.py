@@ -1,4 +1,5 @@
-"""The pull channel between Workers of one host: rows stay in the producer's slabs, readers map them.
+"""The pull channel between Workers of one host: rows stay in the producer's slabs, readers map
+them.
 
 Owns: both ends of one Worker: its outbox and its connections. Does not own: who is connected with
 whom (the Supervisor makes the socket pairs), slabs (slabs.py), what is said (descriptors.py).
@@ -7,8 +8,9 @@ whom (the Supervisor makes the socket pairs), slabs (slabs.py), what is said (de
     the reply of each peer whose board (board.py)      that peer's server thread, or the end of its process
     does not say where the rows lie
 
-A block is copied into a slab once, or built there (`allocate`); reading copies nothing but row subsets. What was read
-is valid until the block is released: the slab is used again then, and does not say so.
+A block is copied into a slab once, or built there (`allocate`); reading copies nothing but row
+subsets. What was read is valid until the block is released: the slab is used again then, and does
+not say so.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Dial = Callable[[str], socket.socket]
-"""A peer's name -> a connected AF_UNIX stream socket, at whose other end that peer's channel serves us."""
+"""A peer's name -> a connected AF_UNIX stream socket, at whose other end that peer's channel serves
+us.
+"""
 
 PATIENCE = 60.0
 """Seconds for an answer that only says where rows lie; a dead process is noticed at once."""
@@ -49,9 +53,9 @@ PATIENCE = 60.0
 class ShmChannel:
     """Outbox and pull channel of one Worker of several on a host.
 
-    limit: bytes of slabs in memory (None: a quarter of the machine's), beyond which blocks go to unlinked files in
-    `directory` (None: the system's). verify: `content` has every buffer checked by a checksum. poison: memory that is
-    free again is filled with 0xA5, for tests.
+    limit: bytes of slabs in memory (None: a quarter of the machine's), beyond which blocks go to
+    unlinked files in `directory` (None: the system's). verify: `content` has every buffer checked
+    by a checksum. poison: memory that is free again is filled with 0xA5, for tests.
     """
 
     def __init__(
@@ -70,23 +74,29 @@ class ShmChannel:
         self._dial = dial
         self._content = verify == "content"
         self._patience = patience
-        self._pool = SlabPool(limit=_quarter() if limit is None else limit, directory=directory, poison=poison)
+        self._pool = SlabPool(
+            limit=_quarter() if limit is None else limit, directory=directory, poison=poison
+        )
         self._outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self._server = Server(name, self._outbox)
         self._readers: dict[str, Reader] = {}
         self._refused: Counter[str] = Counter()
         self._asking = threading.Lock()
 
-    # --- the outbox ---------------------------------------------------------------------------------------------
+    # --- the outbox -------------------------------------------------------------------------------
 
     def keep(self, batch: Batch) -> int:
-        """Keep a batch; copies what was not built in a slab. Raises DataError for a column that cannot travel."""
+        """Keep a batch; copies what was not built in a slab. Raises DataError for a column that
+        cannot travel.
+        """
         block = self._outbox.keep(batch)
         self._tell_gone()
         return block
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] in a slab: Arrow arrays over it are kept without a copy. See SlabOutbox.allocate."""
+        """uint8 [nbytes] in a slab: Arrow arrays over it are kept without a copy. See
+        SlabOutbox.allocate.
+        """
         array = self._outbox.allocate(nbytes)
         self._tell_gone()
         return array
@@ -114,14 +124,15 @@ class ShmChannel:
         """How many messages of each peer were refused."""
         return dict(self._refused + self._server.refused)
 
-    # --- peers --------------------------------------------------------------------------------------------------
+    # --- peers ------------------------------------------------------------------------------------
 
     def serve(self, peer: str, connection: socket.socket) -> None:
         """Let a peer that dialled us read over this socket; from any thread."""
         self._server.serve(peer, connection)
 
     def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
-        """See engine/channels/contract.py; raises RunError for an answer that cannot be right, too."""
+        """See engine/channels/contract.py; raises RunError for an answer that cannot be right, too.
+        """
         found: dict[int, pa.RecordBatch] = {}
         others: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -146,7 +157,8 @@ class ShmChannel:
             self._from(peer, Reader.hear)
 
     def send_by(self, on_send: Callable[[str, int, Sequence[Request]], None]) -> None:
-        """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
+        """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait.
+        """
         self._server.on_send = on_send
 
     def close(self) -> None:
@@ -158,7 +170,10 @@ class ShmChannel:
         self._outbox.close()
 
     def _fetch_others(
-        self, requests: Sequence[Request], others: dict[str, list[int]], found: dict[int, pa.RecordBatch]
+        self,
+        requests: Sequence[Request],
+        others: dict[str, list[int]],
+        found: dict[int, pa.RecordBatch],
     ) -> None:
         """Look at every peer's board, ask those that have to be asked, then take the answers."""
         self._hear_others()
@@ -166,15 +181,24 @@ class ShmChannel:
         if len(found) == len(requests):
             return
         deadline = deadline_in(self._patience)
-        left = {peer: unseen for peer, indices in others.items() if (unseen := [i for i in indices if i not in found])}
+        left = {
+            peer: unseen
+            for peer, indices in others.items()
+            if (unseen := [i for i in indices if i not in found])
+        }
         mine = {peer: [requests[i] for i in indices] for peer, indices in left.items()}
-        numbers = {peer: self._from(peer, lambda r, m=many: r.ask(m)) for peer, many in mine.items()}
+        numbers = {
+            peer: self._from(peer, lambda r, m=many: r.ask(m)) for peer, many in mine.items()
+        }
         for peer, indices in left.items():
             rows = self._from(peer, lambda r, p=peer: r.answer(numbers[p], mine[p], deadline))
             found.update(zip(indices, rows, strict=True))
 
     def _look(
-        self, requests: Sequence[Request], others: dict[str, list[int]], found: dict[int, pa.RecordBatch]
+        self,
+        requests: Sequence[Request],
+        others: dict[str, list[int]],
+        found: dict[int, pa.RecordBatch],
     ) -> None:
         """Take what the boards of peers say that is known here: of those nobody has to be asked."""
         for peer, indices in others.items():
@@ -184,13 +208,17 @@ class ShmChannel:
                     found[index] = rows
 
     def _hear_others(self) -> None:
-        """Let go of slabs that their owners have given back; whoever is gone is noticed when it is asked."""
+        """Let go of slabs that their owners have given back; whoever is gone is noticed when it is
+        asked.
+        """
         for peer in list(self._readers):
             with contextlib.suppress(PeerLost):
                 self._from(peer, Reader.hear)
 
     def _from(self, peer: str, what: Callable[[Reader], T]) -> T:
-        """Do something with a peer's connection, which is made anew next time where it fails for good."""
+        """Do something with a peer's connection, which is made anew next time where it fails for
+        good.
+        """
         reader = self._reader(peer)
         try:
             return what(reader)

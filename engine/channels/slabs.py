@@ -38,7 +38,9 @@ _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Slab:
-    """One piece of memory with a descriptor. `number` never repeats within a pool; `on_disk`: spilled."""
+    """One piece of memory with a descriptor. `number` never repeats within a pool; `on_disk`:
+    spilled.
+    """
 
     __slots__ = ("_memory", "buffer", "descriptor", "live", "number", "on_disk", "size", "used")
 
@@ -46,13 +48,17 @@ class Slab:
         self.number = number
         self.size = size
         self.on_disk = directory is not None
-        self.descriptor, self._memory = sealed_memory(size) if directory is None else _unlinked_file(size, directory)
+        self.descriptor, self._memory = (
+            sealed_memory(size) if directory is None else _unlinked_file(size, directory)
+        )
         self.buffer = pa.py_buffer(self._memory)
         self.used = 0
         self.live = 0
 
     def bytes(self, offset: int, length: int) -> np.ndarray:
-        """uint8 [length], writable; it keeps the mapping alive, and whoever keeps a part of it keeps all of it."""
+        """uint8 [length], writable; it keeps the mapping alive, and whoever keeps a part of it
+        keeps all of it.
+        """
         return np.frombuffer(self._memory, np.uint8, length, offset)
 
     def close(self) -> None:
@@ -77,7 +83,9 @@ class Region:
 
 
 class SlabPool:
-    """Regions for whoever asks. limit: bytes of memory; what is beyond it goes to unlinked files in `directory`."""
+    """Regions for whoever asks. limit: bytes of memory; what is beyond it goes to unlinked files in
+    `directory`.
+    """
 
     def __init__(self, *, limit: int, directory: Path | None = None, poison: bool = False) -> None:
         self.limit = limit
@@ -112,7 +120,9 @@ class SlabPool:
         return found
 
     def allocate(self, length: int) -> Region:
-        """A region of so many bytes, with one hold. Raises StorageError where the system has none left."""
+        """A region of so many bytes, with one hold. Raises StorageError where the system has none
+        left.
+        """
         slab = self._for_small(length) if length <= SMALL else self._take(_size_class(length))
         region = Region(slab, slab.used, length)
         slab.used += -(-length // ALIGNMENT) * ALIGNMENT
@@ -184,16 +194,23 @@ class SlabPool:
         slab.close()
 
     def _exhausted(self, error: OSError, size: int, on_disk: bool) -> StorageError:
-        have = f"{len(self._slabs)} slabs, {self.nbytes >> 20} MiB in memory and {self.spilled >> 20} on disk"
+        have = (
+            f"{len(self._slabs)} slabs, {self.nbytes >> 20} MiB in memory and {self.spilled >> 20}"
+            " on disk"
+        )
         if error.errno in (errno.EMFILE, errno.ENFILE):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             fix = f"ulimit -n {hard} (now {soft})"
         elif on_disk:
-            fix = f"free space in {self._directory}, name another folder by TMPDIR, or take a smaller batch"
+            fix = (
+                f"free space in {self._directory}, name another folder by TMPDIR, or take a smaller"
+                " batch"
+            )
         else:
             fix = "a smaller batch or max_lag, or a machine with more memory"
         return StorageError(
-            f"outbox: expected room for {size >> 20} MiB, found: {error.strerror}; it has {have}. Fix: {fix}."
+            f"outbox: expected room for {size >> 20} MiB, found: {error.strerror}; it has {have}."
+            f" Fix: {fix}."
         )
 
 
@@ -212,11 +229,15 @@ def _size_class(length: int) -> int:
 
 
 def sealed_memory(size: int) -> tuple[int, mmap.mmap]:
-    """A memfd with its pages there, mapped, its size sealed, and read-only for whoever maps it later."""
+    """A memfd with its pages there, mapped, its size sealed, and read-only for whoever maps it
+    later.
+    """
     descriptor = os.memfd_create("dataflow-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
-        os.posix_fallocate(descriptor, 0, size)  # an error here, where later there would be a signal
+        os.posix_fallocate(
+            descriptor, 0, size
+        )  # an error here, where later there would be a signal
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
         with contextlib.suppress(OSError):  # before Linux 5.1 there is no such seal
@@ -244,6 +265,8 @@ def _nameless(directory: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)  # a file system without such files
+    descriptor, name = tempfile.mkstemp(
+        prefix="dataflow-spill-", dir=directory
+    )  # a file system without such files
     os.unlink(name)
     return descriptor

@@ -6,15 +6,17 @@ replica's process group. Does not own: transfers between ranks
 
 What works on torch 2.13 (found by experiment, gloo, 2 processes):
 
-- A ProcessGroup that is not torch's default group does carry all_reduce, fully_shard and full_tensor where its
-  DeviceMesh is put together by hand (`_init_backend=False, _rank=`), but DeviceMesh.from_group, init_device_mesh and
-  distribute_tensor ask for the default group and fail without one.
-- Two meshes of equal ranks count as equal to DTensor, whose caches then take one's group, or place in it, for the
-  other's: full_tensor of a second world with other rank numbers came out with its rows in the wrong order.
+- A ProcessGroup that is not torch's default group does carry all_reduce, fully_shard and
+  full_tensor where its DeviceMesh is put together by hand (`_init_backend=False, _rank=`), but
+  DeviceMesh.from_group, init_device_mesh and distribute_tensor ask for the default group and fail
+  without one.
+- Two meshes of equal ranks count as equal to DTensor, whose caches then take one's group, or place
+  in it, for the other's: full_tensor of a second world with other rank numbers came out with its
+  rows in the wrong order.
 
 So a process has at most one world that DTensor sees, and it is the default group: `world`. With it
-`DeviceMesh.from_group(group, "cpu")` and `init_device_mesh("cpu", (group.size(),))` both work. Collective channels use
-bare backends, which torch's registers never see, so they may be many.
+`DeviceMesh.from_group(group, "cpu")` and `init_device_mesh("cpu", (group.size(),))` both work.
+Collective channels use bare backends, which torch's registers never see, so they may be many.
 """
 
 from __future__ import annotations
@@ -31,25 +33,30 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TIMEOUT = 60.0
-"""Seconds within which all ranks have to come, and after which a transfer counts its silent peer as lost."""
+"""Seconds within which all ranks have to come, and after which a transfer counts its silent peer as
+lost.
+"""
 LOCK_STEP = 1800.0
-"""The same for what the ranks of a node do together: one may still be at another node's rows for minutes when the
-others have come. That one is dead or stands still is noticed elsewhere (engine/launch), and ends its group.
+"""The same for what the ranks of a node do together: one may still be at another node's rows for
+minutes when the others have come. That one is dead or stands still is noticed elsewhere
+(engine/launch), and ends its group.
 """
 
 
 def meeting_place() -> int:
-    """A file of memory that has no name, where ranks meet: who has a descriptor of it can, and nobody else on the host.
-    It is gone with the last of them, however they end.
+    """A file of memory that has no name, where ranks meet: who has a descriptor of it can, and
+    nobody else on the host. It is gone with the last of them, however they end.
     """
     return os.memfd_create("dataflow-rendezvous", os.MFD_CLOEXEC)
 
 
 def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
-    """The store by which the ranks of worlds find each other, kept in the file that each has a descriptor of.
+    """The store by which the ranks of worlds find each other, kept in the file that each has a
+    descriptor of.
 
-    The descriptor is the store's from then on, and stays open as long as the process: the store opens the file anew by
-    its number whenever it looks, at its own end too, and must never find another file there.
+    The descriptor is the store's from then on, and stays open as long as the process: the store
+    opens the file anew by its number whenever it looks, at its own end too, and must never find
+    another file there.
     """
     from torch._C._distributed_c10d import FileStore
 
@@ -58,12 +65,15 @@ def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
     return store
 
 
-def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP) -> ProcessGroup:
-    """This process's world, torch's default group: gloo for tensors on the CPU, NCCL for those on GPUs.
+def world(
+    rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP
+) -> ProcessGroup:
+    """This process's world, torch's default group: gloo for tensors on the CPU, NCCL for those on
+    GPUs.
 
-    Train nodes of one Worker, whose ranks are the same Workers, share it: called again with the same rank and size it
-    returns the group that there is. timeout: seconds for one collective. Raises RunError for another rank or size, and
-    where a rank does not come.
+    Train nodes of one Worker, whose ranks are the same Workers, share it: called again with the
+    same rank and size it returns the group that there is. timeout: seconds for one collective.
+    Raises RunError for another rank or size, and where a rank does not come.
     """
     import torch
     import torch.distributed as dist
@@ -73,14 +83,16 @@ def world(rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeou
         group = _default()
         if (group.rank(), group.size()) != (rank, size):
             raise RunError(
-                f"expected one world in a process, found rank {group.rank()} of {group.size()} beside rank {rank} of "
-                f"{size}. Fix: pin nodes with other ranks to other Workers."
+                f"expected one world in a process, found rank {group.rank()} of {group.size()}"
+                f" beside rank {rank} of {size}. Fix: pin nodes with other ranks to other Workers."
             )
         return group
     _stay_on(host)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     wait_for_all(PrefixStore("world", store), rank, size, timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+    )
     return _default()
 
 
@@ -94,25 +106,30 @@ def leave() -> None:
 
 def loopback(host: str) -> bool:
     """Whether an address is this host's own."""
-    return host == "localhost" or (host.replace(".", "").isdigit() and ip_address(host).is_loopback) or host == "::1"
+    return (
+        host == "localhost"
+        or (host.replace(".", "").isdigit() and ip_address(host).is_loopback)
+        or host == "::1"
+    )
 
 
 def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
-    """Wait until every rank has come, a minute at most. Raises RunError naming those that have not."""
+    """Wait until every rank has come, a minute at most. Raises RunError naming those that have not.
+    """
     timeout = min(timeout, TIMEOUT)
     store.set(f"here/{rank}", "1")
     try:
         store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))
     except RuntimeError as error:
         raise RunError(
-            f"rank {rank} of {size}: expected all ranks within {timeout:g} s, found none of {_missing(store, size)}: "
-            f"{_first(error)}. Fix: look at what those Workers say."
+            f"rank {rank} of {size}: expected all ranks within {timeout:g} s, found none of"
+            f" {_missing(store, size)}: {_first(error)}. Fix: look at what those Workers say."
         ) from error
 
 
 def agreed_device(store: Store, rank: int, size: int) -> str:
-    """The device of this rank's payloads: the first that it sees, where each rank has one of its own, which is what
-    NCCL is for; else the host's memory, by gloo. All ranks come to the same.
+    """The device of this rank's payloads: the first that it sees, where each rank has one of its
+    own, which is what NCCL is for; else the host's memory, by gloo. All ranks come to the same.
     """
     import torch
 

@@ -6,8 +6,8 @@ messages (multipart.py), keys and addresses (keys.py; they come with the launch)
     fetch waits for            unblocked by
     the reply of each peer     that peer's server thread; a lost connection, a heartbeat that is missing
 
-With keys every byte is encrypted and every peer known (CURVE). Without them only this host's processes can be spoken
-with: any other address refuses to bind.
+With keys every byte is encrypted and every peer known (CURVE). Without them only this host's
+processes can be spoken with: any other address refuses to bind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.frames import forms_of
 from engine.channels.inproc import InprocChannel
 from engine.channels.keys import Address, Keys
-from engine.channels.multipart import Answered, Header, Part, Sums, Wanted, question_bytes, received, reply_of
+from engine.channels.multipart import (
+    Answered,
+    Header,
+    Part,
+    Sums,
+    Wanted,
+    question_bytes,
+    received,
+    reply_of,
+)
 from engine.channels.picking import picked
 from engine.channels.zmq_server import ZmqServer
 
@@ -52,7 +61,11 @@ _LOST = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_DENIED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_DENIED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 FindPeer = Callable[[str], Address]
 """A peer's name -> where it answers. Raises PeerLost where there is none."""
@@ -61,10 +74,11 @@ FindPeer = Callable[[str], Address]
 class ZmqChannel:
     """Outbox and pull channel of one Worker of several on several hosts.
 
-    bind: where to answer; `endpoint` then says where exactly. keys: this Worker's own, with which it answers and asks;
-    allowed: the public keys of the run's Workers, with their names; it may change while the channel lives. outbox:
-    where the blocks are, None for one of its own; it is closed with the channel. private: nobody else is on the
-    network, so that it may be bound without keys.
+    bind: where to answer; `endpoint` then says where exactly. keys: this Worker's own, with which
+    it answers and asks; allowed: the public keys of the run's Workers, with their names; it may
+    change while the channel lives. outbox: where the blocks are, None for one of its own; it is
+    closed with the channel. private: nobody else is on the network, so that it may be bound without
+    keys.
     """
 
     def __init__(
@@ -107,7 +121,9 @@ class ZmqChannel:
         except RunError:
             self._context.destroy(linger=0)
             raise
-        self.address = Address(endpoint=self._server.endpoint, key=None if keys is None else keys.public)
+        self.address = Address(
+            endpoint=self._server.endpoint, key=None if keys is None else keys.public
+        )
 
     @property
     def refused(self) -> dict[str, int]:
@@ -139,9 +155,13 @@ class ZmqChannel:
             if request.worker != self.name:
                 others.setdefault(request.worker, []).append(index)
         with self._asking:
-            found = self._fetch_others({p: [requests[i] for i in many] for p, many in others.items()})
+            found = self._fetch_others(
+                {p: [requests[i] for i in many] for p, many in others.items()}
+            )
         rows = {i: r for p, many in others.items() for i, r in zip(many, found[p], strict=True)}
-        return [rows[i] if i in rows else self._outbox.fetch([r])[0] for i, r in enumerate(requests)]
+        return [
+            rows[i] if i in rows else self._outbox.fetch([r])[0] for i, r in enumerate(requests)
+        ]
 
     def close(self) -> None:
         """Let everything go: the thread, sockets, blocks."""
@@ -167,7 +187,9 @@ class ZmqChannel:
         }
 
     def _from(self, name: str, what: Callable[[_Peer], T]) -> T:
-        """Do something with a peer's connection, which is made anew next time where it fails for good."""
+        """Do something with a peer's connection, which is made anew next time where it fails for
+        good.
+        """
         peer = self._peer(name)
         try:
             return what(peer)
@@ -190,7 +212,9 @@ class ZmqChannel:
 class _Peer:
     """A connection to one peer's server."""
 
-    def __init__(self, name: str, context: zmq.Context, address: Address, keys: Keys | None, heartbeat: float) -> None:
+    def __init__(
+        self, name: str, context: zmq.Context, address: Address, keys: Keys | None, heartbeat: float
+    ) -> None:
         self.name = name
         self.broken = False
         self._last = 0
@@ -242,20 +266,30 @@ class _Peer:
             elif self._monitor in ready:
                 raise self._lost(recv_monitor_message(self._monitor))
         self.broken = True
-        raise PeerLost(self.name, "did not answer in time. Fix: see what it is doing, and the network to its host")
+        raise PeerLost(
+            self.name,
+            "did not answer in time. Fix: see what it is doing, and the network to its host",
+        )
 
     def _lost(self, event: Mapping[str, Any]) -> PeerLost:
         self.broken = True
         if event["event"] & _DENIED:
-            return PeerLost(self.name, "refused the connection, or is another than its key says. Fix: see its log")
+            return PeerLost(
+                self.name,
+                "refused the connection, or is another than its key says. Fix: see its log",
+            )
         return PeerLost(self.name, "the connection is lost: its process or its host is gone")
 
     def _wrong(self, error: RunError) -> RunError:
         self.broken = True
-        return RunError(f"{self.name}: refused: {error}. Fix: both ends have to be of one build of the engine.")
+        return RunError(
+            f"{self.name}: refused: {error}. Fix: both ends have to be of one build of the engine."
+        )
 
 
-def _dealer(context: zmq.Context, address: Address, keys: Keys | None, heartbeat: float) -> zmq.Socket:
+def _dealer(
+    context: zmq.Context, address: Address, keys: Keys | None, heartbeat: float
+) -> zmq.Socket:
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.setsockopt(zmq.RECONNECT_IVL, -1)

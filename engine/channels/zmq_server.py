@@ -41,7 +41,9 @@ from engine.channels.multipart import (
 _log = logging.getLogger(__name__)
 
 _UNSENT = 1024
-"""Messages that a peer may leave unread; what is beyond them is dropped, and the peer's time-out finds it."""
+"""Messages that a peer may leave unread; what is beyond them is dropped, and the peer's time-out
+finds it.
+"""
 
 Find = Callable[[Wanted], pa.RecordBatch]
 """Rows of a block; raises KeyError and DataError."""
@@ -73,7 +75,9 @@ class ZmqServer:
             self._router.bind(bind)
         except zmq.ZMQError as error:
             self._close()
-            raise RunError(f"{name}: cannot bind {bind}: {error}. Fix: name an address of this host.") from error
+            raise RunError(
+                f"{name}: cannot bind {bind}: {error}. Fix: name an address of this host."
+            ) from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
@@ -131,7 +135,12 @@ class ZmqServer:
         try:
             self._reply(identity.bytes, question.id, answers, rows)
         except zmq.ZMQError as error:  # it is gone, or takes nothing
-            _log.warning("%s: an answer of %d frames could not be sent: %s", _user(identity), len(rows), error)
+            _log.warning(
+                "%s: an answer of %d frames could not be sent: %s",
+                _user(identity),
+                len(rows),
+                error,
+            )
 
     def _answers(self, question: Question) -> tuple[list[Sent | Unknown | Lacks], list[pa.Buffer]]:
         answers: list[Sent | Unknown | Lacks] = []
@@ -143,7 +152,11 @@ class ZmqServer:
         return answers, frames
 
     def _reply(
-        self, peer: bytes, number: int, answers: list[Sent | Unknown | Lacks], frames: Sequence[pa.Buffer]
+        self,
+        peer: bytes,
+        number: int,
+        answers: list[Sent | Unknown | Lacks],
+        frames: Sequence[pa.Buffer],
     ) -> None:
         """Much is sent first and summed up then: each frame while it is on its way."""
         first, *rest = parts_of(frames)
@@ -157,7 +170,9 @@ class ZmqServer:
             sums += checksums(part)
         self._send(peer, Sums(number, sums))
 
-    def _send(self, peer: bytes, message: Header | Part | Sums, frames: Sequence[pa.Buffer] = ()) -> None:
+    def _send(
+        self, peer: bytes, message: Header | Part | Sums, frames: Sequence[pa.Buffer] = ()
+    ) -> None:
         self._router.send_multipart([peer, reply_bytes(message), *frames], zmq.NOBLOCK, copy=False)
 
     def _answer(self, wanted: Wanted) -> tuple[Sent | Unknown | Lacks, list[pa.Buffer]]:

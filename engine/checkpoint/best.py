@@ -1,12 +1,13 @@
 """The best versions by an evaluation, as Hugging Face directories.
 
-Owns: which versions stay, their directories and scores. Does not own: the evaluation (its kernel), the weights' form
-(the train kernel's save_weights), nor the checkpoints from which a run goes on (store.py).
+Owns: which versions stay, their directories and scores. Does not own: the evaluation (its kernel),
+the weights' form (the train kernel's save_weights), nor the checkpoints from which a run goes on
+(store.py).
 
     checkpoints/best_<evaluate node>/step_N/      config.json, *.safetensors, tokenizer files, score.json
 
-A version that a better one has displaced stays until the next checkpoint is on disk: a run that goes on from the last
-one finds every version that was among the best there.
+A version that a better one has displaced stays until the next checkpoint is on disk: a run that
+goes on from the last one finds every version that was among the best there.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ _STEP = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 class BestVersions:
-    """keep: for each evaluate node that keeps any, how many. A greater score is better; of equal ones the earlier."""
+    """keep: for each evaluate node that keeps any, how many. A greater score is better; of equal
+    ones the earlier.
+    """
 
     def __init__(self, directory: Path, keep: Mapping[str, int]) -> None:
         self._folders = {name: directory / f"best_{name}" for name in keep}
         self._keep = dict(keep)
 
     def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:
-        """Keep this version if it is among the best so far; `save` writes it into the directory it is given.
+        """Keep this version if it is among the best so far; `save` writes it into the directory it
+        is given.
 
         Raises StorageError where the disk is full or fails; those that were kept stay.
         """
@@ -49,7 +53,9 @@ class BestVersions:
                 shutil.rmtree(temp, ignore_errors=True)
                 temp.mkdir(parents=True)
                 save(temp)
-                (temp / SCORE).write_text(json.dumps({"step": step, "score": score}) + "\n", encoding="ascii")
+                (temp / SCORE).write_text(
+                    json.dumps({"step": step, "score": score}) + "\n", encoding="ascii"
+                )
                 sync_tree(temp)
                 if final.exists():  # the same version, evaluated again
                     self._delete(final)
@@ -67,7 +73,9 @@ class BestVersions:
                 self._delete(self._folders[name] / f"step_{step}")
 
     def truncate_after(self, step: int) -> None:
-        """Delete later versions, which a run that goes on from this Step makes again, and what a kill left behind."""
+        """Delete later versions, which a run that goes on from this Step makes again, and what a
+        kill left behind.
+        """
         for name, folder in self._folders.items():
             for torn in folder.glob(".tmp-*"):
                 shutil.rmtree(torn)
@@ -78,14 +86,20 @@ class BestVersions:
     def paths(self) -> dict[str, tuple[Path, ...]]:
         """By evaluate node, the directories that are kept, the best first."""
         return {
-            name: tuple(self._folders[name] / f"step_{step}" for _, step in self._ranked(name)[:keep])
+            name: tuple(
+                self._folders[name] / f"step_{step}" for _, step in self._ranked(name)[:keep]
+            )
             for name, keep in self._keep.items()
         }
 
     def _ranked(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""
         folder = self._folders[name]
-        found = [(path, _STEP.fullmatch(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+        found = (
+            [(path, _STEP.fullmatch(path.name)) for path in folder.iterdir()]
+            if folder.is_dir()
+            else []
+        )
         return sorted((-_score(path), int(match[1])) for path, match in found if match)
 
     @staticmethod
@@ -102,6 +116,6 @@ def _score(path: Path) -> float:
         return float(json.loads((path / SCORE).read_text(encoding="ascii"))["score"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path / SCORE}: expected the score of a kept version, found {type(error).__name__}: {error}. "
-            "Fix: delete that folder."
+            f"{path / SCORE}: expected the score of a kept version, found {type(error).__name__}:"
+            f" {error}. Fix: delete that folder."
         ) from None

@@ -9,8 +9,9 @@ Owns: what counts as a change of each. Does not own: which files a graph names (
                   pieces of 64 KiB between, at equal distances
     source file   its text                                                      its place; comments, blank lines
 
-Reading a 70B model in full would take a minute at each start and each resume. What trains or converts weights changes
-all of them, so that pieces at equal distances see it; an edit of a few bytes inside a large file may go unseen.
+Reading a 70B model in full would take a minute at each start and each resume. What trains or
+converts weights changes all of them, so that pieces at equal distances see it; an edit of a few
+bytes inside a large file may go unseen.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def data_digest(files: Iterable[Path]) -> str:
 
 
 def model_digest(base: str) -> str | None:
-    """Of a model's directory; None where it is no directory, but a name that is looked up elsewhere."""
+    """Of a model's directory; None where it is no directory, but a name that is looked up
+    elsewhere.
+    """
     folder = Path(base).expanduser()
     if not folder.is_dir():
         return None
@@ -87,5 +90,7 @@ def _code(text: str) -> str:
                 whole.update(range(opened, last))
     except (tokenize.TokenError, SyntaxError):
         return text
-    kept = [line if number in whole else line.rstrip() for number, line in enumerate(lines, start=1)]
+    kept = [
+        line if number in whole else line.rstrip() for number, line in enumerate(lines, start=1)
+    ]
     return "\n".join(line for number, line in enumerate(kept, start=1) if line or number in whole)

@@ -30,10 +30,11 @@ CUT = "cut.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a run stood after Step `step`. seed says which run it continues, record of what that is made.
+    """Where a run stood after Step `step`. seed says which run it continues, record of what that is
+    made.
 
-    evaluated: the version at which each evaluate node ran last. graph: a digest of the graph with its paths. Older cuts
-    have neither evaluated nor record.
+    evaluated: the version at which each evaluate node ran last. graph: a digest of the graph with
+    its paths. Older cuts have neither evaluated nor record.
     """
 
     step: int
@@ -45,17 +46,22 @@ class Cut:
     format: int = FORMAT
 
     def to_json(self) -> bytes:
-        """The same bytes for equal cuts. Raises CheckpointError where the cut contradicts itself."""
+        """The same bytes for equal cuts. Raises CheckpointError where the cut contradicts itself.
+        """
         _refuse("cut", self)
         return msgspec.json.encode(self, order="sorted")
 
     @staticmethod
     def from_json(data: bytes) -> Cut:
-        """The inverse of `to_json`. Raises CheckpointError where the bytes are none, or contradict themselves."""
+        """The inverse of `to_json`. Raises CheckpointError where the bytes are none, or contradict
+        themselves.
+        """
         try:
             cut = msgspec.json.decode(data, type=Cut)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"cut: expected format {FORMAT}: {error}. Fix: an earlier checkpoint.") from error
+            raise CheckpointError(
+                f"cut: expected format {FORMAT}: {error}. Fix: an earlier checkpoint."
+            ) from error
         _refuse("cut", cut)
         return cut
 
@@ -63,16 +69,21 @@ class Cut:
         """Raises CheckpointError unless this cut is of the same seed."""
         if self.seed != seed:
             raise CheckpointError(
-                f"cut of Step {self.step}: expected seed {seed}, found {self.seed}. Fix: seed={self.seed}."
+                f"cut of Step {self.step}: expected seed {seed}, found {self.seed}. Fix:"
+                f" seed={self.seed}."
             )
 
 
 def read_cut(folder: Path, step: int) -> Cut:
-    """The cut of the checkpoint of this Step, in its folder. Raises CheckpointError where it is none, or of another."""
+    """The cut of the checkpoint of this Step, in its folder. Raises CheckpointError where it is
+    none, or of another.
+    """
     try:
         cut = Cut.from_json((folder / CUT).read_bytes())
     except OSError as error:
-        raise CheckpointError(f"{folder}: its cut cannot be read: {error}. Fix: an earlier checkpoint.") from error
+        raise CheckpointError(
+            f"{folder}: its cut cannot be read: {error}. Fix: an earlier checkpoint."
+        ) from error
     if cut.step != step:
         raise CheckpointError(
             f"{folder}: expected the cut of Step {step}, found that of Step {cut.step!s:.20}. "
@@ -87,7 +98,10 @@ def faults(cut: SourceCut) -> list[str]:
     retired = set(cut.retired)
     known = live | retired
     checks = (
-        (not 0 <= cut.watermark <= cut.next, f"watermark {cut.watermark} is not within 0..{cut.next}"),
+        (
+            not 0 <= cut.watermark <= cut.next,
+            f"watermark {cut.watermark} is not within 0..{cut.next}",
+        ),
         (not all(a < b for a, b in pairwise(cut.retired)), "retired positions do not ascend"),
         (any(p < cut.watermark for p in known), "a position below the watermark is listed again"),
         (any(p >= cut.next for p in known), f"a position at or above next={cut.next} is listed"),
@@ -97,17 +111,25 @@ def faults(cut: SourceCut) -> list[str]:
     )
     lost = cut.next - cut.watermark - len(known)
     found = [problem for wrong, problem in checks if wrong]
-    return found or ([f"{lost} made positions are neither retired, running nor finished"] if lost else [])
+    return found or (
+        [f"{lost} made positions are neither retired, running nor finished"] if lost else []
+    )
 
 
 def _refuse(what: str, cut: Cut) -> None:
     if cut.format != FORMAT:
-        raise CheckpointError(f"{what}: expected format {FORMAT}, found {cut.format}. Fix: resume with its release.")
+        raise CheckpointError(
+            f"{what}: expected format {FORMAT}, found {cut.format}. Fix: resume with its release."
+        )
     if cut.step < 0:
-        raise CheckpointError(f"{what}: expected step >= 0, found {cut.step}. Fix: an earlier checkpoint.")
+        raise CheckpointError(
+            f"{what}: expected step >= 0, found {cut.step}. Fix: an earlier checkpoint."
+        )
     for name, source in cut.sources.items():
         for fault in faults(source):
-            raise CheckpointError(f"{what} of Step {cut.step}, source {name!r}: {fault}. Fix: an earlier checkpoint.")
+            raise CheckpointError(
+                f"{what} of Step {cut.step}, source {name!r}: {fault}. Fix: an earlier checkpoint."
+            )
 
 
 def _repeats(keys: Iterable[Key]) -> bool:
@@ -116,7 +138,9 @@ def _repeats(keys: Iterable[Key]) -> bool:
 
 
 def write_rows(path: Path, rows: Batch) -> None:
-    """Rows with their keys as one Arrow IPC file. Durable once its checkpoint is written. Raises StorageError."""
+    """Rows with their keys as one Arrow IPC file. Durable once its checkpoint is written. Raises
+    StorageError.
+    """
     keyed = rows.with_keys()
     with (
         writing("finished rows that are not trained yet", path, keyed.nbytes),
@@ -130,26 +154,37 @@ def positions_of(path: Path) -> frozenset[int]:
     """The positions of the rows in a file that `read_rows` has read; nothing else of it is."""
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-        return frozenset(position for batch in batches for position in batch.column(KEYS[0]).to_pylist())
+        return frozenset(
+            position for batch in batches for position in batch.column(KEYS[0]).to_pylist()
+        )
 
 
 def read_rows(path: Path) -> Batch:
     """The rows that `write_rows` wrote, every offset and text of them validated.
 
-    Raises CheckpointError where the file is absent, is no such file, or holds columns that are not valid.
+    Raises CheckpointError where the file is absent, is no such file, or holds columns that are not
+    valid.
     """
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
-            keyed = pa.concat_batches([reader.get_batch(i) for i in range(reader.num_record_batches)])
+            keyed = pa.concat_batches(
+                [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            )
         keyed.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise CheckpointError(
             f"{path}: expected rows as an Arrow file: {error}. Fix: an earlier checkpoint."
         ) from error
-    wanted = Batch.from_keyed(keyed).with_keys().schema if set(KEYS) <= set(keyed.schema.names) else None
-    if wanted is None or wanted.types != keyed.schema.types or any(keyed.column(name).null_count for name in KEYS):
+    wanted = (
+        Batch.from_keyed(keyed).with_keys().schema if set(KEYS) <= set(keyed.schema.names) else None
+    )
+    if (
+        wanted is None
+        or wanted.types != keyed.schema.types
+        or any(keyed.column(name).null_count for name in KEYS)
+    ):
         raise CheckpointError(
-            f"{path}: expected rows with keys {', '.join(KEYS)}, found columns {', '.join(keyed.schema.names)}. "
-            f"Fix: an earlier checkpoint."
+            f"{path}: expected rows with keys {', '.join(KEYS)}, found columns"
+            f" {', '.join(keyed.schema.names)}. Fix: an earlier checkpoint."
         )
     return Batch.from_keyed(keyed)

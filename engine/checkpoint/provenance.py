@@ -1,11 +1,13 @@
-"""What a run is made of: each node's parameters, data, models and the user's source files; and what differs.
+"""What a run is made of: each node's parameters, data, models and the user's source files; and what
+differs.
 
-Owns: the record that every cut has, its comparison, the changes that were accepted. Does not own: digests of files
-(contents.py), what is done about a difference (engine/resuming.py).
+Owns: the record that every cut has, its comparison, the changes that were accepted. Does not own:
+digests of files (contents.py), what is done about a difference (engine/resuming.py).
 
-Paths and source lines do not count, nor do names of graphs; our own version is recorded and not compared. Of the user's
-source files those count that define a function or class of the graph, and those that such a file imports, as far as
-their modules are among its names. What is installed (site-packages) is in versions.json.
+Paths and source lines do not count, nor do names of graphs; our own version is recorded and not
+compared. Of the user's source files those count that define a function or class of the graph, and
+those that such a file imports, as far as their modules are among its names. What is installed
+(site-packages) is in versions.json.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from engine.checkpoint.contents import code_digest, data_digest, model_digest
 
 CONTENT = "content "
 """What the value of a file begins with."""
-_INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = tuple(
+    sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _ROOT = Path(dataflow.__file__).resolve().parents[1]
 _OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "graphs", "engine"))
 _SHOWN = 60
@@ -44,8 +48,8 @@ Values = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """nodes, models: by name. sources: module (`__main__:function` for what stands in no module) -> digest of its code.
-    places: where files were, and version: of this package; neither is compared.
+    """nodes, models: by name. sources: module (`__main__:function` for what stands in no module) ->
+    digest of its code. places: where files were, and version: of this package; neither is compared.
     """
 
     nodes: Mapping[str, Values]
@@ -58,7 +62,8 @@ class Provenance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """where: node, model or source file; what: of it. old, new: as text, empty where there is none."""
+    """where: node, model or source file; what: of it. old, new: as text, empty where there is none.
+    """
 
     where: str
     what: str
@@ -93,7 +98,9 @@ class Record:
 
 
 def provenance(graph: Graph) -> Provenance:
-    """Of a graph, as its files are now. Raises DataError where data is not there, GraphError as `to_json` does."""
+    """Of a graph, as its files are now. Raises DataError where data is not there, GraphError as
+    `to_json` does.
+    """
     places: dict[str, str] = {}
     models: list[Model] = []
     for state in graph.states:
@@ -113,18 +120,24 @@ def differences(old: Provenance, new: Provenance) -> list[Difference]:
     """What is another now, in the order of nodes, models, source files."""
     found = [*_of_groups("node", old.nodes, new.nodes, new.places)]
     found += _of_groups("model", old.models, new.models, new.places)
-    for name in (name for name in old.sources if name in new.sources):  # whoever names another one differs itself
+    for name in (
+        name for name in old.sources if name in new.sources
+    ):  # whoever names another one differs itself
         before, now = old.sources[name], new.sources[name]
         if before and now and before != now:
             place = new.places.get(f"source {name}", old.places.get(f"source {name}", ""))
-            found.append(Difference(where="source file", what=name, old=before, new=now, place=place))
+            found.append(
+                Difference(where="source file", what=name, old=before, new=now, place=place)
+            )
     if old.trains != new.trains and set(old.trains) == set(new.trains):
         before, now = ", ".join(old.trains), ", ".join(new.trains)
         found.append(Difference(where="graph", what="order of its sinks", old=before, new=now))
     return found
 
 
-def _of_groups(kind: str, old: Mapping[str, Values], new: Mapping[str, Values], places: Values) -> Iterator[Difference]:
+def _of_groups(
+    kind: str, old: Mapping[str, Values], new: Mapping[str, Values], places: Values
+) -> Iterator[Difference]:
     for name in _names(old, new):
         if name not in old or name not in new:
             before, now = ("there", "not there") if name in old else ("not there", "there")
@@ -145,7 +158,7 @@ def _short(value: str) -> str:
     return (value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...") or "nothing"
 
 
-# --- nodes and models -------------------------------------------------------------------------------------------------
+# --- nodes and models -----------------------------------------------------------------------------
 
 
 def _node(node: Node, places: dict[str, str]) -> dict[str, str]:
@@ -185,7 +198,10 @@ def _leaves(key: str, value: Any, where: str) -> dict[str, str]:
     found = {}
     for term in value.terms:
         label = f"{key}.{term.label or term.function.name}"
-        found |= {label: term.function.path.partition("@")[0], f"{label}.weight": _text(term.weight, where)}
+        found |= {
+            label: term.function.path.partition("@")[0],
+            f"{label}.weight": _text(term.weight, where),
+        }
         found |= {f"{label}.{name}": _text(given, where) for name, given in term.params}
         found |= {f"{label}.now": ", ".join(term.now)} if term.now else {}
     return found
@@ -204,7 +220,7 @@ def _placeless(value: Any) -> Any:
     return [_placeless(part) for part in value] if isinstance(value, list) else value
 
 
-# --- the user's source files ------------------------------------------------------------------------------------------
+# --- the user's source files ----------------------------------------------------------------------
 
 
 def _sources(graph: Graph, places: dict[str, str]) -> dict[str, str]:
@@ -220,7 +236,9 @@ def _sources(graph: Graph, places: dict[str, str]) -> dict[str, str]:
             found[name] = f"{CONTENT}{code_digest(text)}" if text else ""
     for name, module in _with_imports(modules).items():
         path = Path(module.__file__ or "")
-        found[name] = f"{CONTENT}{code_digest(path.read_text(encoding='utf-8', errors='surrogateescape'))}"
+        found[name] = (
+            f"{CONTENT}{code_digest(path.read_text(encoding='utf-8', errors='surrogateescape'))}"
+        )
         places[f"source {name}"] = path.name
     return dict(sorted(found.items()))
 
@@ -257,13 +275,15 @@ def _within(value: Any) -> Iterator[Any]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Whether a module is a file of the user's: not installed, not ours, and not the script itself, whose other lines
-    say how the run is started.
+    """Whether a module is a file of the user's: not installed, not ours, and not the script itself,
+    whose other lines say how the run is started.
     """
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
         return False
-    return not file.startswith(_INSTALLED) and not str(Path(file).resolve()).startswith((*_INSTALLED, *_OURS))
+    return not file.startswith(_INSTALLED) and not str(Path(file).resolve()).startswith(
+        (*_INSTALLED, *_OURS)
+    )
 
 
 def _stands_alone(thing: Any, module: ModuleType | None) -> bool:
@@ -281,7 +301,9 @@ def _source(thing: Any) -> str:
 
 
 def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    """These modules, and those of the user's that they import by name or from which they import something."""
+    """These modules, and those of the user's that they import by name or from which they import
+    something.
+    """
     found, left = dict(modules), list(modules.values())
     while left:
         importer = left.pop()
@@ -297,5 +319,9 @@ def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
 
 
 def _module_of(value: Any) -> str:
-    name = getattr(value, "__module__", None) if isinstance(value, type) or inspect.isroutine(value) else None
+    name = (
+        getattr(value, "__module__", None)
+        if isinstance(value, type) or inspect.isroutine(value)
+        else None
+    )
     return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
 """Whether a run's checkpoints will fit on its disk.
 
-Owns: what they take, about, and saying it before the run begins. Does not own: what happens when one does not fit
-(store.py): an estimate refuses nothing.
+Owns: what they take, about, and saying it before the run begins. Does not own: what happens when
+one does not fit (store.py): an estimate refuses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from engine.plan.plan import Plan
 _log = logging.getLogger(__name__)
 
 BYTES = 12
-"""Of a trained parameter in a checkpoint: its weight, and AdamW's two moments; 14 in bfloat16, with its copy."""
+"""Of a trained parameter in a checkpoint: its weight, and AdamW's two moments; 14 in bfloat16, with
+its copy.
+"""
 
 
 def checkpoint_bytes(plan: Plan) -> int:
@@ -25,7 +27,8 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def warn_of_room(plan: Plan, folder: Path, keep: int) -> None:
-    """Warn where the disk has no room for those that are kept, and the one that is written before the oldest goes.
+    """Warn where the disk has no room for those that are kept, and the one that is written before
+    the oldest goes.
 
     What the checkpoints of an earlier part of the run take is theirs already.
     """

@@ -1,7 +1,7 @@
 """What of a run is safe when something of it could not be written.
 
-Owns: that sentence, at the end of every such error of a run. Does not own: the error itself (dataflow/storage.py), nor
-checkpoints (store.py: what has its final name is whole).
+Owns: that sentence, at the end of every such error of a run. Does not own: the error itself
+(dataflow/storage.py), nor checkpoints (store.py: what has its final name is whole).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _FINAL = re.compile(r"step_(\d+)")
 
 @contextmanager
 def telling_what_is_safe(folder: Path) -> Iterator[None]:
-    """A StorageError of a run in this folder comes out saying what is safe, and how the run goes on."""
+    """A StorageError of a run in this folder comes out saying what is safe, and how the run goes
+    on.
+    """
     try:
         yield
     except StorageError as error:
@@ -35,7 +37,12 @@ def what_is_safe(folder: Path) -> str:
     steps = [int(match[1]) for match in map(_FINAL.fullmatch, names) if match]
     begun = os.path.isfile(folder / "options.json")  # False, where that cannot be asked
     if steps:
-        return f"Safe: the checkpoint of step {max(steps)}, from which `dataflow resume {folder}` goes on."
+        return (
+            f"Safe: the checkpoint of step {max(steps)}, from which `dataflow resume {folder}`"
+            " goes on."
+        )
     if begun:
-        return f"Safe: no checkpoint had been made; `dataflow resume {folder}` begins again at step 1."
+        return (
+            f"Safe: no checkpoint had been made; `dataflow resume {folder}` begins again at step 1."
+        )
     return "Safe: nothing had begun; start it again."

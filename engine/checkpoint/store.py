@@ -65,8 +65,8 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """The checkpoints of one run: the newest `keep` of them, and as many timed ones. One writer: the holder of the run
-    folder's lock.
+    """The checkpoints of one run: the newest `keep` of them, and as many timed ones. One writer:
+    the holder of the run folder's lock.
     """
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
@@ -86,14 +86,20 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in found if match)
 
     def write(
-        self, step: int, fill: Callable[[Path], None], meta: Mapping[str, Any], *, timed: bool = False
+        self,
+        step: int,
+        fill: Callable[[Path], None],
+        meta: Mapping[str, Any],
+        *,
+        timed: bool = False,
     ) -> Checkpoint:
-        """Make the checkpoint of a Step: `fill` writes its files into the directory that it is given.
+        """Make the checkpoint of a Step: `fill` writes its files into the directory that it is
+        given.
 
-        meta: small JSON values, given back by `latest`. timed: it displaces only others that are. A checkpoint of the
-        same Step is replaced, those of later Steps (of a run that was rolled back) and those older than the kept ones
-        are deleted afterwards. Raises StorageError where the disk is full or fails; whatever goes wrong, the earlier
-        checkpoints stay as they were.
+        meta: small JSON values, given back by `latest`. timed: it displaces only others that are. A
+        checkpoint of the same Step is replaced, those of later Steps (of a run that was rolled
+        back) and those older than the kept ones are deleted afterwards. Raises StorageError where
+        the disk is full or fails; whatever goes wrong, the earlier checkpoints stay as they were.
         """
         final, what = self._path(step), f"the checkpoint of step {step}"
         meta = {**meta, _TIMED: True} if timed else meta
@@ -108,7 +114,9 @@ class CheckpointStore:
                 self._commit(temp, final)
         except BaseException as error:
             shutil.rmtree(temp, ignore_errors=True)
-            if isinstance(error, StorageError) and str(final) not in str(error):  # of one of its files
+            if isinstance(error, StorageError) and str(final) not in str(
+                error
+            ):  # of one of its files
                 raise StorageError(f"{what} was not made: {error}") from error
             raise
         self._prune(step)
@@ -118,15 +126,17 @@ class CheckpointStore:
         """Bytes of the newest checkpoint, which the next will about have; 0 where there is none."""
         with contextlib.suppress(OSError):
             newest = [self._path(step) for step in self.steps()[-1:]]
-            return sum(p.stat().st_size for folder in newest for p in folder.rglob("*") if p.is_file())
+            return sum(
+                p.stat().st_size for folder in newest for p in folder.rglob("*") if p.is_file()
+            )
         return 0
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is intact; None where there is none at all.
 
-        Every file is read. A damaged checkpoint is passed over with a warning that says why. Raises CheckpointError
-        where there are checkpoints and all are damaged (a run that began anew instead would hide the loss), and where
-        one is of a newer format.
+        Every file is read. A damaged checkpoint is passed over with a warning that says why. Raises
+        CheckpointError where there are checkpoints and all are damaged (a run that began anew
+        instead would hide the loss), and where one is of a newer format.
         """
         steps = self.steps()
         reasons: list[str] = []
@@ -138,8 +148,8 @@ class CheckpointStore:
             _log.warning("checkpoint %s is damaged and not used: %s", self._path(step), found)
         if reasons:
             raise CheckpointError(
-                f"{self._directory}: expected an intact checkpoint, found only damaged ones ({'; '.join(reasons)}). "
-                f"Fix: restore one from a copy, or start a new run."
+                f"{self._directory}: expected an intact checkpoint, found only damaged ones"
+                f" ({'; '.join(reasons)}). Fix: restore one from a copy, or start a new run."
             )
         return None
 
@@ -149,7 +159,9 @@ class CheckpointStore:
         if isinstance(found, Checkpoint):
             return found
         have = ", ".join(map(str, self.steps())) or "none"
-        raise CheckpointError(f"{self._path(step)}: cannot be used: {found}. Fix: another Step; there are: {have}.")
+        raise CheckpointError(
+            f"{self._path(step)}: cannot be used: {found}. Fix: another Step; there are: {have}."
+        )
 
     def truncate_after(self, step: int) -> None:
         """Delete the checkpoints of later Steps, when a run goes on from an earlier one."""
@@ -161,7 +173,9 @@ class CheckpointStore:
         return self._directory / f"step_{step}"
 
     def _commit(self, temp: Path, final: Path) -> None:
-        """Give the directory its final name; one that has the name already is whole until the new one is."""
+        """Give the directory its final name; one that has the name already is whole until the new
+        one is.
+        """
         replaced = self._directory / f"{_REPLACED}{final.name}"
         if final.exists():
             os.rename(final, replaced)
@@ -180,7 +194,9 @@ class CheckpointStore:
             self.truncate_after(step)
             timed = {found: _is_timed(self._path(found)) for found in self.steps()}
             for kind in (False, True):
-                for old in [found for found, is_timed in timed.items() if is_timed is kind][: -self._keep]:
+                for old in [found for found, is_timed in timed.items() if is_timed is kind][
+                    : -self._keep
+                ]:
                     self._delete(self._path(old))
         except OSError as error:
             _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
@@ -221,11 +237,15 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
         folders.append(Path(where))
         for path in (Path(where) / name for name in [*inner, *names]):
             if path.is_symlink():  # what it points to would be outside of the checksums
-                raise CheckpointError(f"{path}: expected a file, found a link. Fix: copy what it points to.")
+                raise CheckpointError(
+                    f"{path}: expected a file, found a link. Fix: copy what it points to."
+                )
         for path in (Path(where) / name for name in names):
             files[path.relative_to(directory).as_posix()] = _sealed(path)
     if MANIFEST in files:
-        raise CheckpointError(f"{directory / MANIFEST}: the name is the store's own. Fix: write another file name.")
+        raise CheckpointError(
+            f"{directory / MANIFEST}: the name is the store's own. Fix: write another file name."
+        )
     manifest = _Manifest(format=FORMAT, step=step, meta=dict(meta), files=files)
     manifest.sha256 = manifest.digest()
     with open(directory / MANIFEST, "wb") as file:
@@ -244,7 +264,9 @@ def _sealed(path: Path) -> _File:
 
 
 def _examine(path: Path, step: int) -> Checkpoint | str:
-    """The checkpoint, or what is wrong with it. Raises CheckpointError where it is of a newer format."""
+    """The checkpoint, or what is wrong with it. Raises CheckpointError where it is of a newer
+    format.
+    """
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
         found = _manifest_fault(manifest, path, step) or _first(
@@ -277,7 +299,8 @@ def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:
         return f"{MANIFEST} differs from its checksum"
     if manifest.format > FORMAT:
         raise CheckpointError(
-            f"{path}: expected format {FORMAT} or less, found {manifest.format}. Fix: resume with the newer release."
+            f"{path}: expected format {FORMAT} or less, found {manifest.format}. Fix: resume with"
+            " the newer release."
         )
     outside = next((n for n in manifest.files if n.startswith("/") or ".." in n.split("/")), None)
     if outside is not None:

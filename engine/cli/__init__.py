@@ -44,10 +44,13 @@ _FAILED_RUN = (RunError, KernelError, CheckpointError)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. arguments: those of the process by default."""
-    # Read when torch is first imported. OpenMP threads that wait spin shortly, then sleep: spinning on made runs up to
-    # ten times slower where another process wanted a core, and sleeping at once half as slow again where none did.
+    # Read when torch is first imported. OpenMP threads that wait spin shortly, then sleep: spinning
+    # on made runs up to ten times slower where another process wanted a core, and sleeping at once
+    # half as slow again where none did.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if arguments is None:  # a process of its own: nothing of the current folder takes the place of what is installed
+    if (
+        arguments is None
+    ):  # a process of its own: nothing of the current folder takes the place of what is installed
         sys.path[:] = import_path()
     given = list(sys.argv[1:] if arguments is None else arguments)
     traceback = "--traceback" in given
@@ -77,11 +80,21 @@ def _shown(error: Exception) -> int:
         _say(str(error))
         return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
     if isinstance(error, OSError) and lost is not None:
-        _say(f"standard output {CANNOT}: {lost.strerror}. Fix: another file for it, or a disk with room.")
+        _say(
+            f"standard output {CANNOT}: {lost.strerror}. Fix: another file for it, or a disk with"
+            " room."
+        )
         return 3
-    what = "not enough memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    what = (
+        "not enough memory"
+        if isinstance(error, MemoryError)
+        else f"{type(error).__name__}: {error}"
+    )
     told = " ".join(what.split())
-    _say(f"internal error: {told} ({raised_at(error)}). Fix: report what it shows when run again with --traceback.")
+    _say(
+        f"internal error: {told} ({raised_at(error)}). Fix: report what it shows when run again"
+        " with --traceback."
+    )
     return 4
 
 
@@ -91,7 +104,9 @@ def _say(text: str) -> None:
 
 
 def _lost_output(more: str) -> OSError | None:
-    """What was printed comes before what is said; the error of standard output where it cannot take this, too."""
+    """What was printed comes before what is said; the error of standard output where it cannot take
+    this, too.
+    """
     try:
         sys.stdout.write(more)
         sys.stdout.flush()
@@ -130,6 +145,14 @@ def _command(given: Sequence[str]) -> int:
 def usage() -> str:
     """What `dataflow --help` prints."""
     wide = max(map(len, COMMANDS)) + 2
-    lines = ["usage: dataflow COMMAND TARGET [flags]", "", *(f"  {k.ljust(wide)}{v}" for k, v in COMMANDS.items())]
-    lines += ["", f"TARGET is {FORMS}.", "Its flags are its function's parameters: dataflow run TARGET --help."]
+    lines = [
+        "usage: dataflow COMMAND TARGET [flags]",
+        "",
+        *(f"  {k.ljust(wide)}{v}" for k, v in COMMANDS.items()),
+    ]
+    lines += [
+        "",
+        f"TARGET is {FORMS}.",
+        "Its flags are its function's parameters: dataflow run TARGET --help.",
+    ]
     return "\n".join([*lines, "--traceback shows where an error was raised."])

@@ -24,8 +24,8 @@ class CheckOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the drawing, then what the check found out; raises GraphError with every fault, with --strict also with
-    every warning.
+    """Print the drawing, then what the check found out; raises GraphError with every fault, with
+    --strict also with every warning.
     """
     graph, options = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
     checked = check(graph)

@@ -41,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     form = options.form or (_ENDINGS.get(options.out.suffix) if options.out else "text")
     if form is None:
         known = ", ".join(_ENDINGS)
-        raise UsageError(f"dataflow draw: {options.out} has no ending of {known}. Fix: give --form too.")
+        raise UsageError(
+            f"dataflow draw: {options.out} has no ending of {known}. Fix: give --form too."
+        )
     made = draw(graph, form)
     if options.out is None:
         say(made, end="")

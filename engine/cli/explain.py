@@ -30,7 +30,9 @@ class ExplainOptions(RunOptions):
 
 def main(arguments: Sequence[str]) -> int:
     """Check, plan, print."""
-    graph, options = graph_and(ExplainOptions, "explain", "dataflow explain TARGET [flags]", arguments)
+    graph, options = graph_and(
+        ExplainOptions, "explain", "dataflow explain TARGET [flags]", arguments
+    )
     from engine.api import plan  # here: it imports what runs kernels
     from engine.plan.explain import explain
 
@@ -40,15 +42,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def node_seconds(folder: Path) -> dict[str, float]:
-    """Node -> mean seconds a Step, of a run folder's metrics. Raises DataError where there are none."""
+    """Node -> mean seconds a Step, of a run folder's metrics. Raises DataError where there are
+    none.
+    """
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
-        raise DataError(f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME.")
+        raise DataError(
+            f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME."
+        )
     found: dict[str, list[float]] = {}
     try:
         text = lines.read_bytes()
     except OSError as error:
-        raise DataError(f"{lines}: cannot be read: {error.strerror}. Fix: --measured runs/NAME.") from error
+        raise DataError(
+            f"{lines}: cannot be read: {error.strerror}. Fix: --measured runs/NAME."
+        ) from error
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _times(line, f"{lines}:{number}").items():
             found.setdefault(name.removeprefix("time/"), []).append(value)
@@ -58,7 +66,11 @@ def node_seconds(folder: Path) -> dict[str, float]:
 def _times(line: bytes, where: str) -> dict[str, float]:
     try:
         row = json.loads(line).items()
-        return {name: float(value) for name, value in row if name.startswith("time/") and value is not None}
+        return {
+            name: float(value)
+            for name, value in row
+            if name.startswith("time/") and value is not None
+        }
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"expected an object of numbers, found {line[:40]!r}"
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error

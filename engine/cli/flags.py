@@ -33,8 +33,12 @@ _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
 
-def graph_and(options: type[O1], command: str, usage: str, arguments: Sequence[str]) -> tuple[Graph, O1]:
-    """The graph that TARGET and its flags make, and the command's own options. Raises SystemExit(2) for wrong flags."""
+def graph_and(
+    options: type[O1], command: str, usage: str, arguments: Sequence[str]
+) -> tuple[Graph, O1]:
+    """The graph that TARGET and its flags make, and the command's own options. Raises SystemExit(2)
+    for wrong flags.
+    """
     target, flags = split_target(command, usage, options, arguments)
     values, found = parse(command, target, (options,), flags)
     return target.graph(**values), found[0]
@@ -43,7 +47,8 @@ def graph_and(options: type[O1], command: str, usage: str, arguments: Sequence[s
 def split_target(
     command: str, usage: str, options: type[Any], arguments: Sequence[str]
 ) -> tuple[Target, Sequence[str]]:
-    """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError."""
+    """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError.
+    """
     if arguments and arguments[0] in ("-h", "--help"):
         about = inspect.getdoc(options) or ""
         tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())
@@ -61,36 +66,66 @@ def parse(
     return made
 
 
-def parse_shared(command: str, targets: Sequence[Target], arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """The arguments of several graph functions from one set of flags; each flag must belong to one of them at least."""
+def parse_shared(
+    command: str, targets: Sequence[Target], arguments: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The arguments of several graph functions from one set of flags; each flag must belong to one
+    of them at least.
+    """
     parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
     rests = [rest for _, rest in parsed]
-    unknown = [word for word in rests[0] if word.startswith("--") and all(word in rest for rest in rests)]
-    unknown += [rest[0] for rest in rests if rest and not rest[0].startswith("-")]  # the value of no flag at all
+    unknown = [
+        word for word in rests[0] if word.startswith("--") and all(word in rest for rest in rests)
+    ]
+    unknown += [
+        rest[0] for rest in rests if rest and not rest[0].startswith("-")
+    ]  # the value of no flag at all
     if unknown:
-        raise UsageError(f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help.")
+        raise UsageError(
+            f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help."
+        )
     return [values for (values, _), _ in parsed]
 
 
 def _parsed(
-    command: str, target: Target, options: Sequence[type[Any]], arguments: Sequence[str], *, strict: bool
+    command: str,
+    target: Target,
+    options: Sequence[type[Any]],
+    arguments: Sequence[str],
+    *,
+    strict: bool,
 ) -> tuple[tuple[dict[str, Any], list[Any]], list[str]]:
     own = _parameters(target)
     _refuse_clashes(target, own, options)
     groups = [("graph", _as_class(target, own)), *((_title(kind), kind) for kind in options)]
-    whole = make_dataclass("Flags", [group for group in groups if group[0] != "graph" or own], kw_only=True)
+    whole = make_dataclass(
+        "Flags", [group for group in groups if group[0] != "graph" or own], kw_only=True
+    )
     prog, about, rest = f"dataflow {command} {target.text}", _summary(target.function), []
     if strict:
-        _refuse_peer_names(command, arguments, {*own, *(n for kind in options for n in kind.__dataclass_fields__)})
+        _refuse_peer_names(
+            command, arguments, {*own, *(n for kind in options for n in kind.__dataclass_fields__)}
+        )
         words = gathered(arguments, options)
-        made: Any = tyro.cli(whole, args=words, prog=prog, description=about, config=_FLAT, registry=registry())
+        made: Any = tyro.cli(
+            whole, args=words, prog=prog, description=about, config=_FLAT, registry=registry()
+        )
     else:
         made, rest = tyro.cli(
-            whole, args=list(arguments), prog=prog, description=about, config=_FLAT, return_unknown_args=True
+            whole,
+            args=list(arguments),
+            prog=prog,
+            description=about,
+            config=_FLAT,
+            return_unknown_args=True,
         )
     given = {name: getattr(made.graph, name) for name in own}
     values = {name: _argument(own[name], value) for name, value in given.items()}
-    kept = {name: value for name, value in values.items() if not (value is None and own[name].default is not None)}
+    kept = {
+        name: value
+        for name, value in values.items()
+        if not (value is None and own[name].default is not None)
+    }
     return (kept, [getattr(made, _title(kind)) for kind in options]), list(rest)
 
 
@@ -100,8 +135,16 @@ def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) 
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         ours, system = PEER_NAMES.get(name, (None, ""))
         if word.startswith("--") and ours is not None and name not in known:
-            fix = f"--{ours.replace('_', '-')}" if ours in known else "see --help" if " " not in ours else ours
-            raise UsageError(f"dataflow {command}: unknown flag {word!r} ({system}'s name). Fix: {fix}.")
+            fix = (
+                f"--{ours.replace('_', '-')}"
+                if ours in known
+                else "see --help"
+                if " " not in ours
+                else ours
+            )
+            raise UsageError(
+                f"dataflow {command}: unknown flag {word!r} ({system}'s name). Fix: {fix}."
+            )
 
 
 def _title(options: type[Any]) -> str:
@@ -110,7 +153,9 @@ def _title(options: type[Any]) -> str:
 
 
 def _parameters(target: Target) -> dict[str, inspect.Parameter]:
-    """The graph function's parameters, annotations resolved. Raises UsageError for one that can be no flag."""
+    """The graph function's parameters, annotations resolved. Raises UsageError for one that can be
+    no flag.
+    """
     signature = inspect.signature(target.function)
     hints = get_type_hints(target.function)
     found = {}
@@ -118,8 +163,9 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
         kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if parameter.kind not in kinds or parameter.name not in hints:
             raise UsageError(
-                f"{target.text}: parameter {str(parameter)!r} cannot be a flag: graph functions annotate every "
-                f"parameter and take no *args or **kwargs. Fix: {parameter.name}: int = ..."
+                f"{target.text}: parameter {str(parameter)!r} cannot be a flag: graph functions"
+                f" annotate every parameter and take no *args or **kwargs. Fix: {parameter.name}:"
+                " int = ..."
             )
         found[parameter.name] = parameter.replace(annotation=hints[parameter.name])
     return found
@@ -131,7 +177,9 @@ def _refuse_clashes(target: Target, own: Mapping[str, Any], options: Sequence[ty
         for name in kind.__dataclass_fields__:
             if name in own:
                 fix = f"another name for the parameter, {name}_ for one"
-                raise UsageError(f"{target.text}: parameter {name!r} has the name of a run option. Fix: {fix}.")
+                raise UsageError(
+                    f"{target.text}: parameter {name!r} has the name of a run option. Fix: {fix}."
+                )
 
 
 def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]:
@@ -150,7 +198,9 @@ def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]
 
 
 def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
-    """The type of a flag, and its default; None stands for a default that no text can say (a function, a schedule)."""
+    """The type of a flag, and its default; None stands for a default that no text can say (a
+    function, a schedule).
+    """
     default = parameter.default
     if takes_function(parameter.annotation):
         required = default is parameter.empty
@@ -158,8 +208,9 @@ def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
     kind = _without(parameter.annotation, Schedule)
     if not _readable(kind):
         raise UsageError(
-            f"{target.text}: parameter {parameter.name!r} is {parameter.annotation}, which no flag can give. "
-            "Fix: str, int, float, bool, a Literal, a tuple of these, a Number, or a function."
+            f"{target.text}: parameter {parameter.name!r} is {parameter.annotation}, which no flag"
+            " can give. Fix: str, int, float, bool, a Literal, a tuple of these, a Number, or a"
+            " function."
         )
     return (Union[kind, None], None) if isinstance(default, Schedule) else (kind, default)  # noqa: UP007
 
@@ -190,7 +241,10 @@ def _readable(kind: Any) -> bool:
 def _argument(parameter: inspect.Parameter, value: Any) -> Any:
     if value is None or not takes_function(parameter.annotation):
         return value
-    functions = [load_function(text.strip(), f"--{parameter.name.replace('_', '-')}") for text in value.split(",")]
+    functions = [
+        load_function(text.strip(), f"--{parameter.name.replace('_', '-')}")
+        for text in value.split(",")
+    ]
     return functions if len(functions) > 1 else functions[0]
 
 

@@ -16,11 +16,14 @@ _GRACE = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve one run after another, until a signal asks it to stop: the exit code is that of the signal."""
+    """Serve one run after another, until a signal asks it to stop: the exit code is that of the
+    signal.
+    """
     words, given = _split(arguments)
     if len(words) != 2 or any(word.startswith("-") for word in words):
         raise UsageError(
-            f"dataflow host: expected two words, found {' '.join(arguments) or 'nothing'!r}. Fix: {USAGE}."
+            f"dataflow host: expected two words, found {' '.join(arguments) or 'nothing'!r}. Fix:"
+            f" {USAGE}."
         )
     keys = Path(given["--keys"]) if "--keys" in given else None
     with ending_command():
@@ -44,4 +47,6 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"dataflow host: --grace: expected seconds, found {text!r}. Fix: {USAGE}.") from None
+        raise UsageError(
+            f"dataflow host: --grace: expected seconds, found {text!r}. Fix: {USAGE}."
+        ) from None

@@ -19,7 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     """Make keys for every host of the cluster file, in FILE or where that says."""
     if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
         raise UsageError(
-            f"dataflow keys: expected a cluster file, found {' '.join(arguments) or 'nothing'!r}. Fix: {USAGE}."
+            f"dataflow keys: expected a cluster file, found {' '.join(arguments) or 'nothing'!r}."
+            f" Fix: {USAGE}."
         )
     from engine.launch.keyfile import make_keys
 
@@ -27,5 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     path = Path(arguments[1]) if len(arguments) > 1 else cluster.keys
     assert path is not None
     make_keys(path, [host.name for host in cluster.hosts])
-    say(f"{path}: keys of {', '.join(host.name for host in cluster.hosts)}; copy it to each, readable by nobody else")
+    say(
+        f"{path}: keys of {', '.join(host.name for host in cluster.hosts)}; copy it to each,"
+        " readable by nobody else"
+    )
     return 0

@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def imports_of(folder: Path) -> list[str]:
-    """What going on will import, and from where; nothing where the folder has not what says it, which is refused."""
+    """What going on will import, and from where; nothing where the folder has not what says it,
+    which is refused.
+    """
     kept = [folder / name for name in ("graph.json", "options.json")]
     if not all(file.is_file() for file in kept):
         return []
@@ -50,19 +52,26 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if arguments and arguments[0] in ("-h", "--help"):
         changed_options(["--help"])
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError("dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags].")
+        raise UsageError(
+            "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo"
+            " [flags]."
+        )
     path = Path(arguments[0])
     if not path.is_dir():
-        raise UsageError(f"dataflow resume: no folder {str(path)!r}. Fix: the run folder, such as runs/grpo.")
+        raise UsageError(
+            f"dataflow resume: no folder {str(path)!r}. Fix: the run folder, such as runs/grpo."
+        )
     return path, arguments[1:]
 
 
 def changed_options(flags: Sequence[str]) -> dict[str, Any]:
-    """The options that were given, by name; all others stay those of the run. Raises UsageError for a fixed one."""
+    """The options that were given, by name; all others stay those of the run. Raises UsageError for
+    a fixed one.
+    """
     about = (
-        "Go on from a run folder's last checkpoint. Options that are not given stay as the run had them. "
-        f"Where a parameter, data, a model or a source file is another than it was, that is refused; with {_ACCEPT} it "
-        "holds from the next Step on, and is recorded."
+        "Go on from a run folder's last checkpoint. Options that are not given stay as the run had"
+        " them. Where a parameter, data, a model or a source file is another than it was, that is"
+        f" refused; with {_ACCEPT} it holds from the next Step on, and is recorded."
     )
     words = gathered(flags, (RunOptions,))
     prog = "dataflow resume RUN_FOLDER"
@@ -72,7 +81,9 @@ def changed_options(flags: Sequence[str]) -> dict[str, Any]:
     for name in given:
         if name in _FIXED:
             fix = f"leave --{name} out, or start another run"
-            raise UsageError(f"dataflow resume: {name} cannot change in the middle of a run. Fix: {fix}.")
+            raise UsageError(
+                f"dataflow resume: {name} cannot change in the middle of a run. Fix: {fix}."
+            )
     return {name: getattr(options, name) for name in given}
 
 

@@ -29,7 +29,9 @@ def main(arguments: Sequence[str]) -> int:
         graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
         from engine.api import run  # here: it imports what runs kernels
 
-        return ended(run(checked(graph, arguments[0]) if arguments[0].endswith(".json") else graph, options))
+        return ended(
+            run(checked(graph, arguments[0]) if arguments[0].endswith(".json") else graph, options)
+        )
 
 
 def checked(graph: Graph, text: str) -> CheckedGraph:
@@ -52,6 +54,8 @@ def told(result: Result) -> str:
     """How a run ended, and where its things are."""
     lines = [f"{result.reason}: step {result.step}", f"run folder  {result.folder}"]
     lines += [f"{name}  {folder}" for name, folder in result.trained.items()]
-    lines += [f"best by {name}  {folder}" for name, folders in result.best.items() for folder in folders]
+    lines += [
+        f"best by {name}  {folder}" for name, folders in result.best.items() for folder in folders
+    ]
     lines += [f"go on with  dataflow resume {result.folder}"] if result.interrupted else []
     return "\n".join(lines)

@@ -42,21 +42,26 @@ class Target:
     function: Callable[..., Any]
 
     def graph(self, **arguments: Any) -> Graph:
-        """Call it. Raises UsageError where it makes no Graph, SourceError where it raises what is no error of ours."""
+        """Call it. Raises UsageError where it makes no Graph, SourceError where it raises what is
+        no error of ours.
+        """
         with _users_own(self.text):
             made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
             raise UsageError(
-                f"{self.text}: expected a function that returns a Graph, found {found}. Fix: return Graph(...)."
+                f"{self.text}: expected a function that returns a Graph, found {found}. Fix: return"
+                " Graph(...)."
             )
         return made
 
 
 def load_target(text: str, *, runs: bool = False) -> Target:
-    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError, GraphError.
+    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError,
+    GraphError.
 
-    runs: it is going to be run. Only then is anything imported that a snapshot names, and it is said before.
+    runs: it is going to be run. Only then is anything imported that a snapshot names, and it is
+    said before.
     """
     if text.endswith(".json"):
         return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot"), runs=runs))
@@ -82,15 +87,22 @@ def tell_imports(lines: Sequence[str]) -> None:
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
-    """The function at `module:function` or `file.py:function`. Raises UsageError naming the nearest there is.
+    """The function at `module:function` or `file.py:function`. Raises UsageError naming the nearest
+    there is.
 
     Raises SourceError, with file and line, for what a module raises while it is imported.
     """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        raise UsageError(f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo.")
+        raise UsageError(
+            f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo."
+        )
     with _users_own(f"{what} {text!r}"):
-        module = _file_module(_existing(Path(place), what)) if place.endswith(".py") else _named_module(place, what)
+        module = (
+            _file_module(_existing(Path(place), what))
+            if place.endswith(".py")
+            else _named_module(place, what)
+        )
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -101,7 +113,9 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
 
 @contextmanager
 def _users_own(what: str) -> Iterator[None]:
-    """Whatever the user's code raises here, as one line with its place. An exit ends no command as if it were done."""
+    """Whatever the user's code raises here, as one line with its place. An exit ends no command as
+    if it were done.
+    """
     try:
         yield
     except DataflowError:
@@ -111,7 +125,9 @@ def _users_own(what: str) -> Iterator[None]:
         fix = "if __name__ == '__main__' in front of it"
         raise UsageError(f"{raised_at(stop)} {what}: {problem}. Fix: {fix}.") from stop
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split())
+        told = " ".join(
+            f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split()
+        )
         fix = "mend that line; --traceback shows how it was reached"
         raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error
 
@@ -127,9 +143,17 @@ def raised_at(error: BaseException) -> str:
 
 
 def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
-    own = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
+    own = [
+        k
+        for k, v in vars(module).items()
+        if callable(v) and getattr(v, "__module__", None) == module.__name__
+    ]
     near = nearest(name, own)
-    fix = f"{text.rpartition(':')[0]}:{near}" if near else f"one of: {', '.join(own) or '(it has no function)'}"
+    fix = (
+        f"{text.rpartition(':')[0]}:{near}"
+        if near
+        else f"one of: {', '.join(own) or '(it has no function)'}"
+    )
     return f"{what} {text!r}: no function {name!r} in {module.__name__}. Fix: {fix}."
 
 
@@ -137,9 +161,13 @@ def _existing(path: Path, what: str) -> Path:
     try:
         if path.is_file():
             return path.resolve()
-        there = [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+        there = (
+            [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+        )
     except OSError as error:  # a name that is too long, a folder that is closed
-        raise UsageError(f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path.") from error
+        raise UsageError(
+            f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path."
+        ) from error
     near = nearest(path.name, there)
     fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
     raise UsageError(f"{what}: no file {str(path)!r}. Fix: {fix}.")
@@ -162,7 +190,9 @@ def _named_module(name: str, what: str) -> ModuleType:
 
 
 def _file_module(path: Path) -> ModuleType:
-    """Import a file under the name by which a worker process finds it again: from its package's root, if it has one."""
+    """Import a file under the name by which a worker process finds it again: from its package's
+    root, if it has one.
+    """
     folder, name = path.parent, path.stem
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
@@ -170,7 +200,12 @@ def _file_module(path: Path) -> ModuleType:
     importlib.invalidate_caches()
     found = located(name)
     other = found.origin if found else None
-    if other is None or Path(other).resolve() != path:  # before anything is imported: the other one is not meant
+    if (
+        other is None or Path(other).resolve() != path
+    ):  # before anything is imported: the other one is not meant
         there = other or "a folder, or built in"
-        raise UsageError(f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another name.")
+        raise UsageError(
+            f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another"
+            " name."
+        )
     return importlib.import_module(name)

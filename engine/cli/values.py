@@ -1,4 +1,5 @@
-"""Flags whose value is a table or a list of groups: `--replicas rollout=3 score=2`, `--together rollout,score`.
+"""Flags whose value is a table or a list of groups: `--replicas rollout=3 score=2`, `--together
+rollout,score`.
 
 Owns: how their text is read and shown. Does not own: any flag (engine/options.py), nor what its
 values mean (the planner). Each may be given several times, which adds to it.
@@ -37,7 +38,9 @@ def _table(value: type[str] | type[int]) -> PrimitiveConstructorSpec[Any]:
         for word in words:
             name, equals, text = word.partition("=")
             if not (name and equals and text) or (value is int and not text.isdigit()):
-                raise ValueError(f"expected {metavar}, found {word!r}. Fix: {name or 'rollout'}={like}")
+                raise ValueError(
+                    f"expected {metavar}, found {word!r}. Fix: {name or 'rollout'}={like}"
+                )
             if name in found:
                 raise ValueError(f"{name} is given twice. Fix: leave one out")
             found[name] = value(text)
@@ -57,7 +60,9 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
         groups = [tuple(name.strip() for name in word.split(",")) for word in words]
         for word, group in zip(words, groups, strict=True):
             if len(group) < 2 or not all(group):
-                raise ValueError(f"expected two names or more, found {word!r}. Fix: {word.strip(', ')},score")
+                raise ValueError(
+                    f"expected two names or more, found {word!r}. Fix: {word.strip(', ')},score"
+                )
         return tuple(groups)
 
     return PrimitiveConstructorSpec(

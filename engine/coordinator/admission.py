@@ -4,9 +4,9 @@ Owns: the bound on outstanding prompts, what is admitted next, the intake, the b
 much a refilling select may reject. Does not own: the policies' formulas (intake.py), where
 the prompts stand (lane.py), nor the phases that decide when any of this happens (core.py).
 
-Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the remaining Steps can train.
-While some outbox spills to files, none is admitted beyond one batch: a Step can always be formed, so that it ends.
-Back-pressure acts here and nowhere else.
+Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the
+remaining Steps can train. While some outbox spills to files, none is admitted beyond one batch: a
+Step can always be formed, so that it ends. Back-pressure acts here and nowhere else.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Vain:
-    """Prompts that were admitted, made and given up as too old, all since the last Step was formed: how many, at which
-    version, and which node made the oldest of their rows, with which version.
+    """Prompts that were admitted, made and given up as too old, all since the last Step was formed:
+    how many, at which version, and which node made the oldest of their rows, with which version.
     """
 
     prompts: int = 0
@@ -41,7 +41,12 @@ class Admission:
     """The credit of one source. steps None: one pass over its rows."""
 
     def __init__(
-        self, source: PlannedSource, lane: Lane, *, steps: int | None, last_batch: Literal["train", "drop"]
+        self,
+        source: PlannedSource,
+        lane: Lane,
+        *,
+        steps: int | None,
+        last_batch: Literal["train", "drop"],
     ) -> None:
         self.source = source
         self.lane = lane
@@ -61,11 +66,11 @@ class Admission:
         self._formed_at = 0
         """Admissions before the last Step was formed."""
 
-    # --- what comes in ------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def admit(self, version: int, *, sparing: bool = False) -> list[Ready]:
-        """Take up all that the credit allows, in cohorts; returns the source's rows to make. sparing: no more than one
-        batch is to be outstanding.
+        """Take up all that the credit allows, in cohorts; returns the source's rows to make.
+        sparing: no more than one batch is to be outstanding.
         """
         found = []
         room = self._room(version, 0 if sparing else self.source.max_lag)
@@ -79,7 +84,8 @@ class Admission:
         return found
 
     def give_back(self) -> bool:
-        """Retire what was rejected or dropped: its credit returns. Returns whether there was any."""
+        """Retire what was rejected or dropped: its credit returns. Returns whether there was any.
+        """
         self._rejected += self.lane.count[REJECTED]
         gone = self.lane.slots(REJECTED, DROPPED)
         if len(gone):
@@ -87,14 +93,17 @@ class Admission:
         return bool(len(gone))
 
     def starved(self, step: int, place: Callable[[str], str] = str) -> str:
-        """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on its way."""
+        """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on
+        its way.
+        """
         if not self._spent() or self.lane.running:
             return ""
         kept = self.lane.count[FINISHED]
         most, name = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)
         return (
-            f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and {self.source.batch} are "
-            f"wanted; max_attempts is {most}: the data is too easy or too hard, or the reward constant"
+            f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and"
+            f" {self.source.batch} are wanted; max_attempts is {most}: the data is too easy or too"
+            " hard, or the reward constant"
         )
 
     def _room(self, version: int, ahead: int) -> int:
@@ -105,7 +114,9 @@ class Admission:
         return 0 if room <= 0 or self._spent() else room
 
     def _spent(self) -> bool:
-        """Whether as many prompts were tried for this Step as the refilling selects allow, and it is not full yet."""
+        """Whether as many prompts were tried for this Step as the refilling selects allow, and it
+        is not full yet.
+        """
         if not self._rejected:
             return False
         most = min(n.max_attempts for n in self.lane.nodes if n.refill)
@@ -122,13 +133,14 @@ class Admission:
         """The first position that is never made; with a number of Steps the source has no end."""
         return self.rows if self._steps is None else _ENDLESS
 
-    # --- what is taken out --------------------------------------------------------------------------------------
+    # --- what is taken out ------------------------------------------------------------------------
 
     def take(self, version: int) -> np.ndarray:
-        """Slots of the prompts that can form the next Step, in the order of admission; empty while there are too few.
+        """Slots of the prompts that can form the next Step, in the order of admission; empty while
+        there are too few.
 
-        Under `drop`, finished prompts that are too old begin once more. At the end of the data a short batch is taken
-        as it is, or given up.
+        Under `drop`, finished prompts that are too old begin once more. At the end of the data a
+        short batch is taken as it is, or given up.
         """
         lane, source = self.lane, self.source
         if source.intake == "drop":
@@ -144,7 +156,12 @@ class Admission:
         if source.intake == "exact":
             running = lane.begun[lane.slots(RUNNING)]
             chosen = intake.exact(
-                begun, running, batch=source.batch, max_lag=source.max_lag, version=version, last=last
+                begun,
+                running,
+                batch=source.batch,
+                max_lag=source.max_lag,
+                version=version,
+                last=last,
             )
         else:
             chosen = intake.oldest(begun, batch=source.batch, last=last)
@@ -152,14 +169,18 @@ class Admission:
 
     def _give_up_old(self, version: int) -> None:
         finished = self.lane.slots(FINISHED)
-        old = finished[intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)]
+        old = finished[
+            intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)
+        ]
         vain = old[self.lane.order[old] >= self._formed_at]
         if len(vain):
             self.vain = Vain(self.vain.prompts + len(vain), version, *self.lane.oldest(vain))
         self.begin_again(old)
 
     def begin_again(self, slots: np.ndarray) -> None:
-        """Give these prompts up in their present attempt; they are admitted once more, before any other."""
+        """Give these prompts up in their present attempt; they are admitted once more, before any
+        other.
+        """
         self._again += self.lane.again(slots)
 
     def formed(self) -> None:
@@ -169,7 +190,9 @@ class Admission:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no prompt can ever be trained again: none is to come, none is on its way, none is finished."""
+        """Whether no prompt can ever be trained again: none is to come, none is on its way, none is
+        finished.
+        """
         return not self.lane.count[FINISHED] and not self._coming()
 
     def _coming(self) -> bool:
@@ -180,16 +203,23 @@ class Admission:
         """The run is over: whatever is outstanding is wanted no longer."""
         self.lane.retire(self.lane.slots(RUNNING, FINISHED, REJECTED, DROPPED, TAKEN))
 
-    # --- the cut of a checkpoint --------------------------------------------------------------------------------
+    # --- the cut of a checkpoint ------------------------------------------------------------------
 
     def cut(self) -> SourceCut:
         """Every position's fate."""
         return replace(
-            self.lane.cut_state(self._again), admitted=self.admitted, dropped=self.dropped, overlong=self.overlong
+            self.lane.cut_state(self._again),
+            admitted=self.admitted,
+            dropped=self.dropped,
+            overlong=self.overlong,
         )
 
     def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
-        self.admitted, self.dropped, self.overlong = cut.admitted - len(cut.running), cut.dropped, cut.overlong
+        self.admitted, self.dropped, self.overlong = (
+            cut.admitted - len(cut.running),
+            cut.dropped,
+            cut.overlong,
+        )
         self._again = self.lane.restore(cut, rows, version)
         self._formed_at = self.lane.admissions

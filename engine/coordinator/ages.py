@@ -1,11 +1,12 @@
 """How old the rows of a node count as: what their lag is measured from.
 
-Owns: which versions count, and for how long. Does not own: the bound on lag (intake.py), nor what a token's own version
-is (the kernel records it).
+Owns: which versions count, and for how long. Does not own: the bound on lag (intake.py), nor what a
+token's own version is (the kernel records it).
 
-Lag is counted over what changes during a run: tokens of a trained Model, and of its followers. A frozen Model (a judge)
-has the same version for ever, and rows that it made are as new as those that they were made of. A follower that moves
-every k Steps is the same from one move to the next: what it made with version v is as new as version v + k - 1.
+Lag is counted over what changes during a run: tokens of a trained Model, and of its followers. A
+frozen Model (a judge) has the same version for ever, and rows that it made are as new as those that
+they were made of. A follower that moves every k Steps is the same from one move to the next: what
+it made with version v is as new as version v + k - 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from engine.plan.plan import Plan
 
 
 def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
-    """int32 [rows]: what the rows of a node count as. oldest: of each row's tokens, as the kernel recorded them."""
+    """int32 [rows]: what the rows of a node count as. oldest: of each row's tokens, as the kernel
+    recorded them.
+    """
     lasting = _lasting(plan, node)
     if lasting is None:
         return np.full(len(oldest), NO_VERSION, dtype=np.int32)
@@ -25,6 +28,10 @@ def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
 
 
 def _lasting(plan: Plan, node: str) -> int | None:
-    """For how many further versions what the node reads stays the same; None where it reads nothing that changes."""
+    """For how many further versions what the node reads stays the same; None where it reads nothing
+    that changes.
+    """
     read = {use.model for use in plan.node(node).models if use.trained and use.param != "tokenizer"}
-    return min((m.every - 1 if m.follows else 0 for m in plan.models if m.name in read), default=None)
+    return min(
+        (m.every - 1 if m.follows else 0 for m in plan.models if m.name in read), default=None
+    )

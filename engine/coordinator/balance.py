@@ -4,7 +4,8 @@ Owns: the split alone, deterministic and pure. Does not own: what an item is (ra
 prompt with all of its rows), nor what its weight stands for.
 
 The largest differencing method of Karmarkar and Karp (1982) for any number of parts, and beside it
-longest-processing-time (Graham 1969): neither is better for every input, so the better of both is taken.
+longest-processing-time (Graham 1969): neither is better for every input, so the better of both is
+taken.
 """
 
 from __future__ import annotations
@@ -15,22 +16,32 @@ from collections.abc import Sequence
 import numpy as np
 
 _Tree = int | tuple["_Tree", "_Tree", np.ndarray]
-"""An index into the first partitions; or two that were merged, and the order in which the merged parts then stand."""
+"""An index into the first partitions; or two that were merged, and the order in which the merged
+parts then stand.
+"""
 
 
-def balanced(weights: np.ndarray | Sequence[int], parts: int, *, equal_counts: bool = False) -> np.ndarray:
-    """int64 [items]: the part that each item goes to, so that the heaviest part is as light as was found.
+def balanced(
+    weights: np.ndarray | Sequence[int], parts: int, *, equal_counts: bool = False
+) -> np.ndarray:
+    """int64 [items]: the part that each item goes to, so that the heaviest part is as light as was
+    found.
 
-    weights: non-negative integers. equal_counts: no part has two items more than another. Equal input gives equal
-    output. Raises ValueError for no part at all or a negative weight.
+    weights: non-negative integers. equal_counts: no part has two items more than another. Equal
+    input gives equal output. Raises ValueError for no part at all or a negative weight.
     """
     items = np.asarray(weights, dtype=np.int64)
     if parts < 1 or (items < 0).any():
-        raise ValueError(f"expected at least one part and weights >= 0, found {parts} and {items.min(initial=0)}")
+        raise ValueError(
+            f"expected at least one part and weights >= 0, found {parts} and {items.min(initial=0)}"
+        )
     if parts == 1 or not len(items):
         return np.zeros(len(items), dtype=np.int64)
     order = np.argsort(-items, kind="stable")
-    found = [_differenced(items, order, parts, equal_counts), longest_first(items, parts, equal_counts=equal_counts)]
+    found = [
+        _differenced(items, order, parts, equal_counts),
+        longest_first(items, parts, equal_counts=equal_counts),
+    ]
     return min(found, key=lambda part: int(totals(items, part, parts).max()))
 
 
@@ -42,8 +53,8 @@ def totals(weights: np.ndarray, part: np.ndarray, parts: int) -> np.ndarray:
 
 
 def longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = False) -> np.ndarray:
-    """As `balanced`, by one rule: the heaviest item that is left goes to the lightest part (of those that have had
-    fewest items, for equal counts).
+    """As `balanced`, by one rule: the heaviest item that is left goes to the lightest part (of
+    those that have had fewest items, for equal counts).
     """
     part = np.zeros(len(items), dtype=np.int64)
     heap = [(0, 0, index) for index in range(parts)]
@@ -54,15 +65,20 @@ def longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = False) 
     return part
 
 
-def _differenced(items: np.ndarray, order: np.ndarray, parts: int, equal_counts: bool) -> np.ndarray:
-    """Merge the two partitions whose parts differ most, heaviest part with lightest, until one is left.
+def _differenced(
+    items: np.ndarray, order: np.ndarray, parts: int, equal_counts: bool
+) -> np.ndarray:
+    """Merge the two partitions whose parts differ most, heaviest part with lightest, until one is
+    left.
 
     The first partitions hold one item each; for equal counts, one item in each part.
     """
     width = parts if equal_counts else 1
     first = [order[at : at + width] for at in range(0, len(order), width)]
     sums = np.zeros((len(first), parts), dtype=np.int64)
-    for number, some in enumerate(first):  # ascending, as every partition stands: its heaviest item is its last part
+    for number, some in enumerate(
+        first
+    ):  # ascending, as every partition stands: its heaviest item is its last part
         sums[number, parts - len(some) :] = items[some][::-1]
     heap: list[tuple[int, int, np.ndarray, _Tree]] = [
         (int(s[0] - s[-1]), number, s, number) for number, s in enumerate(sums)
@@ -75,7 +91,9 @@ def _differenced(items: np.ndarray, order: np.ndarray, parts: int, equal_counts:
         together = one + other[::-1]
         stand = together.argsort(kind="stable")
         together = together[stand]
-        heapq.heapreplace(heap, (int(together[0] - together[-1]), number, together, (left, right, stand)))
+        heapq.heapreplace(
+            heap, (int(together[0] - together[-1]), number, together, (left, right, stand))
+        )
         number += 1
     return _resolved(heap[0][3], first, len(items), parts)
 

@@ -1,17 +1,18 @@
-"""Every block that the coordinator knows, by a number of its own, with a count of what still needs it.
+"""Every block that the coordinator knows, by a number of its own, with a count of what still needs
+it.
 
     a block is    when
     there         its Worker keeps it
     lost          its Worker died with it; who reads it waits until its rows were made again
     moved         its rows were made again, and lie in other blocks now
 
-Owns: where blocks lie, how long their rows are, and when each may be recycled. Does not own: who reads them and how
-lost ones are made again (dispatch.py).
+Owns: where blocks lie, how long their rows are, and when each may be recycled. Does not own: who
+reads them and how lost ones are made again (dispatch.py).
 
-A block is needed by each of its rows that is wanted, by each chunk under way that reads it (a kernel looks at the
-bytes where they lie, until its call returns), by each chunk that may have to be run again, and by each lost block
-whose rows it has now. Whoever reads rows names the block that they came in; that they have moved shows only when they
-are looked up.
+A block is needed by each of its rows that is wanted, by each chunk under way that reads it (a
+kernel looks at the bytes where they lie, until its call returns), by each chunk that may have to be
+run again, and by each lost block whose rows it has now. Whoever reads rows names the block that
+they came in; that they have moved shows only when they are looked up.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from engine.coordinator.messages import Gather, Ref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What to gather from one producer: for each row, the block (an index into `numbers`) and its row there.
+    """What to gather from one producer: for each row, the block (an index into `numbers`) and its
+    row there.
 
     keys: as in Gather.
     """
@@ -62,7 +64,9 @@ class Blocks:
         """Told of each block that nothing needs any more."""
 
     def add(self, ref: Ref, wanted: int) -> int:
-        """Register a block of which `wanted` rows are taken up; 0 wanted rows are released by the next `drain`."""
+        """Register a block of which `wanted` rows are taken up; 0 wanted rows are released by the
+        next `drain`.
+        """
         number = self._next
         self._next += 1
         self._refs[number] = (ref.worker, ref.block)
@@ -76,10 +80,12 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._needed)
 
-    # --- counting -----------------------------------------------------------------------------------------------
+    # --- counting ---------------------------------------------------------------------------------
 
     def drop(self, blocks: np.ndarray) -> None:
-        """One row of each listed block is wanted no longer (a block counts as often as it is listed)."""
+        """One row of each listed block is wanted no longer (a block counts as often as it is
+        listed).
+        """
         for number, count in zip(*_counted(blocks), strict=True):
             self._less(number, count)
 
@@ -119,18 +125,23 @@ class Blocks:
             self.let_go(np.unique(self._moved.pop(number)[0]).tolist())
         self.on_gone(number)
 
-    # --- reading ------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def reading(
-        self, producer: str, columns: tuple[str, ...], block: np.ndarray, row: np.ndarray, keys: Keys | None = None
+        self,
+        producer: str,
+        columns: tuple[str, ...],
+        block: np.ndarray,
+        row: np.ndarray,
+        keys: Keys | None = None,
     ) -> Reading:
         """These rows, by their blocks' numbers."""
         numbers, index = _indexed(block)
         return Reading(producer, columns, numbers, index, row, keys)
 
     def tokens(self, inputs: Readings, rows: int) -> np.ndarray:
-        """int64 [rows]: how many tokens each row has, the most that any of its inputs says; 0 where none does. What is
-        reduced to these rows does not count.
+        """int64 [rows]: how many tokens each row has, the most that any of its inputs says; 0 where
+        none does. What is reduced to these rows does not count.
         """
         found = np.zeros(rows, dtype=np.int64)
         readings = [each for many in inputs.values() for each in many if each.keys is None]
@@ -141,7 +152,8 @@ class Blocks:
         return found
 
     def gather(self, reading: Reading) -> Gather:
-        """Where these rows lie now, with the blocks numbered from 0. All of them have to be there."""
+        """Where these rows lie now, with the blocks numbered from 0. All of them have to be there.
+        """
         if self._moved and not self._moved.keys().isdisjoint(reading.numbers):
             reading = self._followed(reading)
         refs = tuple(self._refs[n] for n in reading.numbers)
@@ -170,7 +182,7 @@ class Blocks:
                 moved = True
         return self.reading(reading.producer, reading.columns, block, row, reading.keys)
 
-    # --- losses -------------------------------------------------------------------------------------------------
+    # --- losses -----------------------------------------------------------------------------------
 
     def lose(self, worker: str) -> frozenset[int]:
         """A worker is gone and its blocks with it; returns their numbers."""
@@ -187,7 +199,9 @@ class Blocks:
         self.hold(np.unique(numbers).tolist())
 
     def lost_with(self, number: int) -> str:
-        """The worker that a block was lost with; empty where it was not lost, or its rows have been made again."""
+        """The worker that a block was lost with; empty where it was not lost, or its rows have been
+        made again.
+        """
         return self._lost.get(number, "")
 
     def missing(self, numbers: Iterable[int]) -> set[int]:
@@ -219,7 +233,8 @@ def _nobody_asks(number: int) -> None:
 
 
 def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
-    """Which numbers occur and how often; numbers of blocks that live together lie close together."""
+    """Which numbers occur and how often; numbers of blocks that live together lie close together.
+    """
     if not len(blocks):
         return [], []
     first = int(blocks.min())

@@ -19,13 +19,15 @@ A run moves through these phases:
     finished     nothing
     gone         nothing: the run goes back to a checkpoint
 
-The stream region runs through all of them: a prompt is admitted whenever the bound on outstanding prompts allows it
-and no reader above the cut is behind the published version. With max_lag 0 prompts are admitted in waves, while the
-run gathers and nothing is on its way, so that what shares a batch never depends on timing.
+The stream region runs through all of them: a prompt is admitted whenever the bound on outstanding
+prompts allows it and no reader above the cut is behind the published version. With max_lag 0
+prompts are admitted in waves, while the run gathers and nothing is on its way, so that what shares
+a batch never depends on timing.
 
-Workers die in any phase (recovery.py). Without state, one is begun anew, and what was lost with it is made again: the
-same chunks where that gives the same rows (dispatch.py), other chunks or a further attempt where the weights have moved
-on meanwhile (lane.py). Where only a checkpoint has what was lost, the run goes back to it.
+Workers die in any phase (recovery.py). Without state, one is begun anew, and what was lost with it
+is made again: the same chunks where that gives the same rows (dispatch.py), other chunks or a
+further attempt where the weights have moved on meanwhile (lane.py). Where only a checkpoint has
+what was lost, the run goes back to it.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint",
 
 
 class Coordinator:
-    """See the module. `start` first, then `handle` for each event; both return what is to be done, in order."""
+    """See the module. `start` first, then `handle` for each event; both return what is to be done,
+    in order.
+    """
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.plan = plan
@@ -109,7 +113,7 @@ class Coordinator:
         self._out, self._told = list[Instruction](), list[Instruction]()
         """What is said, and what ranks and leases say beside it, which comes first."""
 
-    # --- the two entries ----------------------------------------------------------------------------------------
+    # --- the two entries --------------------------------------------------------------------------
 
     def start(self, restored: Restored | None = None) -> list[Instruction]:
         """Begin, or go on from a checkpoint. Every reader is told the version it has to have."""
@@ -117,7 +121,9 @@ class Coordinator:
             self.version = self.storing.step = self._closed = restored.step
             self._restored = True
             known = restored.evaluated
-            due = {n.name: self.version for n in self._due(last=self._done())}  # before it was stored
+            due = {
+                n.name: self.version for n in self._due(last=self._done())
+            }  # before it was stored
             self._evaluated = due if known is None else dict(known)
             self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
             self.sources.restore(restored)
@@ -174,7 +180,7 @@ class Coordinator:
             lines.append(f"checkpoint of step {self.version}: is not on disk yet")
         return lines
 
-    # --- events -------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _note(self, event: Event) -> None:
         match event:
@@ -227,7 +233,9 @@ class Coordinator:
             number = self._round.produced(node, event.ref)
         elif node.region == "step":
             assert self._training.run is not None
-            number = self._training.run.produced(node.name, event.ref, self._dispatch.fresh(chunk, event.ref.keys))
+            number = self._training.run.produced(
+                node.name, event.ref, self._dispatch.fresh(chunk, event.ref.keys)
+            )
         else:
             number = self.sources.lanes[node.source].produced(node.name, event.ref)
         self._dispatch.made(chunk, number, event.ref)
@@ -242,10 +250,14 @@ class Coordinator:
             missing = self._missing(chunk)
             if missing is not None:
                 where = self.plan.place(event.node)
-                self._fail(f"{where}: its kernel ended a chunk without row (position, sample, attempt) {missing}")
+                self._fail(
+                    f"{where}: its kernel ended a chunk without row (position, sample, attempt)"
+                    f" {missing}"
+                )
 
     def _missing(self, chunk: Chunk) -> Key | None:
-        """Close a chunk where its rows belong; returns a row that it should have made and did not."""
+        """Close a chunk where its rows belong; returns a row that it should have made and did not.
+        """
         if chunk.node.region == "evaluation":
             assert self._round is not None
             return self._round.closed(chunk)
@@ -267,7 +279,7 @@ class Coordinator:
         if too_many:
             self._fail(too_many)
 
-    # --- losses -------------------------------------------------------------------------------------------------
+    # --- losses -----------------------------------------------------------------------------------
 
     def _unfetched(self, event: Unfetched) -> None:
         if event.chunk >= 0:
@@ -296,7 +308,11 @@ class Coordinator:
         if self._round is not None:
             self._round.lost(worker)
         given_up = self._dispatch.lost(worker, gone)
-        if self.phase == "step" and self._training.lacks(self.sources.late, gone) and self._training.undo():
+        if (
+            self.phase == "step"
+            and self._training.lacks(self.sources.late, gone)
+            and self._training.undo()
+        ):
             self.phase = "gather"
         self._assign(self.sources.lose(gone), 0)
         self._unissue(given_up)
@@ -311,14 +327,16 @@ class Coordinator:
         self.phase = "gone"
         self._out.append(GoBack(worker=worker, error=error))
 
-    # --- what follows -------------------------------------------------------------------------------------------
+    # --- what follows -----------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Move on as far as is possible without a further event."""
         moved = True
         while moved and self.phase not in ("finished", "gone"):
             moved = False
-            evaluating = self._round is not None and self._round.under_way  # at its end ranks may have to write files
+            evaluating = (
+                self._round is not None and self._round.under_way
+            )  # at its end ranks may have to write files
             self._out += self._versions.bring(may_offer=not (self._dispatch.moved_on or evaluating))
             self._out += self._dispatch.tell(self._able)
             for admission in self.sources.admissions.values():
@@ -327,7 +345,9 @@ class Coordinator:
             moved |= getattr(self, f"_in_{self.phase}")()
             for admission in self.sources.admissions.values():
                 moved |= self._admit(admission)
-            self._out += self._dispatch.tell(self._able)  # what has to be made again, as somebody asked for it
+            self._out += self._dispatch.tell(
+                self._able
+            )  # what has to be made again, as somebody asked for it
             self._beyond()
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
@@ -335,22 +355,34 @@ class Coordinator:
         return self._recovery.there(worker) and not self._versions.lacks(node.name, worker)
 
     def _beyond(self) -> None:
-        """Go back where rows are asked for that were lost, and that nothing but a checkpoint can bring back."""
+        """Go back where rows are asked for that were lost, and that nothing but a checkpoint can
+        bring back.
+        """
         number = self._dispatch.beyond
         if number is not None and self.phase not in ("finished", "gone"):
             worker = self._blocks.lost_with(number)
             self._go_back(worker, self._recovery.last_words(worker))
 
     def _admit(self, admission: Admission) -> bool:
-        """Admit what the credit of a source allows; in a synchronous run only while nothing of it is on its way."""
+        """Admit what the credit of a source allows; in a synchronous run only while nothing of it
+        is on its way.
+        """
         lane = admission.lane
-        if self._stopping() or self.phase in ("opening", "checkpoint", "finished") or self._versions.behind(lane.nodes):
+        if (
+            self._stopping()
+            or self.phase in ("opening", "checkpoint", "finished")
+            or self._versions.behind(lane.nodes)
+        ):
             return False
         if admission.source.max_lag == 0 and (self.phase != "gather" or lane.running):
             return False
         found = admission.admit(self.version, sparing=self._recovery.spilling)
         self._assign(found, 0)
-        starved = admission.starved(self.version + 1, self.plan.place) if self.phase == "gather" and not found else ""
+        starved = (
+            admission.starved(self.version + 1, self.plan.place)
+            if self.phase == "gather" and not found
+            else ""
+        )
         if starved:
             self._fail(starved)
         return bool(found)
@@ -382,7 +414,9 @@ class Coordinator:
     def _in_gather(self) -> bool:
         if self._stopping() or self._done() or self.sources.drained:
             return self._end()
-        if self._dispatch.unmeasured(self.sources.waves):  # the weights move on, and it could not run again
+        if self._dispatch.unmeasured(
+            self.sources.waves
+        ):  # the weights move on, and it could not run again
             return False
         taken = self.sources.take(self.version)
         if self.sources.drained:
@@ -423,7 +457,7 @@ class Coordinator:
         self.phase = "gather"
         return True
 
-    # --- evaluation, closing, checkpoints, the end ----------------------------------------------------------------
+    # --- evaluation, closing, checkpoints, the end ------------------------------------------------
 
     def _due(self, *, last: bool) -> list[PlannedNode]:
         """Evaluate nodes that have to run at this version; at the last one all of them."""
@@ -435,12 +469,16 @@ class Coordinator:
         if not due:
             self._close_step()
             return
-        self._round = EvaluationRound(self.plan, due, self._rows_of, self.version, self._blocks, self._dispatch)
+        self._round = EvaluationRound(
+            self.plan, due, self._rows_of, self.version, self._blocks, self._dispatch
+        )
         self.phase = "evaluate"
         self._assign(self._round.begin(), self.version)
 
     def _close_step(self, *, evaluated: bool = False) -> None:
-        """Say that the Step is complete; once more where an evaluation turned out to be due after that."""
+        """Say that the Step is complete; once more where an evaluation turned out to be due after
+        that.
+        """
         if evaluated or self.version > self._closed:
             self._closed = self.version
             self._out.append(StepClosed(step=self.version, metrics=self._metrics))
@@ -456,15 +494,25 @@ class Coordinator:
 
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there, and every rank is free to write."""
-        message = self.sources.checkpoint(self.version, self._dispatch) if self._versions.offered else None
+        message = (
+            self.sources.checkpoint(self.version, self._dispatch)
+            if self._versions.offered
+            else None
+        )
         if message is not None:
             self.storing.wanted = False
-            self._out.append(replace(message, evaluated=dict(self._evaluated), timed=self.storing.timed))
+            self._out.append(
+                replace(message, evaluated=dict(self._evaluated), timed=self.storing.timed)
+            )
 
     def _end(self) -> bool:
-        """Whatever is left to do before the run is over, one after another: evaluate, store, finish."""
+        """Whatever is left to do before the run is over, one after another: evaluate, store,
+        finish.
+        """
         due = [] if self._stop else self._due(last=True)
-        if due:  # that this was the last version is known only now: what was on its way came to nothing
+        if (
+            due
+        ):  # that this was the last version is known only now: what was on its way came to nothing
             self._evaluate_or_close(due)
         elif self.storing.step != self.version:
             self.storing.want()
@@ -480,7 +528,9 @@ class Coordinator:
             self._finish(Finish(reason="failed", error=error))
 
     def _finish(self, message: Finish) -> None:
-        """Nothing is wanted any longer; chunks under way come to nothing, and what they read goes when they end."""
+        """Nothing is wanted any longer; chunks under way come to nothing, and what they read goes
+        when they end.
+        """
         self.phase = "finished"
         if self._training.run is not None:
             self._training.retire()
@@ -492,15 +542,15 @@ class Coordinator:
         self._out.append(message)
 
     def _stopping(self) -> bool:
-        """Whether the run ends here because somebody asked. In a synchronous run a Step begins with its admission, and
-        is finished first: given up and begun again, its rows would be others.
+        """Whether the run ends here because somebody asked. In a synchronous run a Step begins with
+        its admission, and is finished first: given up and begun again, its rows would be others.
         """
         return bool(self._stop) and (self._at_once or not self.sources.begun)
 
     def _done(self) -> bool:
         return self.settings.steps is not None and self.version >= self.settings.steps
 
-    # --- assignments --------------------------------------------------------------------------------------------
+    # --- assignments ------------------------------------------------------------------------------
 
     def _assign(self, ready: Iterable[Ready], step: int) -> None:
         for each in ready:
@@ -508,8 +558,12 @@ class Coordinator:
         self._out += self._dispatch.tell(self._able)
 
     def _release(self) -> None:
-        self._out += [Release(worker=worker, blocks=blocks) for worker, blocks in self._blocks.drain().items()]
-        self._out += [Release(worker=worker, blocks=(block,)) for worker, block in self._versions.drain()]
+        self._out += [
+            Release(worker=worker, blocks=blocks) for worker, blocks in self._blocks.drain().items()
+        ]
+        self._out += [
+            Release(worker=worker, blocks=(block,)) for worker, block in self._versions.drain()
+        ]
 
     def _flush(self) -> list[Instruction]:
         """What is said: to every rank of a node, and only to Workers that have their devices."""

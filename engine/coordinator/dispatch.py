@@ -10,10 +10,11 @@ Owns: the choice of a replica; keeping what a chunk reads until it has ended; an
 which rows that died with a Worker are made again. Does not own: which rows make a chunk
 (lane.py, step.py), nor what becomes of its output (core.py), nor who is alive (recovery.py).
 
-A chunk is run again whole, with the same keys, where that gives the same rows: above the cut of a synchronous source,
-below the cut, and in an evaluation; and, if it reads a trained Model, only until the Step begins to train. Its inputs
-are held for that until its rows are wanted no longer, and it is run again when a reader asks for rows that were lost,
-not before. Elsewhere a chunk that was lost is given up, and its lane decides what to do instead.
+A chunk is run again whole, with the same keys, where that gives the same rows: above the cut of a
+synchronous source, below the cut, and in an evaluation; and, if it reads a trained Model, only
+until the Step begins to train. Its inputs are held for that until its rows are wanted no longer,
+and it is run again when a reader asks for rows that were lost, not before. Elsewhere a chunk that
+was lost is given up, and its lane decides what to do instead.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from engine.plan.plan import Plan, PlannedNode
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A chunk and how far it has come. again: whether it may be run again. closed: it has ended once."""
+    """A chunk and how far it has come. again: whether it may be run again. closed: it has ended
+    once.
+    """
 
     node: PlannedNode
     keys: Keys
@@ -67,7 +70,11 @@ class Dispatch:
         blocks.on_gone = self._gone
         lags = {s.name: s.max_lag for s in plan.sources}
         many = len(plan.workers) > 1
-        self._again = {n.name for n in plan.nodes if many and (n.region != "stream" or not lags.get(n.source, 0))}
+        self._again = {
+            n.name
+            for n in plan.nodes
+            if many and (n.region != "stream" or not lags.get(n.source, 0))
+        }
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
         self._rows_at = dict.fromkeys(plan.workers, 0)
         """Rows under way at each worker."""
@@ -83,12 +90,14 @@ class Dispatch:
         self.beyond: int | None = None
         """A block that is asked for and cannot be made again."""
 
-    # --- telling ------------------------------------------------------------------------------------------------
+    # --- telling ----------------------------------------------------------------------------------
 
     def add(self, ready: Ready, step: int) -> None:
         """Take a chunk up."""
         self._blocks.hold(ready.holds)
-        chunk = Chunk(ready.node, ready.keys, step, ready.inputs, ready.holds, ready.node.name in self._again)
+        chunk = Chunk(
+            ready.node, ready.keys, step, ready.inputs, ready.holds, ready.node.name in self._again
+        )
         self._parked.append(chunk)
 
     def tell(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
@@ -101,7 +110,11 @@ class Dispatch:
         while at < len(self._parked):  # it grows by what has to be made again
             chunk = self._parked[at]
             at += 1
-            workers = [w for w in chunk.node.workers if able(chunk.node, w)] if self.there(chunk.holds) else []
+            workers = (
+                [w for w in chunk.node.workers if able(chunk.node, w)]
+                if self.there(chunk.holds)
+                else []
+            )
             if workers:
                 found.append(self._tell(chunk, min(workers, key=self._rows_at.__getitem__)))
             else:
@@ -135,7 +148,9 @@ class Dispatch:
             self._make_again(number)
         if missing:
             return False
-        return not self._suspects or not self._blocks.some_at(self._blocks.places(numbers), self._suspects)
+        return not self._suspects or not self._blocks.some_at(
+            self._blocks.places(numbers), self._suspects
+        )
 
     def _make_again(self, number: int) -> None:
         chunk = self._maker.get(number)
@@ -148,10 +163,12 @@ class Dispatch:
         chunk.worker, chunk.parked = "", True
         self._parked.append(chunk)
 
-    # --- what comes of it ---------------------------------------------------------------------------------------
+    # --- what comes of it -------------------------------------------------------------------------
 
     def find(self, chunk: int) -> Chunk | None:
-        """The chunk that was told under this id and has not ended; None where its rows are of no use."""
+        """The chunk that was told under this id and has not ended; None where its rows are of no
+        use.
+        """
         found = self._told.get(chunk)
         return found if found is not None and found.wanted else None
 
@@ -208,13 +225,18 @@ class Dispatch:
             self._forget(chunk)
 
     def _moves(self, chunk: Chunk) -> str:
-        """Where the rows of its lost blocks are now; says which row is missing, or not what it was."""
+        """Where the rows of its lost blocks are now; says which row is missing, or not what it was.
+        """
         lost = [number for number in chunk.made if self._blocks.lost_with(number)]
         if not lost:
             return ""
         new = [(number, *chunk.made[number]) for number in chunk.remade]
-        code = np.concatenate([codes(k.position, k.sample) for _, k, _ in new] or [np.zeros(0, dtype=np.int64)])
-        numbers = np.repeat(np.array([n for n, _, _ in new], dtype=np.int64), [len(k) for _, k, _ in new])
+        code = np.concatenate(
+            [codes(k.position, k.sample) for _, k, _ in new] or [np.zeros(0, dtype=np.int64)]
+        )
+        numbers = np.repeat(
+            np.array([n for n, _, _ in new], dtype=np.int64), [len(k) for _, k, _ in new]
+        )
         rows = np.concatenate([np.arange(len(k), dtype=np.int32) for _, k, _ in new] or [code])
         digests = np.concatenate([d for _, _, d in new] or [code])
         order = np.argsort(code)
@@ -230,27 +252,29 @@ class Dispatch:
                 what = "did not come" if not there.all() else "is another"
                 key = keys.take(~(there if not there.all() else same)).rows()[0]
                 return (
-                    f"{self._place(chunk.node.name)}: its chunk was run again as its rows were lost, and row {key} "
-                    f"{what}: its kernel is not deterministic. Fix: let it depend on nothing but its rows and the "
-                    f"draws of its session."
+                    f"{self._place(chunk.node.name)}: its chunk was run again as its rows were"
+                    f" lost, and row {key} {what}: its kernel is not deterministic. Fix: let it"
+                    " depend on nothing but its rows and the draws of its session."
                 )
             self._blocks.move(number, numbers[order[at]], rows[order[at]])
         return ""
 
     def unmeasured(self, nodes: Set[str]) -> bool:
-        """Whether a chunk of these nodes has not ended once: what was measured of it is still to come, also where all
-        of its rows have come, then its Worker was lost, and it is run again.
+        """Whether a chunk of these nodes has not ended once: what was measured of it is still to
+        come, also where all of its rows have come, then its Worker was lost, and it is run again.
         """
         if not nodes:
             return False
         chunks = itertools.chain(self._told.values(), self._parked)
-        return any(chunk.wanted and not chunk.closed and chunk.node.name in nodes for chunk in chunks)
+        return any(
+            chunk.wanted and not chunk.closed and chunk.node.name in nodes for chunk in chunks
+        )
 
-    # --- losses -------------------------------------------------------------------------------------------------
+    # --- losses -----------------------------------------------------------------------------------
 
     def lost(self, worker: str, blocks: frozenset[int]) -> list[Chunk]:
-        """A worker is gone, with these blocks. Returns the chunks that are given up: their rows have to be assigned
-        anew by those whose they are.
+        """A worker is gone, with these blocks. Returns the chunks that are given up: their rows
+        have to be assigned anew by those whose they are.
         """
         self._suspects.discard(worker)
         gone = [number for number, chunk in self._told.items() if chunk.worker == worker]
@@ -269,8 +293,8 @@ class Dispatch:
         return self._untold(chunk)
 
     def suspect(self, peer: str, reads: Iterable[int]) -> None:
-        """Somebody could not read these blocks, as far as they are there and with `peer`: none are read until its loss
-        is known here too.
+        """Somebody could not read these blocks, as far as they are there and with `peer`: none are
+        read until its loss is known here too.
         """
         if self._blocks.some_at(reads, (peer,)):
             self._suspects.add(peer)
@@ -299,18 +323,27 @@ class Dispatch:
             self._end(chunk)
 
     def next_step(self) -> None:
-        """The Step is done: nobody asks any more for the rows of a chunk that is still run again for it. From now on it
-        would have other weights, and give other rows.
+        """The Step is done: nobody asks any more for the rows of a chunk that is still run again
+        for it. From now on it would have other weights, and give other rows.
         """
         self.moved_on = False
         self.abandon(lambda node: node.name in self._again and node.region != "evaluation")
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lines = [f"{peer}: is gone as others say; its end has not been told" for peer in sorted(self._suspects)]
+        lines = [
+            f"{peer}: is gone as others say; its end has not been told"
+            for peer in sorted(self._suspects)
+        ]
         for chunk in self._parked:
             lost = sorted({self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)})
-            what = f"rows that {', '.join(lost)} had" if lost else f"one of {', '.join(chunk.node.workers)}"
+            what = (
+                f"rows that {', '.join(lost)} had"
+                if lost
+                else f"one of {', '.join(chunk.node.workers)}"
+            )
             lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
         told = Counter((chunk.node.name, chunk.worker) for chunk in self._told.values())
-        return lines + [f"{node}: chunks under way at {w}: {count}" for (node, w), count in told.items()]
+        return lines + [
+            f"{node}: chunks under way at {w}: {count}" for (node, w), count in told.items()
+        ]

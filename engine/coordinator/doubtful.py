@@ -1,7 +1,7 @@
 """What looks wrong in a run, and can be seen in no graph and no plan.
 
-Owns: these warnings. Does not own: those of graphs (dataflow/rules/doubtful.py) and plans (engine/plan/warnings.py),
-nor who shows them, each once (engine/observe/warned.py).
+Owns: these warnings. Does not own: those of graphs (dataflow/rules/doubtful.py) and plans
+(engine/plan/warnings.py), nor who shows them, each once (engine/observe/warned.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ def empty(plan: Plan, train: PlannedNode, step: int, prompts: int) -> Warn:
             selects += [node.name] if node.relation == "subset" else []
     by = " and ".join(map(repr, reversed(selects))) or "nothing"
     problem = (
-        f"step {step} has no row to train, and its weights stay as they are: {by} kept none of its {prompts} prompts"
+        f"step {step} has no row to train, and its weights stay as they are: {by} kept none of its"
+        f" {prompts} prompts"
     )
     fix = "refill=True in select(...), an easier or harder task, or another condition"
     where = (selects or [train.name])[0]
-    found = GraphWarning(rule="empty_step", where=where, problem=problem, fix=fix, origin=plan.origin(where))
+    found = GraphWarning(
+        rule="empty_step", where=where, problem=problem, fix=fix, origin=plan.origin(where)
+    )
     return Warn(warning=found)

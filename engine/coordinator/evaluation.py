@@ -49,7 +49,9 @@ class EvaluationRound:
         }
 
     def begin(self) -> list[Ready]:
-        """The first chunks: every prompt of every source, as one cohort, which each node cuts as the plan says."""
+        """The first chunks: every prompt of every source, as one cohort, which each node cuts as
+        the plan says.
+        """
         found = []
         for source, lane in self._lanes.items():
             rows = self._rows_of[source]
@@ -89,7 +91,9 @@ class EvaluationRound:
     def tell(self, there: Callable[[str], bool]) -> list[Evaluate]:
         """The evaluate nodes of which every row has come, and whose worker can be told."""
         found = []
-        for node in [n for n in self._waiting if there(n.workers[0]) and not self._lanes[n.source].running]:
+        for node in [
+            n for n in self._waiting if there(n.workers[0]) and not self._lanes[n.source].running
+        ]:
             lane = self._lanes[node.source]
             slots: Mapping[str, np.ndarray] = {node.source: lane.slots(FINISHED)}
             rows = StepRun(self._version, [], {node.source: lane}, slots, self._blocks)
@@ -101,7 +105,11 @@ class EvaluationRound:
                 self._reads[node.name] = self._blocks.places(holds)
                 gathers = self._blocks.gathers(inputs)
                 message = Evaluate(
-                    node=node.name, worker=node.workers[0], version=self._version, keys=keys, inputs=gathers
+                    node=node.name,
+                    worker=node.workers[0],
+                    version=self._version,
+                    keys=keys,
+                    inputs=gathers,
                 )
                 found.append(message)
         return found
@@ -128,7 +136,9 @@ class EvaluationRound:
     @property
     def done(self) -> bool:
         """Whether every due node has its numbers, and every chunk of the round has ended."""
-        return not self._waiting and not self._running and not self._dispatch.unmeasured(self._needed)
+        return (
+            not self._waiting and not self._running and not self._dispatch.unmeasured(self._needed)
+        )
 
     def release(self) -> None:
         """The rows are wanted no longer."""
@@ -137,8 +147,15 @@ class EvaluationRound:
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lines = [line for lane in self._lanes.values() if len(lane.slots(RUNNING)) for line in lane.waiting()]
-        return lines + [f"{name}: evaluates version {self._version}" for name in sorted(self._running)]
+        lines = [
+            line
+            for lane in self._lanes.values()
+            if len(lane.slots(RUNNING))
+            for line in lane.waiting()
+        ]
+        return lines + [
+            f"{name}: evaluates version {self._version}" for name in sorted(self._running)
+        ]
 
 
 def _above(plan: Plan, due: Sequence[PlannedNode]) -> set[str]:

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 class Fence(Generic[T]):
-    """One direction between the coordinator and one Worker. epoch: the incarnation whose messages count."""
+    """One direction between the coordinator and one Worker. epoch: the incarnation whose messages
+    count.
+    """
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -20,8 +22,8 @@ class Fence(Generic[T]):
         self._early: dict[int, T] = {}
 
     def take(self, epoch: int, number: int, message: T) -> list[T]:
-        """The messages that can be acted on now, in order. Doubles and those of another epoch are dropped; what came
-        too early is kept until all before it have come.
+        """The messages that can be acted on now, in order. Doubles and those of another epoch are
+        dropped; what came too early is kept until all before it have come.
         """
         if epoch != self.epoch or number < self._next:
             return []
@@ -33,7 +35,8 @@ class Fence(Generic[T]):
         return found
 
     def close(self) -> None:
-        """This incarnation is over: only what the next one says counts, from its first message on."""
+        """This incarnation is over: only what the next one says counts, from its first message on.
+        """
         self.epoch += 1
         self._next = 0
         self._early.clear()

@@ -12,11 +12,11 @@ A prompt is in one of these states:
     dropped    a row of it failed for good              -> retired at once, its credit returned
     taken      its rows form the Step under way         -> retired when the Step is trained
 
-Where rows are lost, a finished prompt runs again, or begins again with the next attempt (`lose`); a taken one whose
-Step comes to nothing is finished again.
+Where rows are lost, a finished prompt runs again, or begins again with the next attempt (`lose`); a
+taken one whose Step comes to nothing is finished again.
 
-A prompt leaves `running` only when every node above the cut has decided every row of it: were it to leave as soon as
-its fate is known, then which other chunks it is in would depend on who was faster.
+A prompt leaves `running` only when every node above the cut has decided every row of it: were it to
+leave as soon as its fate is known, then which other chunks it is in would depend on who was faster.
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ class Ready:
 
 
 class Lane:
-    """The prompts of one source. `nodes`: the source and what stands on it above the cut, in running order.
+    """The prompts of one source. `nodes`: the source and what stands on it above the cut, in
+    running order.
 
     cut: names of the nodes whose rows the Step (or the evaluation) reads.
     """
 
-    def __init__(self, source: str, nodes: Sequence[PlannedNode], cut: Sequence[str], blocks: Blocks) -> None:
+    def __init__(
+        self, source: str, nodes: Sequence[PlannedNode], cut: Sequence[str], blocks: Blocks
+    ) -> None:
         self.source = source
         self.nodes = tuple(nodes)
         self.cut = tuple(dict.fromkeys(cut))
@@ -92,14 +95,18 @@ class Lane:
         self._dirty = np.zeros(_FIRST_SLOTS, dtype=bool)
         self._touched: set[str] = set()
         self._unmade = False
-        """Whether rows have been lost that are made again: a gate may then be there, and who has the bytes not."""
+        """Whether rows have been lost that are made again: a gate may then be there, and who has
+        the bytes not.
+        """
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
         self.admissions = 0
 
-    # --- admission ----------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------
 
     def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> Ready:
-        """Take up prompts as one cohort; returns the source's rows to make. `version`: the one they can begin with."""
+        """Take up prompts as one cohort; returns the source's rows to make. `version`: the one they
+        can begin with.
+        """
         slots = self._free_slots(len(positions))
         self.position[slots] = positions
         self.attempt[slots] = attempts
@@ -131,15 +138,18 @@ class Lane:
         return found[np.argsort(self.order[found], kind="stable")]
 
     def _move(self, slots: np.ndarray, state: int) -> None:
-        for old, count in enumerate(np.bincount(self.status[slots], minlength=len(self.count)).tolist()):
+        for old, count in enumerate(
+            np.bincount(self.status[slots], minlength=len(self.count)).tolist()
+        ):
             self.count[old] -= count
         self.status[slots] = state
         self.count[state] += len(slots)
 
-    # --- what comes in ------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def produced(self, node: str, ref: Ref) -> int:
-        """Rows have come. Those that nobody waits for (of a retired prompt, an older attempt, twice) are let go.
+        """Rows have come. Those that nobody waits for (of a retired prompt, an older attempt,
+        twice) are let go.
 
         Returns the block's number.
         """
@@ -156,7 +166,9 @@ class Lane:
         return number
 
     def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
-        """A chunk is done: a select's missing rows are absent; returns the first other row that never came, if any."""
+        """A chunk is done: a select's missing rows are absent; returns the first other row that
+        never came, if any.
+        """
         slots, samples = self._located(keys, node)
         table = self._tables[node.name]
         missing = table.state[slots, samples] == PENDING
@@ -167,10 +179,15 @@ class Lane:
             self._mark(node.name, slots[missing])
             return None
         first = int(np.flatnonzero(missing)[0])
-        return (int(self.position[slots[first]]), int(samples[first]), int(self.attempt[slots[first]]))
+        return (
+            int(self.position[slots[first]]),
+            int(samples[first]),
+            int(self.attempt[slots[first]]),
+        )
 
     def drop(self, node: str, position: int, attempt: int) -> bool:
-        """The group of this prompt is given up: nothing of it goes on below `node`, and it never reaches a Step.
+        """The group of this prompt is given up: nothing of it goes on below `node`, and it never
+        reaches a Step.
 
         Returns False where it was given up already, is retired, or is of another attempt.
         """
@@ -197,7 +214,8 @@ class Lane:
         return slots[slots >= 0], out.sample[slots >= 0]
 
     def _running_slots(self, keys: Keys) -> np.ndarray:
-        """The slot of each key's prompt; -1 where that prompt does not run, or not in this attempt."""
+        """The slot of each key's prompt; -1 where that prompt does not run, or not in this attempt.
+        """
         if self._by_position is None:
             used = np.flatnonzero(self.status != FREE)
             used = used[np.argsort(self.position[used])]
@@ -210,10 +228,12 @@ class Lane:
         same = (positions[at] == keys.position) & (self.attempt[slots] == keys.attempt)
         return np.where(same & (self.status[slots] == RUNNING), slots, -1)
 
-    # --- what can run -------------------------------------------------------------------------------------------
+    # --- what can run -----------------------------------------------------------------------------
 
     def pump(self) -> list[Ready]:
-        """Everything that can run now and could not before. Absent rows are passed on downstream on the way."""
+        """Everything that can run now and could not before. Absent rows are passed on downstream on
+        the way.
+        """
         if not self._touched:
             return []
         slots = self._sorted(np.flatnonzero(self._dirty & (self.status == RUNNING)))
@@ -231,7 +251,9 @@ class Lane:
         return slots[np.argsort(self.position[slots])] if len(slots) > 1 else slots
 
     def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[Ready]:
-        """The chunks of a node that can begin, now that rows of these prompts have come or turned out absent."""
+        """The chunks of a node that can begin, now that rows of these prompts have come or turned
+        out absent.
+        """
         state = self._input_state(node, slots)
         if (state == ABSENT).any():
             self._pass_on_absent(node, slots, state)
@@ -256,9 +278,13 @@ class Lane:
                 yield from self._issue(node, mates, ready)
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
-        """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never will."""
+        """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never
+        will.
+        """
         above, unmade = self._uppers.get(node.name, ()), self._unmade
-        reduced = partial(reduced_state, tables=self._tables, slots=slots, above=above, unmade=unmade)
+        reduced = partial(
+            reduced_state, tables=self._tables, slots=slots, above=above, unmade=unmade
+        )
         return input_state(node, self._tables, slots, unmade=unmade, reduced=reduced)
 
     def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
@@ -270,7 +296,9 @@ class Lane:
             self._touched.add(node.name)
 
     def _issue(self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray) -> Iterator[Ready]:
-        """These rows in chunks of whole prompts; `slots` are sorted by position, so the rows are sorted by key."""
+        """These rows in chunks of whole prompts; `slots` are sorted by position, so the rows are
+        sorted by key.
+        """
         where, samples = np.nonzero(ready)
         at = slots[where]
         self._issued[node.name][at, samples] = True
@@ -288,7 +316,7 @@ class Lane:
     def _keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:
         return Keys(self.position[slots], samples.astype(np.int32), self.attempt[slots])
 
-    # --- at the cut ---------------------------------------------------------------------------------------------
+    # --- at the cut -------------------------------------------------------------------------------
 
     def _settle(self, slots: np.ndarray) -> None:
         """Prompts of which every row has come, or never will, are finished, rejected or dropped."""
@@ -306,16 +334,21 @@ class Lane:
         self._date(done)
 
     def _date(self, slots: np.ndarray) -> None:
-        """Set `begun` to the oldest version that any row of a prompt was made with, where one was."""
+        """Set `begun` to the oldest version that any row of a prompt was made with, where one was.
+        """
         oldest = np.full(len(slots), _NEWEST, dtype=np.int32)
         for table in self._tables.values():
             version = table.version[slots]
-            oldest = np.minimum(oldest, np.where(version == NO_VERSION, _NEWEST, version).min(axis=1))
+            oldest = np.minimum(
+                oldest, np.where(version == NO_VERSION, _NEWEST, version).min(axis=1)
+            )
         known = oldest != _NEWEST
         self.begun[slots[known]] = oldest[known]
 
     def oldest(self, slots: np.ndarray) -> tuple[str, int]:
-        """The node that made the oldest row of these prompts, and its version; ("", NO_VERSION) where none has one."""
+        """The node that made the oldest row of these prompts, and its version; ("", NO_VERSION)
+        where none has one.
+        """
         made = [(table.oldest(slots), name) for name, table in self._tables.items()]
         version, name = min((m for m in made if m[0] != NO_VERSION), default=(NO_VERSION, ""))
         return name, version
@@ -332,13 +365,16 @@ class Lane:
         return StepRows(self._keys(at, samples), table.block[at, samples], table.row[at, samples])
 
     def versions(self, slots: np.ndarray) -> np.ndarray:
-        """int32: for each row at the cut that a trained Model had a part in, the oldest version of its lineage.
+        """int32: for each row at the cut that a trained Model had a part in, the oldest version of
+        its lineage.
 
-        Where nodes of different widths cross the cut, the rows are those of the widest; of two generations whose
-        widths are no multiples of each other, those of both.
+        Where nodes of different widths cross the cut, the rows are those of the widest; of two
+        generations whose widths are no multiples of each other, those of both.
         """
         widths = {self._tables[name].rows for name in self.cut}
-        widest = sorted(w for w in widths if not any(other > w and other % w == 0 for other in widths))
+        widest = sorted(
+            w for w in widths if not any(other > w and other % w == 0 for other in widths)
+        )
         return np.concatenate([self._versions_at(slots, width) for width in widest])
 
     def _versions_at(self, slots: np.ndarray, width: int) -> np.ndarray:
@@ -364,12 +400,16 @@ class Lane:
         self._forget(slots)
 
     def again(self, slots: np.ndarray) -> list[tuple[int, int]]:
-        """Give these prompts up in their present attempt; returns (position, next attempt) to admit again."""
-        pairs = list(zip(self.position[slots].tolist(), (self.attempt[slots] + 1).tolist(), strict=True))
+        """Give these prompts up in their present attempt; returns (position, next attempt) to admit
+        again.
+        """
+        pairs = list(
+            zip(self.position[slots].tolist(), (self.attempt[slots] + 1).tolist(), strict=True)
+        )
         self._forget(slots)
         return pairs
 
-    # --- losses -------------------------------------------------------------------------------------------------
+    # --- losses -----------------------------------------------------------------------------------
 
     def reads(self, slots: np.ndarray, blocks: frozenset[int]) -> bool:
         """Whether a row of these prompts lies in one of these blocks."""
@@ -380,9 +420,10 @@ class Lane:
         self._move(slots, FINISHED)
 
     def lose(self, blocks: frozenset[int], *, trained: Set[str]) -> tuple[np.ndarray, list[Ready]]:
-        """Rows in these blocks are gone for good. Those of a node that reads a trained Model (`trained`) cannot be made
-        again, as the weights have moved on: the slots of their prompts are returned, to begin once more. The rows of
-        the other nodes are: what is to be made by the source is returned, the rest comes with `pump`.
+        """Rows in these blocks are gone for good. Those of a node that reads a trained Model
+        (`trained`) cannot be made again, as the weights have moved on: the slots of their prompts
+        are returned, to begin once more. The rows of the other nodes are: what is to be made by the
+        source is returned, the rest comes with `pump`.
         """
         slots = self.slots(RUNNING, FINISHED)
         gone = {name: table.lies_in(slots, blocks) for name, table in self._tables.items()}
@@ -412,8 +453,8 @@ class Lane:
         return self._unissue(node, at, samples // (node.rows // node.inner))
 
     def unissue(self, node: PlannedNode, keys: Keys) -> list[Ready]:
-        """A chunk of these rows came to nothing: what has not come of it is to be made by another one. What is to be
-        made by the source is returned, the rest comes with `pump`.
+        """A chunk of these rows came to nothing: what has not come of it is to be made by another
+        one. What is to be made by the source is returned, the rest comes with `pump`.
         """
         slots = self._running_slots(keys)
         at, samples = slots[slots >= 0], keys.sample[slots >= 0]
@@ -440,10 +481,12 @@ class Lane:
         self._dirty[slots] = False
         self._by_position = None
 
-    # --- the cut of a checkpoint --------------------------------------------------------------------------------
+    # --- the cut of a checkpoint ------------------------------------------------------------------
 
     def cut_state(self, again: Sequence[tuple[int, int]]) -> SourceCut:
-        """Every position's fate. `again`: (position, attempt) that wait to be admitted a further time."""
+        """Every position's fate. `again`: (position, attempt) that wait to be admitted a further
+        time.
+        """
         running = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(RUNNING)]
         waiting = [(p, 0, a - 1) for p, a in again]
         finished = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(FINISHED)]
@@ -455,15 +498,21 @@ class Lane:
             finished=tuple(finished),
         )
 
-    def restore(self, cut: SourceCut, rows: Mapping[str, Ref], version: int) -> list[tuple[int, int]]:
-        """Take up a cut: finished prompts with their rows; returns (position, attempt) of those that begin again."""
+    def restore(
+        self, cut: SourceCut, rows: Mapping[str, Ref], version: int
+    ) -> list[tuple[int, int]]:
+        """Take up a cut: finished prompts with their rows; returns (position, attempt) of those
+        that begin again.
+        """
         self.watermark, self._retired = cut.watermark, set(cut.retired)
         if cut.finished:
             self.admit([p for p, _, _ in cut.finished], [a for _, _, a in cut.finished], version)
             for name, ref in rows.items():
                 self.produced(name, ref)
             slots = self.slots(RUNNING)
-            for table in self._tables.values():  # what a select had taken away is known by its absence
+            for (
+                table
+            ) in self._tables.values():  # what a select had taken away is known by its absence
                 state = table.state[slots]
                 table.state[slots] = np.where(state == PENDING, ABSENT, state)
             self._date(slots)
@@ -487,10 +536,13 @@ class Lane:
                 gates = ", ".join(node.gates) or "its data"
                 first = int(self.position[slots[missing.any(axis=1)][0]])
                 count = int(missing.sum())
-                lines.append(f"{node.name}: {count} rows have not come (first: prompt {first}); it reads {gates}")
+                lines.append(
+                    f"{node.name}: {count} rows have not come (first: prompt {first}); it reads"
+                    f" {gates}"
+                )
         return lines
 
-    # --- slots --------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------
 
     def _free_slots(self, count: int) -> np.ndarray:
         found = np.flatnonzero(self.status == FREE)
@@ -505,5 +557,14 @@ class Lane:
             table.grow(slots)
         for name, old in self._issued.items():
             self._issued[name] = longer(old, slots)
-        for name in ("status", "position", "attempt", "begun", "cohort", "order", "_failed", "_dirty"):
+        for name in (
+            "status",
+            "position",
+            "attempt",
+            "begun",
+            "cohort",
+            "order",
+            "_failed",
+            "_dirty",
+        ):
             setattr(self, name, longer(getattr(self, name), slots))

@@ -6,8 +6,8 @@
 Owns: who of a lease is awake. Does not own: who shares devices (the plan), nor what sleeping
 means (a Worker's kernels give up their devices; its outbox goes on serving rows).
 
-A Worker of a lease begins asleep, also after a respawn: it gives its devices back before it tells that it has opened.
-Each lease goes through these states:
+A Worker of a lease begins asleep, also after a respawn: it gives its devices back before it tells
+that it has opened. Each lease goes through these states:
 
     state       waits for                                            left by
     free        somebody to be told something                        any instruction: Wake -> waking
@@ -16,17 +16,20 @@ Each lease goes through these states:
                 Worker of the lease has something to do
     sleeping    the holder to have given its devices up              Slept: Wake of who waits longest -> waking
 
-From the moment that another Worker of the lease waits, what the holder is told anew waits behind that one's turn: so
-nobody starves. What a Worker is told while it waits joins its last turn: so turns are long where much is told at once.
+From the moment that another Worker of the lease waits, what the holder is told anew waits behind
+that one's turn: so nobody starves. What a Worker is told while it waits joins its last turn: so
+turns are long where much is told at once.
 
-What is under way always ends without anything else being told to the same Worker but Go and Release, which pass at
-once, and without another Worker's turn, but for what ranks do together: that begins when all of them have their
-devices. So it joins no turn that others wait behind. All ranks are told at once; then of two such things the one that
-was told first comes first in every lease, and no two leases can wait for each other. Two ranks of one node are never in
-one lease (the plan sees to it): each would wait for the other.
+What is under way always ends without anything else being told to the same Worker but Go and
+Release, which pass at once, and without another Worker's turn, but for what ranks do together: that
+begins when all of them have their devices. So it joins no turn that others wait behind. All ranks
+are told at once; then of two such things the one that was told first comes first in every lease,
+and no two leases can wait for each other. Two ranks of one node are never in one lease (the plan
+sees to it): each would wait for the other.
 
-What one rank of a node could not fetch, no rank begins; but each of the others still says that it is prepared, or that
-it could not fetch its rows either, and one that sleeps takes its turn for that.
+What one rank of a node could not fetch, no rank begins; but each of the others still says that it
+is prepared, or that it could not fetch its rows either, and one that sleeps takes its turn for
+that.
 """
 
 from __future__ import annotations
@@ -80,8 +83,8 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Lease:
-    """One set of devices. under_way: what each Worker was told and has not ended. turns: who waits for the devices, the
-    longest first; while it wakes, the holder is the first of them.
+    """One set of devices. under_way: what each Worker was told and has not ended. turns: who waits
+    for the devices, the longest first; while it wakes, the holder is the first of them.
     """
 
     under_way: dict[str, list[Work]]
@@ -102,7 +105,7 @@ class Leases:
         self._dropped: dict[str, int] = {}
         """Train node -> the last assignment that some rank could not fetch."""
 
-    # --- what the core says --------------------------------------------------------------------------------------
+    # --- what the core says -----------------------------------------------------------------------
 
     def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
         """What may go out now, in order; in each Worker nothing overtakes but Go and Release."""
@@ -113,7 +116,10 @@ class Leases:
     def _told(self, instruction: Instruction) -> list[Instruction]:
         match instruction:
             case Respawn():
-                return [instruction, *(each for name in instruction.workers for each in self._lost(name))]
+                return [
+                    instruction,
+                    *(each for name in instruction.workers for each in self._lost(name)),
+                ]
             case RunChunk() | TrainStep() | Evaluate() | Record() | Offer() | Publish() | Follow():
                 lease = self._lease_of.get(instruction.worker)
                 return [instruction] if lease is None else self._leased(lease, instruction)
@@ -128,7 +134,9 @@ class Leases:
         return _moved(lease)
 
     def _turn(self, lease: _Lease, instruction: _Leased) -> _Turn:
-        """The last turn of whoever is told this; the last one of all, where it is for several ranks."""
+        """The last turn of whoever is told this; the last one of all, where it is for several
+        ranks.
+        """
         together = _node_of(instruction) in self._in_lock_step
         among = list(lease.turns)[-1:] if together else lease.turns
         found = next((turn for turn in reversed(among) if turn.worker == instruction.worker), None)
@@ -137,7 +145,7 @@ class Leases:
             lease.turns.append(found)
         return found
 
-    # --- what the world says -------------------------------------------------------------------------------------
+    # --- what the world says ----------------------------------------------------------------------
 
     def heard(self, event: Event) -> list[Instruction]:
         """What an event lets go on."""
@@ -191,7 +199,8 @@ class Leases:
         return out + self._ended("", lambda work: work == ("prepared", event.node, event.sequence))
 
     def _prepared(self, event: Prepared) -> list[Instruction]:
-        """A rank waits for Go from now on; for nothing, where another one could not fetch its rows."""
+        """A rank waits for Go from now on; for nothing, where another one could not fetch its rows.
+        """
         lease = self._lease_of.get(event.worker)
         if lease is None:
             return []
@@ -199,13 +208,17 @@ class Leases:
             lease.under_way[event.worker].append(("prepared", event.node, event.sequence))
         return self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
 
-    def _ended(self, name: str, is_it: Callable[[Work], bool], *, every: bool = True) -> list[Instruction]:
-        """Something has been answered, by this Worker (where no name is given: by whoever was told). every: all of it,
-        else what was told first.
+    def _ended(
+        self, name: str, is_it: Callable[[Work], bool], *, every: bool = True
+    ) -> list[Instruction]:
+        """Something has been answered, by this Worker (where no name is given: by whoever was
+        told). every: all of it, else what was told first.
         """
         out: list[Instruction] = []
         for lease in self._leases:
-            for under_way in lease.under_way.values() if not name else (lease.under_way.get(name, []),):
+            for under_way in (
+                lease.under_way.values() if not name else (lease.under_way.get(name, []),)
+            ):
                 ended = [work for work in under_way if is_it(work)]
                 for work in ended if every else ended[:1]:
                     under_way.remove(work)
@@ -213,7 +226,9 @@ class Leases:
         return out
 
     def _lost(self, name: str) -> list[Instruction]:
-        """A Worker is gone, with everything that it was told: the core tells anew what it still wants done."""
+        """A Worker is gone, with everything that it was told: the core tells anew what it still
+        wants done.
+        """
         lease = self._lease_of.get(name)
         if lease is None:
             return []
@@ -229,8 +244,12 @@ class Leases:
         for lease in self._leases:
             if lease.state in ("waking", "sleeping"):
                 lines.append(f"worker {lease.holder}: is {lease.state}")
-            waiting = dict.fromkeys(turn.worker for turn in lease.turns if turn.worker != lease.holder)
-            lines += [f"worker {name}: waits for the devices that {lease.holder} has" for name in waiting]
+            waiting = dict.fromkeys(
+                turn.worker for turn in lease.turns if turn.worker != lease.holder
+            )
+            lines += [
+                f"worker {name}: waits for the devices that {lease.holder} has" for name in waiting
+            ]
         return lines
 
 
@@ -279,8 +298,14 @@ def _work_of(instruction: _Leased) -> Work:
 
 
 def _is_other(work: Work, node: str) -> bool:
-    """Whether this is what could not be begun, as something that it reads is gone: samples, an evaluation, weights."""
-    return work[0] == "record" if node == "record" else work[0] in ("evaluate", "load") and work[1] == node
+    """Whether this is what could not be begun, as something that it reads is gone: samples, an
+    evaluation, weights.
+    """
+    return (
+        work[0] == "record"
+        if node == "record"
+        else work[0] in ("evaluate", "load") and work[1] == node
+    )
 
 
 def _is_step(work: Work, node: str) -> bool:
@@ -290,4 +315,6 @@ def _is_step(work: Work, node: str) -> bool:
 
 def _is_load(work: Work, event: Loaded) -> bool:
     kind, *which = work
-    return kind == "load" and which[:2] == [event.node, event.model] and int(which[2]) <= event.version
+    return (
+        kind == "load" and which[:2] == [event.node, event.model] and int(which[2]) <= event.version
+    )

@@ -1,13 +1,14 @@
 """A run that is busy and completes no Step.
 
-Owns: what counts as no progress, and for how long it may last. Does not own: who gives prompts up (admission.py), nor a
-run that hangs, in which nothing moves at all (engine/runtime/stop.py).
+Owns: what counts as no progress, and for how long it may last. Does not own: who gives prompts up
+(admission.py), nor a run that hangs, in which nothing moves at all (engine/runtime/stop.py).
 
-Progress is a Step. A Step that takes long is none the less on its way as long as what is made is kept, so time alone
-says nothing: generation may take hours. What no healthy run does is to admit a prompt, make its rows with the version
-that the next Step starts from, and give it up as too old for that very Step: no version has passed meanwhile, and the
-same will happen again. Every other way in which a prompt comes to nothing has an end: rejections (max_attempts of the
-selection), dropped groups (the error budget), rows lost with their Worker (the limit on deaths).
+Progress is a Step. A Step that takes long is none the less on its way as long as what is made is
+kept, so time alone says nothing: generation may take hours. What no healthy run does is to admit a
+prompt, make its rows with the version that the next Step starts from, and give it up as too old for
+that very Step: no version has passed meanwhile, and the same will happen again. Every other way in
+which a prompt comes to nothing has an end: rejections (max_attempts of the selection), dropped
+groups (the error budget), rows lost with their Worker (the limit on deaths).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from engine.plan.plan import Plan
 
 
 class Livelock:
-    """patience: seconds that prompts may be given up in vain before the run fails; 0 is for ever."""
+    """patience: seconds that prompts may be given up in vain before the run fails; 0 is for ever.
+    """
 
     def __init__(self, plan: Plan, admissions: Mapping[str, Admission], patience: float) -> None:
         self._plan = plan
@@ -28,15 +30,22 @@ class Livelock:
         self._since: float | None = None
 
     def seen(self, now: float) -> str:
-        """Why the run will come to no Step, in words; empty as long as it may. To be asked at each event."""
-        found = [a for a in self._admissions.values() if a.vain.prompts] if self._patience > 0 else []
+        """Why the run will come to no Step, in words; empty as long as it may. To be asked at each
+        event.
+        """
+        found = (
+            [a for a in self._admissions.values() if a.vain.prompts] if self._patience > 0 else []
+        )
         if not found:
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since >= self._patience:
             told = "; ".join(map(self._told, found))
-            return f"no Step was completed for {now - self._since:.0f} s, though prompts are admitted: {told}"
+            return (
+                f"no Step was completed for {now - self._since:.0f} s, though prompts are admitted:"
+                f" {told}"
+            )
         return ""
 
     def _told(self, admission: Admission) -> str:
@@ -45,6 +54,7 @@ class Livelock:
         by = f"{self._plan.place(trains[0]) if trains else source.name}: intake={source.intake!r}"
         made = f"{self._plan.place(vain.node)} made rows" if vain.node else "rows were begun"
         return (
-            f"{by} gave up {vain.prompts} prompts of {source.name!r} since step {vain.version} as older than "
-            f"max_lag={source.max_lag}: {made} of version {vain.oldest}. Fix: intake='exact', or a greater max_lag."
+            f"{by} gave up {vain.prompts} prompts of {source.name!r} since step {vain.version} as"
+            f" older than max_lag={source.max_lag}: {made} of version {vain.oldest}. Fix:"
+            " intake='exact', or a greater max_lag."
         )

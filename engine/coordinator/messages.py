@@ -22,9 +22,10 @@ NO_VERSION = -1
 class Ref:
     """A block of rows by reference; a few bytes a row.
 
-    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts as (ages.py),
-    NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of each row's content, by which rows
-    that were made twice are compared; empty where nothing can make a row twice (one process).
+    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts
+    as (ages.py), NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of
+    each row's content, by which rows that were made twice are compared; empty where nothing can
+    make a row twice (one process).
     """
 
     worker: str
@@ -35,7 +36,7 @@ class Ref:
     digest: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
 
-# --- events -----------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,8 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstoned:
-    """A row that failed for good; the group of its prompt is dropped. failed: False where the node's own policy gave it
-    up, which no error budget counts.
+    """A row that failed for good; the group of its prompt is dropped. failed: False where the
+    node's own policy gave it up, which no error budget counts.
     """
 
     chunk: int
@@ -70,7 +71,9 @@ class Tombstoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """All rows of a chunk have been produced or tombstoned; what a select did not produce, it removed."""
+    """All rows of a chunk have been produced or tombstoned; what a select did not produce, it
+    removed.
+    """
 
     chunk: int
     node: str
@@ -78,8 +81,9 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfetched:
-    """Rows could not be fetched, as the Worker that kept them (`peer`) is gone: the chunk, or for a rank of a train
-    node the assignment (`sequence`), was not begun. What it had fetched it has let go.
+    """Rows could not be fetched, as the Worker that kept them (`peer`) is gone: the chunk, or for a
+    rank of a train node the assignment (`sequence`), was not begun. What it had fetched it has let
+    go.
     """
 
     node: str
@@ -109,7 +113,9 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """The writer's Worker keeps a version's weights as a block; digest: the hash of the pieces' hashes."""
+    """The writer's Worker keeps a version's weights as a block; digest: the hash of the pieces'
+    hashes.
+    """
 
     model: str
     version: int
@@ -130,7 +136,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """An evaluate node has its numbers. score: the mean of the reward that it reads, by which versions are compared."""
+    """An evaluate node has its numbers. score: the mean of the reward that it reads, by which
+    versions are compared.
+    """
 
     node: str
     version: int
@@ -139,7 +147,9 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOpened:
-    """All kernels of a Worker are open. epoch: its incarnation, from 0; a respawned one has the next."""
+    """All kernels of a Worker are open. epoch: its incarnation, from 0; a respawned one has the
+    next.
+    """
 
     worker: str
     epoch: int
@@ -147,7 +157,8 @@ class WorkerOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A Worker's process is gone (or was killed as it no longer answered), and its outbox with it."""
+    """A Worker's process is gone (or was killed as it no longer answered), and its outbox with it.
+    """
 
     worker: str
     epoch: int
@@ -170,7 +181,9 @@ class Slept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spilled:
-    """A Worker's outbox has gone over its memory: so many bytes of it lie in files; 0 when none does any more."""
+    """A Worker's outbox has gone over its memory: so many bytes of it lie in files; 0 when none
+    does any more.
+    """
 
     worker: str
     nbytes: int
@@ -178,10 +191,11 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a node says of the probe's rows with a version's weights: the loop compares writer and readers.
+    """What a node says of the probe's rows with a version's weights: the loop compares writer and
+    readers.
 
-    numbers: float32, of each token but a row's first. dtypes: of the writer's weights. vocabulary: token ids that the
-    node knows.
+    numbers: float32, of each token but a row's first. dtypes: of the writer's weights. vocabulary:
+    token ids that the node knows.
     """
 
     node: str
@@ -195,7 +209,9 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """Metrics (name, value, count) of a run of a chunk: the loop counts those of one run, whichever ends."""
+    """Metrics (name, value, count) of a run of a chunk: the loop counts those of one run, whichever
+    ends.
+    """
 
     chunk: int
     worker: str
@@ -218,8 +234,8 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants the run to end after the Step that is under way; at_once: after the last one that is closed.
-    signal: the one that asked for it, where one did.
+    """Somebody wants the run to end after the Step that is under way; at_once: after the last one
+    that is closed. signal: the one that asked for it, where one did.
     """
 
     reason: str
@@ -253,8 +269,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class From:
-    """An event as a Worker sent it. number: counts what this incarnation has sent, from 0: duplicates are dropped, and
-    what came too early waits for what is before it. Events of another epoch than the Worker's are a zombie's.
+    """An event as a Worker sent it. number: counts what this incarnation has sent, from 0:
+    duplicates are dropped, and what came too early waits for what is before it. Events of another
+    epoch than the Worker's are a zombie's.
     """
 
     worker: str
@@ -263,7 +280,7 @@ class From:
     event: Event
 
 
-# --- the cut -----------------------------------------------------------------------------------------------------
+# --- the cut --------------------------------------------------------------------------------------
 
 Key = tuple[int, int, int]
 """(position, sample, attempt)."""
@@ -273,11 +290,12 @@ Key = tuple[int, int, int]
 class SourceCut:
     """The rows of one source at a Step boundary; each position is in one of four states.
 
-    next: the first position that was not made yet. watermark: all positions below it are retired (trained, or given up
-    for good). retired: the retired positions at or above it, ascending. running: prompts that begin again, with attempt
-    + 1, in the order of their admission. finished: prompts whose rows wait to be trained, likewise (sample is 0 in
-    both). admitted, dropped and overlong (given up by a node's own policy): how many prompts were so far, for the
-    metrics and the error budget.
+    next: the first position that was not made yet. watermark: all positions below it are retired
+    (trained, or given up for good). retired: the retired positions at or above it, ascending.
+    running: prompts that begin again, with attempt + 1, in the order of their admission. finished:
+    prompts whose rows wait to be trained, likewise (sample is 0 in both). admitted, dropped and
+    overlong (given up by a node's own policy): how many prompts were so far, for the metrics and
+    the error budget.
     """
 
     next: int = 0
@@ -290,15 +308,16 @@ class SourceCut:
     overlong: int = 0
 
 
-# --- instructions -----------------------------------------------------------------------------------------------
+# --- instructions ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gather:
-    """Where the rows of one fetch lie: for each row of the assignment, the block (an index into `refs`) and its row.
+    """Where the rows of one fetch lie: for each row of the assignment, the block (an index into
+    `refs`) and its row.
 
-    keys: of an input that is reduced, whose rows are others than the assignment's: for each of them the key of the row
-    of the assignment that it belongs to.
+    keys: of an input that is reduced, whose rows are others than the assignment's: for each of them
+    the key of the row of the assignment that it belongs to.
     """
 
     producer: str
@@ -312,8 +331,8 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunChunk:
-    """Run a node on these rows. `inputs`: for each input, what to gather. again: they were made before and are lost;
-    their metrics are known.
+    """Run a node on these rows. `inputs`: for each input, what to gather. again: they were made
+    before and are lost; their metrics are known.
     """
 
     id: int
@@ -329,10 +348,11 @@ class RunChunk:
 class TrainStep:
     """Train a node on the rows of a Step.
 
-    keys: all rows of the Step. mine: which of them (ascending indices) this rank is given, None for all; the gathers of
-    `inputs` speak of these rows alone. A node of several ranks gets one message a rank, of one sequence; each rank
-    fetches, answers Prepared, and begins when Go comes. giver: where several ranks have the same rows (tensor), the
-    one of them that fetches; it gives them to the others by a broadcast after Go. These have inputs without gathers.
+    keys: all rows of the Step. mine: which of them (ascending indices) this rank is given, None for
+    all; the gathers of `inputs` speak of these rows alone. A node of several ranks gets one message
+    a rank, of one sequence; each rank fetches, answers Prepared, and begins when Go comes. giver:
+    where several ranks have the same rows (tensor), the one of them that fetches; it gives them to
+    the others by a broadcast after Go. These have inputs without gathers.
     """
 
     sequence: int
@@ -367,7 +387,9 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record:
-    """Write samples and row metrics of a Step. keys, inputs: by train node, the rows that it trains on."""
+    """Write samples and row metrics of a Step. keys, inputs: by train node, the rows that it trains
+    on.
+    """
 
     step: int
     keys: Mapping[str, Keys]
@@ -377,7 +399,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Keep the weights as they are now as a block, for readers elsewhere (every rank of the writer is told)."""
+    """Keep the weights as they are now as a block, for readers elsewhere (every rank of the writer
+    is told).
+    """
 
     model: str
     writer: str
@@ -387,8 +411,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Bring a version of a Model to a reader in one Worker. alias: it shares the writer's module, nothing moves;
-    otherwise the pieces are the block `block` of the Worker `source`, whose digest has to be `digest`.
+    """Bring a version of a Model to a reader in one Worker. alias: it shares the writer's module,
+    nothing moves; otherwise the pieces are the block `block` of the Worker `source`, whose digest
+    has to be `digest`.
     """
 
     model: str
@@ -404,8 +429,8 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """Move a follower towards its leader by `rate`, in one Worker of a reader that has it; source, block and digest as
-    in Publish, none where the writer is in the same Worker.
+    """Move a follower towards its leader by `rate`, in one Worker of a reader that has it; source,
+    block and digest as in Publish, none where the writer is in the same Worker.
     """
 
     model: str
@@ -432,7 +457,8 @@ class Release:
 class Wake:
     """Take the devices up: until Sleep they are this Worker's.
 
-    A Worker of a lease begins asleep: its kernels give their devices back before it tells that it has opened.
+    A Worker of a lease begins asleep: its kernels give their devices back before it tells that it
+    has opened.
     """
 
     worker: str
@@ -440,8 +466,9 @@ class Wake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Give the devices back: what was told before has ended, but for an assignment that is prepared and waits for Go,
-    which is let go as another of the same node would do. The outbox goes on serving, and asks are answered.
+    """Give the devices back: what was told before has ended, but for an assignment that is prepared
+    and waits for Go, which is let go as another of the same node would do. The outbox goes on
+    serving, and asks are answered.
     """
 
     worker: str
@@ -456,7 +483,9 @@ class Respawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoBack:
-    """State is lost that only a checkpoint has: the run goes back to its last one, with every Worker begun anew."""
+    """State is lost that only a checkpoint has: the run goes back to its last one, with every
+    Worker begun anew.
+    """
 
     worker: str
     error: str
@@ -464,10 +493,11 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed:
-    """A Step is complete: trained, recorded, published, evaluated where due. `metrics` are the coordinator's own.
+    """A Step is complete: trained, recorded, published, evaluated where due. `metrics` are the
+    coordinator's own.
 
-    Step 0 is what comes before the first. The last Step is closed a second time, without metrics, where it was known
-    only later that it is the last and evaluations were still due.
+    Step 0 is what comes before the first. The last Step is closed a second time, without metrics,
+    where it was known only later that it is the last and evaluations were still due.
     """
 
     step: int
@@ -483,9 +513,11 @@ class Warn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep, with their keys.
+    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep,
+    with their keys.
 
-    evaluated: the version at which each evaluate node ran last. timed: it is due by the clock alone.
+    evaluated: the version at which each evaluate node ran last. timed: it is due by the clock
+    alone.
     """
 
     step: int
@@ -503,7 +535,19 @@ class Finish:
     error: str = ""
 
 
-ToWorker = RunChunk | TrainStep | Go | Evaluate | Record | Offer | Publish | Follow | Release | Wake | Sleep
+ToWorker = (
+    RunChunk
+    | TrainStep
+    | Go
+    | Evaluate
+    | Record
+    | Offer
+    | Publish
+    | Follow
+    | Release
+    | Wake
+    | Sleep
+)
 """What one Worker is told; `worker` says which."""
 
 Instruction = ToWorker | Respawn | GoBack | StepClosed | Warn | Checkpoint | Finish

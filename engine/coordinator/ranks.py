@@ -3,9 +3,9 @@
     told(instructions) -> instructions    what the core says to a node, as its ranks have to hear it
     heard(event) -> events, instructions  what ranks say, as the core has to hear it
 
-Owns: which rank is given which rows, by whom, and when all may begin. Does not own: who is a rank (the
-plan), what becomes of a Step whose rows are lost (core.py). The core knows nothing of ranks: it
-tells the first Worker of a node, and hears one Stepped and one Offered from there.
+Owns: which rank is given which rows, by whom, and when all may begin. Does not own: who is a rank
+(the plan), what becomes of a Step whose rows are lost (core.py). The core knows nothing of ranks:
+it tells the first Worker of a node, and hears one Stepped and one Offered from there.
 
 An assignment of a node with ranks goes through these states:
 
@@ -15,16 +15,18 @@ An assignment of a node with ranks goes through these states:
     training    every rank to have done its updates          Stepped of the last one: one Stepped to the core -> done
     dropped     the core: another assignment, or GoBack      TrainStep of a later sequence
 
-The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the same rows: its first
-rank fetches them, and gives them to the others by a broadcast, which is a collective like those of the kernel: it comes
-after Go. So each row is fetched once, and ranks that are given theirs have nothing to fetch and are prepared at once.
+The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the
+same rows: its first rank fetches them, and gives them to the others by a broadcast, which is a
+collective like those of the kernel: it comes after Go. So each row is fetched once, and ranks that
+are given theirs have nothing to fetch and are prepared at once.
 
-No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others hanging in one. A
-rank that is prepared for a dropped assignment lets it go when it is told the next one; what it still says of the
-former is of no interest. A rank that is lost takes a part of the train state with it: the core answers with GoBack.
+No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others
+hanging in one. A rank that is prepared for a dropped assignment lets it go when it is told the next
+one; what it still says of the former is of no interest. A rank that is lost takes a part of the
+train state with it: the core answers with GoBack.
 
-Of a dropped assignment the core knows that its rows are free. A rank that has not answered is still going to fetch
-them: until it has, their blocks are not released.
+Of a dropped assignment the core knows that its rows are free. A rank that has not answered is still
+going to fetch them: until it has, their blocks are not released.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ from engine.plan.plan import Plan, PlannedNode
 
 @dataclass(slots=True)
 class _Group:
-    """The ranks of a node, and the assignment that they have. tensor: ranks of one share, one after another."""
+    """The ranks of a node, and the assignment that they have. tensor: ranks of one share, one after
+    another.
+    """
 
     ranks: tuple[str, ...]
     tensor: int = 1
@@ -74,17 +78,21 @@ class Ranks:
     def __init__(self, plan: Plan) -> None:
         grouped = [n for n in plan.nodes if n.work == "train" and n.ranks > 1]
         self._groups = {n.name: _Group(n.workers, n.layout.tensor) for n in grouped}
-        self._first = {m.name: self._groups[m.writer].ranks[0] for m in plan.models if m.writer in self._groups}
+        self._first = {
+            m.name: self._groups[m.writer].ranks[0] for m in plan.models if m.writer in self._groups
+        }
         """For each Model that a rank group writes, the Worker whose pieces count."""
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
         """Tokens of each row of the blocks that a rank group may be given."""
         self._fetching: dict[tuple[str, str, int], frozenset[tuple[str, int]]] = {}
-        """(node, rank, sequence) -> the blocks, by (worker, number), that it has not said to have fetched."""
+        """(node, rank, sequence) -> the blocks, by (worker, number), that it has not said to have
+        fetched.
+        """
         self._free: set[tuple[str, int]] = set()
         """Blocks of which only that is awaited."""
 
-    # --- what the core says --------------------------------------------------------------------------------------
+    # --- what the core says -----------------------------------------------------------------------
 
     def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
         """The same, with every TrainStep and Offer to a rank group made into one a rank."""
@@ -112,9 +120,15 @@ class Ranks:
         told: list[TrainStep] = []
         for share, first in enumerate(range(0, len(group.ranks), group.tensor)):
             own = _share(message, group.ranks[first], np.flatnonzero(share_of == share))
-            told += [own] if group.tensor == 1 else _given(own, group.ranks[first : first + group.tensor])
+            told += (
+                [own]
+                if group.tensor == 1
+                else _given(own, group.ranks[first : first + group.tensor])
+            )
         for each in told:
-            refs = (ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs)
+            refs = (
+                ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs
+            )
             self._fetching[each.node, each.worker, each.sequence] = frozenset(refs)
         return [*told]
 
@@ -125,7 +139,9 @@ class Ranks:
         now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
         return [replace(message, blocks=now)] if now else []
 
-    def _split(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], count: int) -> np.ndarray:
+    def _split(
+        self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], count: int
+    ) -> np.ndarray:
         """int64 [rows]: the share of each row."""
         tokens = np.zeros(len(keys), dtype=np.int64)
         for gather in (g for gathers in inputs.values() for g in gathers):
@@ -142,7 +158,7 @@ class Ranks:
                 found[mine] = lengths[gather.row[mine]]
         return found
 
-    # --- what the world says -------------------------------------------------------------------------------------
+    # --- what the world says ----------------------------------------------------------------------
 
     def kept(self, refs: Iterable[Ref]) -> None:
         """Take note of the lengths of rows that a checkpoint brought back."""
@@ -162,14 +178,22 @@ class Ranks:
                 return self._unfetched(event), self._answered(event)
             case Offered() if event.worker != self._first.get(event.model, event.worker):
                 # All ranks took part; whoever kept a block all the same may let it go.
-                return [], [Release(worker=event.worker, blocks=(event.block,))] if event.block >= 0 else []
+                return [], (
+                    [Release(worker=event.worker, blocks=(event.block,))]
+                    if event.block >= 0
+                    else []
+                )
             case WorkerLost():
-                self._lengths = {at: found for at, found in self._lengths.items() if at[0] != event.worker}
+                self._lengths = {
+                    at: found for at, found in self._lengths.items() if at[0] != event.worker
+                }
                 self._free = {ref for ref in self._free if ref[0] != event.worker}
         return [event], []
 
     def _answered(self, event: Prepared | Unfetched) -> list[Instruction]:
-        """A rank has fetched its rows, or let them go: blocks that were to be free go with the last one's answer."""
+        """A rank has fetched its rows, or let them go: blocks that were to be free go with the last
+        one's answer.
+        """
         self._fetching.pop((event.node, event.worker, event.sequence), None)
         done = self._free.difference(*self._fetching.values())
         self._free -= done
@@ -204,7 +228,10 @@ class Ranks:
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lacks = {"preparing": "have not fetched their rows yet", "training": "have not ended their updates yet"}
+        lacks = {
+            "preparing": "have not fetched their rows yet",
+            "training": "have not ended their updates yet",
+        }
         return [
             f"{name}: ranks {', '.join(sorted(group.left))} {lacks[group.state]}"
             for name, group in self._groups.items()
@@ -218,12 +245,17 @@ def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:
 
 def _share(message: TrainStep, worker: str, mine: np.ndarray) -> TrainStep:
     """What one rank is told: all keys, and the gathers of its own rows."""
-    inputs = {name: tuple(_part(gather, mine) for gather in gathers) for name, gathers in message.inputs.items()}
+    inputs = {
+        name: tuple(_part(gather, mine) for gather in gathers)
+        for name, gathers in message.inputs.items()
+    }
     return replace(message, worker=worker, inputs=inputs, mine=mine)
 
 
 def _given(message: TrainStep, ranks: tuple[str, ...]) -> list[TrainStep]:
-    """What the ranks of one share are told: the first to fetch its rows, the others that it gives them."""
+    """What the ranks of one share are told: the first to fetch its rows, the others that it gives
+    them.
+    """
     message = replace(message, giver=message.worker)
     nothing: dict[str, tuple[Gather, ...]] = dict.fromkeys(message.inputs, ())
     return [message, *(replace(message, worker=rank, inputs=nothing) for rank in ranks[1:])]

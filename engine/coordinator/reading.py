@@ -1,7 +1,7 @@
 """What a chunk reads: from tables to readings.
 
-Owns: which row of which producer goes into each row of an input. Does not own: which rows a chunk has (lane.py), nor
-where the blocks are (blocks.py).
+Owns: which row of which producer goes into each row of an input. Does not own: which rows a chunk
+has (lane.py), nor where the blocks are (blocks.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def lane_readings(
     samples: np.ndarray,
     keys_of: Callable[[np.ndarray, np.ndarray], Keys],
 ) -> Readings:
-    """What to gather for each input of a node for these rows: slots and samples. keys_of: the keys of such."""
+    """What to gather for each input of a node for these rows: slots and samples. keys_of: the keys
+    of such.
+    """
     inputs: dict[str, tuple[Reading, ...]] = {}
     for i in node.inputs:
         slots, below, keys = at, samples, None
@@ -43,4 +45,6 @@ def lane_readings(
 
 def held(inputs: Readings) -> frozenset[int]:
     """The numbers of the blocks that these are in."""
-    return frozenset(number for many in inputs.values() for reading in many for number in reading.numbers)
+    return frozenset(
+        number for many in inputs.values() for reading in many for number in reading.numbers
+    )

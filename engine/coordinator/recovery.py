@@ -5,8 +5,9 @@
     down          its process, its kernels     WorkerOpened of the next epoch -> there
                                                WorkerLost -> down, with the epoch after that
 
-Owns: incarnations, the order of what each one says, whose outbox spills, and the limit on deaths. Does not own: what a
-loss means for rows (lane.py, dispatch.py), weights (versions.py) or the Step (training.py).
+Owns: incarnations, the order of what each one says, whose outbox spills, and the limit on deaths.
+Does not own: what a loss means for rows (lane.py, dispatch.py), weights (versions.py) or the Step
+(training.py).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Recovery:
         """What each Worker died of since it last finished something."""
 
     def in_order(self, event: Event | From) -> list[Event]:
-        """What counts, now that this has come: a Worker in another process may repeat or overtake itself, and be heard
-        after its death.
+        """What counts, now that this has come: a Worker in another process may repeat or overtake
+        itself, and be heard after its death.
         """
         if isinstance(event, From):
             found = self._fences[event.worker].take(event.epoch, event.number, event.event)
@@ -80,8 +81,8 @@ class Recovery:
         if len(errors) < DEATHS:
             return ""
         return (
-            f"worker {worker} died {len(errors)} times without finishing anything in between. The first time: "
-            f"{errors[0]}"
+            f"worker {worker} died {len(errors)} times without finishing anything in between. The"
+            f" first time: {errors[0]}"
         )
 
     def last_words(self, worker: str) -> str:
@@ -91,8 +92,12 @@ class Recovery:
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lines = [f"worker {worker}: has died and is not open again" for worker in sorted(self._down)]
+        lines = [
+            f"worker {worker}: has died and is not open again" for worker in sorted(self._down)
+        ]
         for worker, fence in self._fences.items():
             if fence.missing is not None:
-                lines.append(f"worker {worker}: its message {fence.missing} has not come, later ones have")
+                lines.append(
+                    f"worker {worker}: its message {fence.missing} has not come, later ones have"
+                )
         return lines

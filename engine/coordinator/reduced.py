@@ -1,11 +1,12 @@
 """What goes up: the rows below each row of a node that reduces, as far as they are left.
 
-Owns: when they are decided, and which of them there are. Does not own: the tables (tables.py), nor what a kernel makes
-of a row without any (it tombstones it).
+Owns: when they are decided, and which of them there are. Does not own: the tables (tables.py), nor
+what a kernel makes of a row without any (it tombstones it).
 
-A row waits until each of its descendants has come or never will. Where its prompt was given up above, or a select that
-refills kept nothing of it, it never comes: that prompt is dropped already, and no row of it fails once more. All of
-this follows from tables that are decided when the descendants are, so it does not depend on what came first.
+A row waits until each of its descendants has come or never will. Where its prompt was given up
+above, or a select that refills kept nothing of it, it never comes: that prompt is dropped already,
+and no row of it fails once more. All of this follows from tables that are decided when the
+descendants are, so it does not depend on what came first.
 """
 
 from __future__ import annotations
@@ -33,16 +34,24 @@ def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:
 
 
 def reduced_state(
-    i: PlannedInput, tables: Mapping[str, Table], slots: np.ndarray, above: Sequence[PlannedNode], *, unmade: bool
+    i: PlannedInput,
+    tables: Mapping[str, Table],
+    slots: np.ndarray,
+    above: Sequence[PlannedNode],
+    *,
+    unmade: bool,
 ) -> np.ndarray:
-    """uint8 [slots, inner]: PENDING until every descendant of a row is decided, then PRESENT, be there any left or
-    none; ABSENT where the prompt is dropped. unmade: as in `tables.input_state`.
+    """uint8 [slots, inner]: PENDING until every descendant of a row is decided, then PRESENT, be
+    there any left or none; ABSENT where the prompt is dropped. unmade: as in `tables.input_state`.
     """
     gate = tables[i.gate].state[slots]
     found = _each(np.where(gate == PENDING, PENDING, PRESENT), i.fan_in)
     for fetch in i.fetches if unmade else ():
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-        found = np.minimum(found, _each(np.where((gate == PRESENT) & (held == PENDING), PENDING, PRESENT), i.fan_in))
+        found = np.minimum(
+            found,
+            _each(np.where((gate == PRESENT) & (held == PENDING), PENDING, PRESENT), i.fan_in),
+        )
     dropped = np.zeros(len(slots), dtype=bool)
     for node in above:
         dropped |= tables[node.name].given_up[slots]
@@ -56,8 +65,12 @@ def _each(state: np.ndarray, fan_in: int) -> np.ndarray:
     return state.reshape(len(state), -1, fan_in).min(axis=2).astype(np.uint8)
 
 
-def descendants(table: Table, fan_in: int, at: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(row, sample) of every descendant that is there: the index of the row that it belongs to, and its own sample."""
+def descendants(
+    table: Table, fan_in: int, at: np.ndarray, samples: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(row, sample) of every descendant that is there: the index of the row that it belongs to, and
+    its own sample.
+    """
     below = samples[:, None] * fan_in + np.arange(fan_in)
     owner, which = np.nonzero(table.state[at[:, None], below] == PRESENT)
     return owner, below[owner, which]

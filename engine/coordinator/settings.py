@@ -15,12 +15,14 @@ from engine.coordinator.messages import Ref, SourceCut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How long a run is. steps None: one pass over each training source. checkpoint_every: Steps between checkpoints;
-    checkpoint_seconds: seconds after the last one of any kind, when the next Step's end gets a timed one. 0: none of
-    the kind. stored_at: when the last was written, by the clock of `now`; None: the time begins with the first event.
+    """How long a run is. steps None: one pass over each training source. checkpoint_every: Steps
+    between checkpoints; checkpoint_seconds: seconds after the last one of any kind, when the next
+    Step's end gets a timed one. 0: none of the kind. stored_at: when the last was written, by the
+    clock of `now`; None: the time begins with the first event.
 
-    error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts). patience: seconds that
-    a run may give prompts up in vain (livelock.py) before it fails; 0 is for ever.
+    error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
+    patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0 is for
+    ever.
     """
 
     steps: int | None = None
@@ -34,8 +36,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a checkpoint says: the Step, each source's cut, the rows of finished prompts by source and node, and the
-    version at which each evaluate node ran last; None: older checkpoints do not say, and all that was due was done.
+    """What a checkpoint says: the Step, each source's cut, the rows of finished prompts by source
+    and node, and the version at which each evaluate node ran last; None: older checkpoints do not
+    say, and all that was due was done.
     """
 
     step: int

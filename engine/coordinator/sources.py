@@ -28,26 +28,34 @@ class Sources:
         self._plan = plan
         self._settings = settings
         self._blocks = blocks
-        self._trained = frozenset(n.name for n in plan.nodes if any(use.trained for use in n.models))
+        self._trained = frozenset(
+            n.name for n in plan.nodes if any(use.trained for use in n.models)
+        )
         """Nodes whose rows are others once the weights have moved on."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
-        self.waves = frozenset(n.name for n in plan.nodes if n.region == "stream" and n.source not in self.late)
+        self.waves = frozenset(
+            n.name for n in plan.nodes if n.region == "stream" and n.source not in self.late
+        )
         """Nodes above the cut of a synchronous source."""
         self.lanes = {s.name: _lane(plan, s, blocks) for s in plan.sources}
         self.admissions = {
-            s.name: Admission(s, self.lanes[s.name], steps=settings.steps, last_batch=settings.last_batch)
+            s.name: Admission(
+                s, self.lanes[s.name], steps=settings.steps, last_batch=settings.last_batch
+            )
             for s in plan.sources
         }
         self._first_dropped = ""
         self._barren = dict.fromkeys(self.lanes, 0)
-        """Prompts of each source that were given up by a node's own policy since the last Step was formed."""
+        """Prompts of each source that were given up by a node's own policy since the last Step was
+        formed.
+        """
 
     def restore(self, restored: Restored) -> None:
         """Take up what a checkpoint says."""
         for name, cut in restored.sources.items():
             self.admissions[name].restore(cut, dict(restored.rows.get(name, {})), restored.step)
 
-    # --- Steps --------------------------------------------------------------------------------------------------
+    # --- Steps ------------------------------------------------------------------------------------
 
     def take(self, version: int) -> dict[str, np.ndarray]:
         """For each source the slots that can form the next Step; none where there are too few."""
@@ -72,23 +80,33 @@ class Sources:
     def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
         """Of a Step that starts from this version, with these slots."""
         made = np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
-        lag = np.maximum(version - made, 0)  # a follower's rows count as what it is until its next move
+        lag = np.maximum(
+            version - made, 0
+        )  # a follower's rows count as what it is until its next move
         return {
             "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
             "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
             "data/prompts": float(sum(len(s) for s in taken.values())),
             "data/dropped": float(sum(admission.dropped for admission in self.admissions.values())),
-            "data/overlong": float(sum(admission.overlong for admission in self.admissions.values())),
-            "data/admitted": float(sum(admission.admitted for admission in self.admissions.values())),
+            "data/overlong": float(
+                sum(admission.overlong for admission in self.admissions.values())
+            ),
+            "data/admitted": float(
+                sum(admission.admitted for admission in self.admissions.values())
+            ),
         }
 
-    # --- failures and losses ------------------------------------------------------------------------------------
+    # --- failures and losses ----------------------------------------------------------------------
 
     def drop(self, source: str, event: Tombstoned) -> str:
-        """A row failed for good: its group is given up. Returns why the run fails where that is too many."""
+        """A row failed for good: its group is given up. Returns why the run fails where that is too
+        many.
+        """
         if not self.lanes[source].drop(event.node, event.key[0], event.key[2]):
             return ""
-        self._first_dropped = self._first_dropped or f"{self._plan.place(event.node)} row {event.key}: {event.error}"
+        self._first_dropped = (
+            self._first_dropped or f"{self._plan.place(event.node)} row {event.key}: {event.error}"
+        )
         if not event.failed:
             return self._given_up(source, event)
         self.admissions[source].dropped += 1
@@ -100,15 +118,18 @@ class Sources:
         return f"{spent} of {self._settings.error_budget:.0%}; the first: {self._first_dropped}"
 
     def _given_up(self, source: str, event: Tombstoned) -> str:
-        """Two orders of the data in a row have between any two of their rows less than two passes: where two passes
-        gave nothing, nothing ever will.
+        """Two orders of the data in a row have between any two of their rows less than two passes:
+        where two passes gave nothing, nothing ever will.
         """
         admission, lane = self.admissions[source], self.lanes[source]
         admission.overlong += 1
         self._barren[source] += 1
         if lane.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
             return ""
-        return f"{self._plan.place(event.node)} gave up every prompt of {source}; the last: {event.error}"
+        return (
+            f"{self._plan.place(event.node)} gave up every prompt of {source}; the last:"
+            f" {event.error}"
+        )
 
     def fruitless(self) -> str:
         """Why no Step could be formed of all the data; empty where nothing was given up."""
@@ -116,13 +137,15 @@ class Sources:
             return ""
         given_up = sum(a.dropped + a.overlong for a in self.admissions.values())
         admitted = sum(a.admitted for a in self.admissions.values())
-        return f"the data has ended without a Step: {given_up} of {admitted} prompts were given up; the first: " + (
-            self._first_dropped
+        return (
+            f"the data has ended without a Step: {given_up} of {admitted} prompts were given up;"
+            " the first: " + (self._first_dropped)
         )
 
     def lose(self, blocks: frozenset[int]) -> list[Ready]:
-        """These blocks are gone. Where the weights have moved on meanwhile, the prompts of rows that a trained Model
-        made begin again; all other rows are made again. Returns what the sources are to make.
+        """These blocks are gone. Where the weights have moved on meanwhile, the prompts of rows
+        that a trained Model made begin again; all other rows are made again. Returns what the
+        sources are to make.
         """
         found: list[Ready] = []
         for name in self.late:
@@ -136,7 +159,7 @@ class Sources:
         for admission in self.admissions.values():
             admission.abandon()
 
-    # --- checkpoints --------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self, step: int, dispatch: Dispatch) -> Checkpoint | None:
         """The cut of now; None while a row that goes into it is not there."""
@@ -157,7 +180,10 @@ class Sources:
         for name, lane in self.lanes.items():
             lines += lane.waiting()
             done = lane.count[FINISHED]
-            lines.append(f"intake of {name}: {done} of {self.admissions[name].source.batch} prompts are finished")
+            lines.append(
+                f"intake of {name}: {done} of {self.admissions[name].source.batch} prompts are"
+                " finished"
+            )
         return lines
 
 

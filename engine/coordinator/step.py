@@ -21,8 +21,9 @@ from engine.plan.plan import PlannedInput, PlannedNode
 class StepRun:
     """The rows of one Step and how far its nodes have come.
 
-    All nodes but the train nodes run as soon as their inputs are there; the train nodes then run one after another in
-    the order of the sinks, so that every reader at lag 0 has seen the version that the Step starts from.
+    All nodes but the train nodes run as soon as their inputs are there; the train nodes then run
+    one after another in the order of the sinks, so that every reader at lag 0 has seen the version
+    that the Step starts from.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class StepRun:
         self._expected: dict[str, Keys] = {}
 
     def ready(self) -> list[Ready]:
-        """Nodes that can run now and were not returned before; a node without any row is done at once."""
+        """Nodes that can run now and were not returned before; a node without any row is done at
+        once.
+        """
         found: list[Ready] = []
         moved = True
         while moved:
@@ -60,8 +63,8 @@ class StepRun:
     def _start(self, node: PlannedNode, found: list[Ready]) -> bool:
         """Take a node whose inputs are there up; returns whether it is done already, having no row.
 
-        Its rows are cut into as many chunks of whole prompts as the plan says, of about as many tokens; a node of batch
-        scope sees them all at once.
+        Its rows are cut into as many chunks of whole prompts as the plan says, of about as many
+        tokens; a node of batch scope sees them all at once.
         """
         del self._waiting[node.name]
         keys = self.keys(node.inputs)
@@ -83,7 +86,9 @@ class StepRun:
         return [keys.take(rows) for rows in by_prompt(keys.position, tokens, node.chunks)]
 
     def next_train(self) -> PlannedNode | None:
-        """The train node whose turn it is; None while others still run, or when all have been trained."""
+        """The train node whose turn it is; None while others still run, or when all have been
+        trained.
+        """
         return self._trains[0] if self.settled and self._trains else None
 
     @property
@@ -101,8 +106,8 @@ class StepRun:
         return self.settled and not self._trains
 
     def produced(self, node: str, ref: Ref, fresh: np.ndarray | None) -> int:
-        """Rows of a step-region node have come; fresh: which of them for the first time (None: all). Returns the
-        block's number.
+        """Rows of a step-region node have come; fresh: which of them for the first time (None:
+        all). Returns the block's number.
         """
         rows = np.arange(len(ref.keys)) if fresh is None else np.flatnonzero(fresh)
         number = self._blocks.add(ref, len(rows))
@@ -112,7 +117,9 @@ class StepRun:
         return number
 
     def closed(self, node: PlannedNode) -> Key | None:
-        """A chunk has produced all that it will; after the node's last, returns a row that never came, if any."""
+        """A chunk has produced all that it will; after the node's last, returns a row that never
+        came, if any.
+        """
         self._running[node.name] -= 1
         if self._running[node.name]:
             return None
@@ -125,7 +132,9 @@ class StepRun:
         return next((key for key in expected.rows() if key not in came), None)
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
-        """The rows that every input has, sorted; of a parent input, the ancestor counts. What is reduced has no say."""
+        """The rows that every input has, sorted; of a parent input, the ancestor counts. What is
+        reduced has no say.
+        """
         own = [i for i in inputs if not i.fan_in]
         keys = self.rows(next(i.gate for i in own if i.ratio == 1)).keys
         for i in own:
@@ -135,12 +144,16 @@ class StepRun:
     def inputs(
         self, inputs: Sequence[PlannedInput], keys: Keys
     ) -> tuple[dict[str, tuple[Reading, ...]], frozenset[int]]:
-        """What to gather for each input for these rows, and the numbers of the blocks that this reads."""
+        """What to gather for each input for these rows, and the numbers of the blocks that this
+        reads.
+        """
         found: dict[str, tuple[Reading, ...]] = {}
         holds: set[int] = set()
         for i in inputs:
             readings = []
-            wanted, owners = (keys, None) if not i.fan_in else self.rows(i.gate).below(keys, i.fan_in)
+            wanted, owners = (
+                (keys, None) if not i.fan_in else self.rows(i.gate).below(keys, i.fan_in)
+            )
             for fetch in i.fetches:
                 block, row = self.rows(fetch.producer).find(wanted, fetch.ratio)
                 reading = self._blocks.reading(fetch.producer, fetch.columns, block, row, owners)
@@ -168,7 +181,9 @@ class StepRun:
         for node in self._waiting.values():
             missing = ", ".join(g for g in node.gates if not self._known(g))
             lines.append(f"{node.name}: waits in step {self.step} for {missing}")
-        return lines + [f"{n.name}: its turn to train in step {self.step} has not come" for n in self._trains]
+        return lines + [
+            f"{n.name}: its turn to train in step {self.step} has not come" for n in self._trains
+        ]
 
     def _known(self, node: str) -> bool:
         return node in self._lane_of or node in self._rows

@@ -1,9 +1,10 @@
 """When a run is stored: every so many Steps, so many seconds after the last time, and at the end.
 
-Owns: which Step's end gets a checkpoint, and of which kind. Does not own: what is in one (sources.py), when it can be
-told (core.py), which of them are kept (engine/checkpoint/store.py).
+Owns: which Step's end gets a checkpoint, and of which kind. Does not own: what is in one
+(sources.py), when it can be told (core.py), which of them are kept (engine/checkpoint/store.py).
 
-A timed one waits for the end of a Step as any other does, so that it never decides what a Step is made of.
+A timed one waits for the end of a Step as any other does, so that it never decides what a Step is
+made of.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from engine.coordinator.settings import Settings
 
 
 class Storing:
-    """step: of the last checkpoint. wanted: one is to be told, for the first time or as the one before came to nothing;
-    timed: it is due by the clock alone. at: when the last one was written, or the run began; None before the first
-    event.
+    """step: of the last checkpoint. wanted: one is to be told, for the first time or as the one
+    before came to nothing; timed: it is due by the clock alone. at: when the last one was written,
+    or the run began; None before the first event.
     """
 
     def __init__(self, settings: Settings) -> None:

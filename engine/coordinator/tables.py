@@ -19,7 +19,9 @@ from engine.coordinator.messages import NO_VERSION, Ref
 from engine.plan.plan import PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
-"""A row that may still come; one that has come; one that will never (selected away, or its group was dropped)."""
+"""A row that may still come; one that has come; one that will never (selected away, or its group
+was dropped).
+"""
 
 NO_BLOCK = -1
 
@@ -29,9 +31,9 @@ _SAMPLE_BITS = np.int64(20)
 class Table:
     """The output rows of one node: arrays [slots, rows]; a slot is a prompt that is outstanding.
 
-    state says which rows go on downstream. block is the number of the block that holds a row, NO_BLOCK where none
-    came: the rows of a failed group are ABSENT, and hold their blocks until the prompt is retired. given_up [slots]:
-    whether a row of the node failed for good.
+    state says which rows go on downstream. block is the number of the block that holds a row,
+    NO_BLOCK where none came: the rows of a failed group are ABSENT, and hold their blocks until the
+    prompt is retired. given_up [slots]: whether a row of the node failed for good.
     """
 
     __slots__ = ("block", "given_up", "row", "rows", "state", "version")
@@ -52,7 +54,9 @@ class Table:
             new[: len(old)] = old
             setattr(self, name, new)
 
-    def put(self, slots: np.ndarray, samples: np.ndarray, number: int, rows: np.ndarray, ref: Ref) -> None:
+    def put(
+        self, slots: np.ndarray, samples: np.ndarray, number: int, rows: np.ndarray, ref: Ref
+    ) -> None:
         """These rows of a block have come."""
         self.state[slots, samples] = PRESENT
         self.block[slots, samples] = number
@@ -86,12 +90,14 @@ def input_state(
     unmade: bool,
     reduced: Callable[[PlannedInput], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input never will; for whole
-    cohorts PENDING until every input is decided, since a row that fails late takes its group with it, and the others of
-    that are to be in a chunk or not whatever comes first.
+    """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input
+    never will; for whole cohorts PENDING until every input is decided, since a row that fails late
+    takes its group with it, and the others of that are to be in a chunk or not whatever comes
+    first.
 
-    unmade: whether rows may have been lost that are to be made again: then a gate can be there, and the bytes not, or
-    not ever, where the group was given up meanwhile. reduced: the state of an input that is reduced (reduced.py).
+    unmade: whether rows may have been lost that are to be made again: then a gate can be there, and
+    the bytes not, or not ever, where the group was given up meanwhile. reduced: the state of an
+    input that is reduced (reduced.py).
     """
     first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
     found: np.ndarray | None = None
@@ -106,7 +112,9 @@ def input_state(
         else:
             found = np.where((wide == first) | (found == first), first, rest(found, wide))
     assert found is not None  # only a source has no input, and a source is never asked
-    for fetch in (fetch for i in node.inputs if not i.fan_in for fetch in i.fetches) if unmade else ():
+    for fetch in (
+        (fetch for i in node.inputs if not i.fan_in for fetch in i.fetches) if unmade else ()
+    ):
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
         found = np.where((held != PRESENT) & (found == PRESENT), held, found)
     return found
@@ -137,12 +145,14 @@ class StepRows:
         """Those of the keys whose row (with a ratio, whose ancestor's) is among these."""
         if ratio == 1 and self._same(keys):
             return keys
-        there = np.isin(codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample))
+        there = np.isin(
+            codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample)
+        )
         return keys if there.all() else keys.take(there)
 
     def below(self, keys: Keys, fan_in: int) -> tuple[Keys, Keys]:
-        """Those of these rows that descend from one of the keys, each of which has at most so many; and for each of
-        them that key.
+        """Those of these rows that descend from one of the keys, each of which has at most so many;
+        and for each of them that key.
         """
         owners = Keys(self.keys.position, self.keys.sample // fan_in, self.keys.attempt)
         mine = np.isin(codes(owners.position, owners.sample), codes(keys.position, keys.sample))
@@ -151,7 +161,8 @@ class StepRows:
     def _same(self, keys: Keys) -> bool:
         mine = self.keys
         return keys is mine or (
-            np.array_equal(keys.position, mine.position) and np.array_equal(keys.sample, mine.sample)
+            np.array_equal(keys.position, mine.position)
+            and np.array_equal(keys.sample, mine.sample)
         )
 
     @staticmethod
@@ -162,7 +173,10 @@ class StepRows:
             return StepRows(Keys.of([]), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
         keys = Keys.concat([p.keys for p in parts])
         order = keys.order()
-        block, row = np.concatenate([p.block for p in parts]), np.concatenate([p.row for p in parts])
+        block, row = (
+            np.concatenate([p.block for p in parts]),
+            np.concatenate([p.row for p in parts]),
+        )
         return StepRows(keys.take(order), block[order], row[order])
 
 
@@ -172,8 +186,9 @@ def codes(position: np.ndarray, sample: np.ndarray) -> np.ndarray:
 
 
 def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Indices into sorted positions, ascending, in at most so many parts of whole prompts: of about as many tokens each
-    where some row has any, else of about as many prompts that follow one another.
+    """Indices into sorted positions, ascending, in at most so many parts of whole prompts: of about
+    as many tokens each where some row has any, else of about as many prompts that follow one
+    another.
 
     tokens: of each row. Equal rows give equal parts, whoever made them and when.
     """
@@ -185,8 +200,8 @@ def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.
 
 
 def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
-    """int64 [rows]: the part that each row goes to, prompts whole, tokens balanced; a row counts one more than it has,
-    so that rows without any are spread as well.
+    """int64 [rows]: the part that each row goes to, prompts whole, tokens balanced; a row counts
+    one more than it has, so that rows without any are spread as well.
     """
     _, prompt = np.unique(positions, return_inverse=True)
     weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
@@ -195,7 +210,8 @@ def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
 
 
 def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Indices into sorted positions, in at most so many runs of about as many different ones each."""
+    """Indices into sorted positions, in at most so many runs of about as many different ones each.
+    """
     starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
     edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(positions)]
     return [np.arange(a, b) for a, b in pairwise(edges) if a < b]

@@ -7,9 +7,10 @@
 Owns: what the recorder and the train nodes are told, once more where somebody's rows were gone.
 Does not own: the nodes between the cut and them (step.py), nor what follows (core.py).
 
-Until the first TrainStep the Step can be undone: then the weights move on, and the samples are on their way. Where
-neither could be begun it can be undone as before, also where the recorder has died: what that may have written is
-written anew with the Step, and deleted at the run's end (engine/attempts.py) where there is no such Step any more.
+Until the first TrainStep the Step can be undone: then the weights move on, and the samples are on
+their way. Where neither could be begun it can be undone as before, also where the recorder has
+died: what that may have written is written anew with the Step, and deleted at the run's end
+(engine/attempts.py) where there is no such Step any more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ There = Callable[[str], bool]
 class Training:
     """See the module. `run` is the Step's rows; the Step counts as under way until `retire`."""
 
-    def __init__(self, plan: Plan, blocks: Blocks, dispatch: Dispatch, lanes: Mapping[str, Lane]) -> None:
+    def __init__(
+        self, plan: Plan, blocks: Blocks, dispatch: Dispatch, lanes: Mapping[str, Lane]
+    ) -> None:
         self._plan = plan
         self._blocks = blocks
         self._dispatch = dispatch
@@ -48,9 +51,10 @@ class Training:
         self._moved = False
         """Whether some train node of the Step has done its updates."""
         self._reads: dict[str, frozenset[int]] = {}
-        """The blocks that the train node ("train") and the recorder ("record") were told to read."""
+        """The blocks that the train node ("train") and the recorder ("record") were told to read.
+        """
 
-    # --- begin and end ------------------------------------------------------------------------------------------
+    # --- begin and end ----------------------------------------------------------------------------
 
     def form(self, step: int, taken: Mapping[str, np.ndarray]) -> None:
         """These prompts form a Step."""
@@ -63,7 +67,9 @@ class Training:
     def lacks(self, sources: Iterable[str], blocks: frozenset[int]) -> bool:
         """Whether rows of the Step that these sources gave lie in these blocks."""
         taken = self.run.taken if self.run is not None else {}
-        return any(self._lanes[name].reads(taken[name], blocks) for name in sources if name in taken)
+        return any(
+            self._lanes[name].reads(taken[name], blocks) for name in sources if name in taken
+        )
 
     def undo(self) -> bool:
         """Give its prompts back, as rows of it are gone; False where it is too late for that."""
@@ -87,7 +93,7 @@ class Training:
         self.run.release()
         self.run = None
 
-    # --- telling ------------------------------------------------------------------------------------------------
+    # --- telling ----------------------------------------------------------------------------------
 
     def ready(self) -> list[Ready]:
         """Chunks below the cut that can run."""
@@ -102,7 +108,9 @@ class Training:
             return found
         if self._record == "due":
             found += self._tell_recorder(self.run, there)
-        while self._record != "due" and not self._turn and (node := self.run.next_train()) is not None:
+        while (
+            self._record != "due" and not self._turn and (node := self.run.next_train()) is not None
+        ):
             keys = self.run.keys(node.inputs)
             if not len(keys):
                 prompts = sum(len(slots) for slots in self.run.taken.values())
@@ -126,7 +134,14 @@ class Training:
             return []
         self._record = "told"
         self._reads["record"] = self._blocks.places(holds)
-        return [Record(step=run.step, keys=keys, inputs=self._blocks.gathers(inputs), worker=self._plan.recorder)]
+        return [
+            Record(
+                step=run.step,
+                keys=keys,
+                inputs=self._blocks.gathers(inputs),
+                worker=self._plan.recorder,
+            )
+        ]
 
     def _tell(self, run: StepRun, node: PlannedNode) -> TrainStep | None:
         keys = run.keys(node.inputs)
@@ -146,7 +161,7 @@ class Training:
             inputs=self._blocks.gathers(inputs),
         )
 
-    # --- what comes of it ---------------------------------------------------------------------------------------
+    # --- what comes of it -------------------------------------------------------------------------
 
     def stepped(self, event: Stepped) -> None:
         """The train node whose turn it was is done."""
@@ -186,4 +201,8 @@ class Training:
         if self.run is None:
             return []
         lines = self.run.waiting()
-        return lines + ([f"step {self.run.step}: its samples are not written yet"] if self._record == "told" else [])
+        return lines + (
+            [f"step {self.run.step}: its samples are not written yet"]
+            if self._record == "told"
+            else []
+        )

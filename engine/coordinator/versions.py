@@ -12,8 +12,9 @@ Owns: what a publish tells each Worker of each reader, which of them have not lo
 and the blocks that weights travel in. Does not own: when a version is published (core.py),
 nor how the bytes travel.
 
-A reader takes the weights straight from the writer where both are in one Worker and the writer has no other rank;
-everywhere else they are a block that the writer's Worker makes at once (Offer), so that it can go on training.
+A reader takes the weights straight from the writer where both are in one Worker and the writer has
+no other rank; everywhere else they are a block that the writer's Worker makes at once (Offer), so
+that it can go on training.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Place = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class _Weights:
-    """One version of one Model on its way. left: who has not loaded it; held back until the block is known."""
+    """One version of one Model on its way. left: who has not loaded it; held back until the block
+    is known.
+    """
 
     offer: Offer
     held: list[Bring] = field(default_factory=list)
@@ -47,7 +50,9 @@ class Versions:
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
         lags = {s.name: s.max_lag for s in plan.sources}
-        self._late = {n.name for n in plan.nodes if n.region == "stream" and lags.get(n.source, 0) > 0}
+        self._late = {
+            n.name for n in plan.nodes if n.region == "stream" and lags.get(n.source, 0) > 0
+        }
         """Readers that may go on with an older version while they load this one."""
         self._loading: set[Place] = set()
         self._published = 0
@@ -60,13 +65,14 @@ class Versions:
         self._fresh: set[Place] = set()
         """Who had no version at all since its Worker began anew."""
 
-    # --- publishing ---------------------------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     def publish(self, version: int, *, moved: bool = True) -> Iterator[Offer | Bring]:
-        """Tell every Worker of every reader to load this version, and followers to move towards their leader.
+        """Tell every Worker of every reader to load this version, and followers to move towards
+        their leader.
 
-        moved: whether the version is new. It is not when a run begins or goes on: then every reader has to have it, but
-        no follower moves.
+        moved: whether the version is new. It is not when a run begins or goes on: then every reader
+        has to have it, but no follower moves.
         """
         self._published = version
         for model in self._models:
@@ -81,7 +87,12 @@ class Versions:
             for worker in self._nodes[reader].workers:
                 alias = reader in model.aliases and worker in writer.workers
                 yield Publish(
-                    model=model.name, writer=writer.name, reader=reader, version=version, alias=alias, worker=worker
+                    model=model.name,
+                    writer=writer.name,
+                    reader=reader,
+                    version=version,
+                    alias=alias,
+                    worker=worker,
                 )
 
     def _follows(self, model: PlannedModel, version: int) -> Iterator[Follow]:
@@ -98,7 +109,9 @@ class Versions:
                 )
 
     def _bring(self, written: str, messages: Iterable[Bring]) -> Iterator[Offer | Bring]:
-        """What can be loaded on the spot, at once; for the rest an offer of the written Model, if there is none."""
+        """What can be loaded on the spot, at once; for the rest an offer of the written Model, if
+        there is none.
+        """
         for message in messages:
             place = (message.reader, message.model, message.worker)
             self._loading.add(place)
@@ -112,7 +125,9 @@ class Versions:
             weights = self._weights.get((written, message.version))
             if weights is None:
                 worker = self._nodes[message.writer].workers[0]
-                offer = Offer(model=written, writer=message.writer, worker=worker, version=message.version)
+                offer = Offer(
+                    model=written, writer=message.writer, worker=worker, version=message.version
+                )
                 weights = self._weights[written, message.version] = _Weights(offer)
                 yield offer
             weights.left.add(place)
@@ -125,7 +140,7 @@ class Versions:
         alias = isinstance(message, Publish) and message.alias
         return alias or self._nodes[message.writer].workers == (message.worker,)
 
-    # --- what comes of it ---------------------------------------------------------------------------------------
+    # --- what comes of it -------------------------------------------------------------------------
 
     def heard(self, event: Loaded | Offered) -> list[Bring]:
         """Take note of it; returns who is told what now."""
@@ -135,7 +150,9 @@ class Versions:
         return []
 
     def _offered(self, event: Offered) -> list[Bring]:
-        """The weights are a block: those who waited for it are told. A block that nobody waits for is let go."""
+        """The weights are a block: those who waited for it are told. A block that nobody waits for
+        is let go.
+        """
         weights = self._weights.get((event.model, event.version))
         if weights is None or weights.offered is not None:
             self._gone.append((event.worker, event.block))
@@ -156,11 +173,11 @@ class Versions:
                 weights.left.discard(place)
         self._let_go()
 
-    # --- losses -------------------------------------------------------------------------------------------------
+    # --- losses -----------------------------------------------------------------------------------
 
     def lost(self, worker: str) -> None:
-        """A Worker is gone, with the weights that it had. It has no train node and no follower, else the run would go
-        back; so what it read can be brought to it anew.
+        """A Worker is gone, with the weights that it had. It has no train node and no follower,
+        else the run would go back; so what it read can be brought to it anew.
         """
         self._down.add(worker)
         for model in self._models:
@@ -181,18 +198,23 @@ class Versions:
 
     def lacks(self, node: str, worker: str) -> bool:
         """Whether a node still lacks a Model in a Worker that began anew."""
-        return bool(self._fresh) and any((reader, at) == (node, worker) for reader, _, at in self._fresh)
+        return bool(self._fresh) and any(
+            (reader, at) == (node, worker) for reader, _, at in self._fresh
+        )
 
     def bring(self, *, may_offer: bool) -> list[Offer | Bring]:
-        """Tell who is owed the published version. may_offer: False while the ranks of a writer may have to write files,
-        and once the writers have begun to train the next version: then this one can be had from a block that was
-        offered before, and else not at all, and who is owed it gets the next one. That suffices: while a Step is
-        trained, nobody reads at lag 0, and a later reader need not have this very version.
+        """Tell who is owed the published version. may_offer: False while the ranks of a writer may
+        have to write files, and once the writers have begun to train the next version: then this
+        one can be had from a block that was offered before, and else not at all, and who is owed it
+        gets the next one. That suffices: while a Step is trained, nobody reads at lag 0, and a
+        later reader need not have this very version.
         """
         found: list[Offer | Bring] = []
         if not self._owed:
             return found
-        for reader, model, worker in sorted(place for place in self._owed if place[2] not in self._down):
+        for reader, model, worker in sorted(
+            place for place in self._owed if place[2] not in self._down
+        ):
             if may_offer or (model, self._published) in self._weights:
                 publish = Publish(
                     model=model,
@@ -217,7 +239,7 @@ class Versions:
         gone, self._gone = self._gone, []
         return gone
 
-    # --- who has it ---------------------------------------------------------------------------------------------
+    # --- who has it -------------------------------------------------------------------------------
 
     @property
     def loaded_everywhere(self) -> bool:
@@ -231,8 +253,9 @@ class Versions:
 
     @property
     def offered(self) -> bool:
-        """Whether no offer is under way. Ranks make one together, and so they write files, for which the loop asks all
-        of them at once, asleep or awake: no rank may have to wait for its devices with an offer then.
+        """Whether no offer is under way. Ranks make one together, and so they write files, for
+        which the loop asks all of them at once, asleep or awake: no rank may have to wait for its
+        devices with an offer then.
         """
         return all(weights.offered is not None for weights in self._weights.values())
 

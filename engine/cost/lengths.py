@@ -12,12 +12,16 @@ ASSUMED_PROMPT = 512
 """Tokens of a prompt where `max_prompt_tokens` is not given. A guess, and `explain` says so."""
 
 ASSUMED_ANSWER = 512
-"""Tokens of a demonstration's answer: its file is not tokenised before the run. A guess, and `explain` says so."""
+"""Tokens of a demonstration's answer: its file is not tokenised before the run. A guess, and
+`explain` says so.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """prompt and completion: tokens, at their greatest. bound: where the prompt's is a guess, what would set one."""
+    """prompt and completion: tokens, at their greatest. bound: where the prompt's is a guess, what
+    would set one.
+    """
 
     prompt: int
     completion: int = 0
@@ -38,7 +42,11 @@ def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
     """Rows of `generate`."""
     if max_prompt_tokens is not None:
         return Lengths(prompt=max_prompt_tokens, completion=max_tokens)
-    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, bound="generate(max_prompt_tokens=...) sets a bound")
+    return Lengths(
+        prompt=ASSUMED_PROMPT,
+        completion=max_tokens,
+        bound="generate(max_prompt_tokens=...) sets a bound",
+    )
 
 
 def of_demonstration() -> Lengths:

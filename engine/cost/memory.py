@@ -15,9 +15,10 @@ modules are shared (the place pass), whether it all fits (the verify pass).
     logits        while the node runs             train, forward, decode
     kv_cache      while the node runs             decode
 
-Nodes of one worker take turns, so its peak is all that is always held and the greatest of what is held while one runs;
-Workers of one host add up (`host_peak`). A node's parts are those of each of its Workers.
-Allocators' losses, the interpreter and its libraries (some 0.5 GB with torch) are not counted.
+Nodes of one worker take turns, so its peak is all that is always held and the greatest of what is
+held while one runs; Workers of one host add up (`host_peak`). A node's parts are those of each of
+its Workers. Allocators' losses, the interpreter and its libraries (some 0.5 GB with torch) are not
+counted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ HOST_PARTS = ("outbox", "snapshot")
 """Parts that are in host memory even where the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26
-"""Most logits that the torch kernels hold at once (operators/kernels/torch/heads.py); beyond it they recompute."""
+"""Most logits that the torch kernels hold at once (operators/kernels/torch/heads.py); beyond it
+they recompute.
+"""
 
 _FLOAT = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -44,7 +47,8 @@ WIDTHS = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a node does in one Step at its greatest. prompts and rows: those of a Step. slots: rows decoded at once.
+    """What a node does in one Step at its greatest. prompts and rows: those of a Step. slots: rows
+    decoded at once.
 
     budget: tokens of one micro-batch or prefill. entropy: whether a loss reads it.
     """
@@ -58,62 +62,76 @@ class Work:
 
     @property
     def fed(self) -> int:
-        """Tokens that a model is fed for all rows of a Step: each prompt once for all of its completions."""
+        """Tokens that a model is fed for all rows of a Step: each prompt once for all of its
+        completions.
+        """
         return self.prompts * self.lengths.prompt + self.rows * self.lengths.completion
 
     @property
     def at_once(self) -> int:
-        """Tokens of the largest micro-batch: the budget, all that there is, or one row that is larger than it."""
+        """Tokens of the largest micro-batch: the budget, all that there is, or one row that is
+        larger than it.
+        """
         return min(self.fed, max(self.budget, self.lengths.row))
 
 
 def optimizer_bytes(parameters: int, dtype: str) -> int:
-    """AdamW: two float32 moments a parameter, and a float32 copy of weights that are narrower (mixed precision, as
-    in ZeRO, arXiv:1910.02054, section 3.1)."""
+    """AdamW: two float32 moments a parameter, and a float32 copy of weights that are narrower
+    (mixed precision, as in ZeRO, arXiv:1910.02054, section 3.1).
+    """
     return parameters * (2 * _FLOAT + (0 if dtype == "float32" else _FLOAT))
 
 
 def gradient_bytes(parameters: int, dtype: str) -> int:
-    """One gradient a parameter, float32: narrow ones are added up in float32, with one more of their own width."""
+    """One gradient a parameter, float32: narrow ones are added up in float32, with one more of
+    their own width.
+    """
     return parameters * (_FLOAT + (0 if dtype == "float32" else WIDTHS[dtype]))
 
 
 def token_activations(shape: Shape, dtype: str) -> int:
     """Bytes that the backward pass needs of one token, nothing recomputed.
 
-    A layer keeps the inputs of its products: two norm inputs and outputs and the residual (5 hidden), queries and
-    attention output (2 attention, queries once more after their rotation), keys and values (each twice, and gathered
-    for the blocks of the prefix tree), gate, up, their activation and product (4 intermediate). After Korthikanti et
-    al. (arXiv:2205.05198, section 4.1), with the gated MLP and without dropout masks. Attention weights are not kept:
-    scaled_dot_product_attention recomputes them (FlashAttention, arXiv:2205.14135); on paths without such a kernel it
-    keeps heads * keys a token and layer more. Against what autograd saved for Qwen2 models of 2 layers x 128 and
-    4 x 256 (rows of 96 tokens, float32): 0.99 and 1.01 of it.
+    A layer keeps the inputs of its products: two norm inputs and outputs and the residual (5
+    hidden), queries and attention output (2 attention, queries once more after their rotation),
+    keys and values (each twice, and gathered for the blocks of the prefix tree), gate, up, their
+    activation and product (4 intermediate). After Korthikanti et al. (arXiv:2205.05198, section
+    4.1), with the gated MLP and without dropout masks. Attention weights are not kept:
+    scaled_dot_product_attention recomputes them (FlashAttention, arXiv:2205.14135); on paths
+    without such a kernel it keeps heads * keys a token and layer more. Against what autograd saved
+    for Qwen2 models of 2 layers x 128 and 4 x 256 (rows of 96 tokens, float32): 0.99 and 1.01 of
+    it.
     """
     layer = 5 * shape.hidden + 3 * shape.attention + 6 * shape.kv + 4 * shape.intermediate
     return WIDTHS[dtype] * (shape.layers * layer + 2 * shape.hidden)
 
 
 def token_forward(shape: Shape, dtype: str) -> int:
-    """Bytes of one token in a forward pass without gradient: the residual and the widest part of one layer."""
+    """Bytes of one token in a forward pass without gradient: the residual and the widest part of
+    one layer.
+    """
     widest = max(3 * shape.intermediate, 2 * shape.attention + 2 * shape.kv)
     return WIDTHS[dtype] * (2 * shape.hidden + widest)
 
 
 def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = False) -> int:
-    """Logits of the tokens that something is predicted from, float32, at most CHUNK_LOGITS of them at once.
+    """Logits of the tokens that something is predicted from, float32, at most CHUNK_LOGITS of them
+    at once.
 
-    With a backward pass their softmax and gradient are held beside them, and with the entropy its product.
+    With a backward pass their softmax and gradient are held beside them, and with the entropy its
+    product.
     """
     held = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
     return held * _FLOAT * (1 + 2 * backward + 2 * entropy)
 
 
 def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
-    """Keys and values of the rows that are decoded at once; a prompt's are held once for all of its completions.
+    """Keys and values of the rows that are decoded at once; a prompt's are held once for all of its
+    completions.
 
-    2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2). The longest case: every row
-    at max_tokens, for which the torch kernel has room in powers of two of 8 tokens; the common beginning of all
-    prompts, held once, is not subtracted.
+    2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2). The
+    longest case: every row at max_tokens, for which the torch kernel has room in powers of two of 8
+    tokens; the common beginning of all prompts, held once, is not subtracted.
     """
     slots = min(work.slots, work.rows)
     groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
@@ -123,7 +141,8 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
-    """Of generation: the cache, a prefill's activations, and the logits of one token for each slot."""
+    """Of generation: the cache, a prefill's activations, and the logits of one token for each slot.
+    """
     prefill = min(work.prompts * work.lengths.prompt, max(work.budget, work.lengths.prompt))
     slots = min(work.slots, work.rows)
     return {
@@ -138,13 +157,21 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
     """Of a forward pass without gradient over finished rows."""
     parts = {"activations": work.at_once * token_forward(shape, dtype)}
     if head == "lm":
-        parts["logits"] = 2 * logit_bytes(shape, min(work.at_once, _predicted(work)), backward=False)
+        parts["logits"] = 2 * logit_bytes(
+            shape, min(work.at_once, _predicted(work)), backward=False
+        )
     return parts
 
 
-def train_parts(parameters: int, shape: Shape | None, work: Work, dtype: str, head: str) -> dict[str, int]:
-    """Of training: gradients and optimizer, and, where the shape is known, the largest micro-batch."""
-    parts = {"gradients": gradient_bytes(parameters, dtype), "optimizer": optimizer_bytes(parameters, dtype)}
+def train_parts(
+    parameters: int, shape: Shape | None, work: Work, dtype: str, head: str
+) -> dict[str, int]:
+    """Of training: gradients and optimizer, and, where the shape is known, the largest micro-batch.
+    """
+    parts = {
+        "gradients": gradient_bytes(parameters, dtype),
+        "optimizer": optimizer_bytes(parameters, dtype),
+    }
     if shape is not None:
         parts["activations"] = work.at_once * token_activations(shape, dtype)
         if head == "lm":
@@ -159,7 +186,9 @@ def peak(nodes: Iterable[Mapping[str, int]], *, without: tuple[str, ...] = ()) -
     for parts in nodes:
         kept = lasting(parts, without=without)
         always += kept
-        passing = max(passing, sum(size for part, size in parts.items() if part not in without) - kept)
+        passing = max(
+            passing, sum(size for part, size in parts.items() if part not in without) - kept
+        )
     return always + passing
 
 
@@ -170,20 +199,26 @@ def host_peak(
     without: tuple[str, ...] = (),
     gives_back: bool = False,
 ) -> int:
-    """The peak of all Workers of a host, each with the parts of its nodes: they add up, but for those of a lease.
+    """The peak of all Workers of a host, each with the parts of its nodes: they add up, but for
+    those of a lease.
 
-    Of these one is awake. gives_back: whether those asleep hold nothing, as on a GPU, whose memory sleep moves to the
-    host; otherwise all that lasts stays, and one of them is at work.
+    Of these one is awake. gives_back: whether those asleep hold nothing, as on a GPU, whose memory
+    sleep moves to the host; otherwise all that lasts stays, and one of them is at work.
     """
     peaks = {name: peak(parts, without=without) for name, parts in workers.items()}
-    kept = {name: sum(lasting(parts, without=without) for parts in nodes) for name, nodes in workers.items()}
+    kept = {
+        name: sum(lasting(parts, without=without) for parts in nodes)
+        for name, nodes in workers.items()
+    }
     total, alone = 0, set(workers)
     for lease in leases:
         alone -= set(lease)
         if gives_back:
             total += max(peaks[name] for name in lease)
         else:
-            total += sum(kept[name] for name in lease) + max(peaks[name] - kept[name] for name in lease)
+            total += sum(kept[name] for name in lease) + max(
+                peaks[name] - kept[name] for name in lease
+            )
     return total + sum(peaks[name] for name in alone)
 
 

@@ -20,9 +20,17 @@ from dataflow.errors import PlanError
 Head = Literal["lm", "scalar"]
 
 FAMILY = ("qwen2", "qwen3", "llama", "mistral")
-"""`model_type`s whose parameters the formula counts; of others only those with safetensors files are known."""
+"""`model_type`s whose parameters the formula counts; of others only those with safetensors files
+are known.
+"""
 
-_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_NEEDED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 _LARGEST_HEADER = 100 * 2**20
 """The format's own bound (safetensors README, "Format")."""
 
@@ -54,10 +62,14 @@ class Shape:
     @property
     def matrices(self) -> int:
         """Elements of the matrices of attention and MLP, which tensor ranks have a part of each."""
-        return self.layers * self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
+        return (
+            self.layers * self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
+        )
 
     def part(self, tensor: int) -> Shape:
-        """Of one of so many tensor ranks: its heads and its part of the MLP's width, in whole layers."""
+        """Of one of so many tensor ranks: its heads and its part of the MLP's width, in whole
+        layers.
+        """
         return replace(
             self,
             heads=self.heads // tensor,
@@ -68,7 +80,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """A Model's parameters and shape; `why` says where the count comes from, or why there is none."""
+    """A Model's parameters and shape; `why` says where the count comes from, or why there is none.
+    """
 
     parameters: int | None = None
     shape: Shape | None = None
@@ -79,21 +92,37 @@ class ModelCost:
         if tensor == 1 or self.shape is None:
             return self
         part = self.shape.part(tensor)
-        held = None if self.parameters is None else self.parameters - self.shape.matrices + part.matrices
+        held = (
+            None
+            if self.parameters is None
+            else self.parameters - self.shape.matrices + part.matrices
+        )
         return replace(self, parameters=held, shape=part)
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
-    """Read config.json and the headers of *.safetensors; the same answer where the files have not changed.
+    """Read config.json and the headers of *.safetensors; the same answer where the files have not
+    changed.
 
-    A scalar head is a linear [hidden, 1] with its bias in the place of the language model's head. Raises PlanError for
-    a file that is damaged; a base that is no directory here, or of another architecture, is unknown.
+    A scalar head is a linear [hidden, 1] with its bias in the place of the language model's head.
+    Raises PlanError for a file that is damaged; a base that is no directory here, or of another
+    architecture, is unknown.
     """
     folder = Path(base).expanduser()
     config = folder / "config.json"
     if not config.is_file():
-        return ModelCost(why="base is not a local directory" if not folder.is_dir() else "no config.json in its base")
-    return _read(folder, head, tuple((p.name, p.stat().st_mtime_ns) for p in [config, *_weight_files(folder)]))
+        return ModelCost(
+            why=(
+                "base is not a local directory"
+                if not folder.is_dir()
+                else "no config.json in its base"
+            )
+        )
+    return _read(
+        folder,
+        head,
+        tuple((p.name, p.stat().st_mtime_ns) for p in [config, *_weight_files(folder)]),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -106,17 +135,22 @@ def _read(folder: Path, head: Head, _stamps: tuple[tuple[str, int], ...]) -> Mod
         counted = _counted(tensors, head, shape)
         return ModelCost(parameters=counted, shape=shape, why="counted in its safetensors files")
     if shape is None or config.get("model_type") not in FAMILY:
-        return ModelCost(why=f"no safetensors files, and no formula for model_type {config.get('model_type')!r}")
-    return ModelCost(parameters=formula(shape, config, head), shape=shape, why="by formula from config.json")
+        return ModelCost(
+            why=f"no safetensors files, and no formula for model_type {config.get('model_type')!r}"
+        )
+    return ModelCost(
+        parameters=formula(shape, config, head), shape=shape, why="by formula from config.json"
+    )
 
 
 def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
     """Parameters of a dense decoder of the Llama family.
 
-    vocabulary * hidden for the embedding, once more for a head that is not tied to it; a layer: query, key, value and
-    output projections, three MLP matrices, two norms; a last norm (Touvron et al., arXiv:2302.13971, section 2.2;
-    grouped key heads: arXiv:2305.13245). Qwen2 adds biases to query, key and value (arXiv:2407.10671), Qwen3 norms
-    of queries and keys in their place (arXiv:2505.09388).
+    vocabulary * hidden for the embedding, once more for a head that is not tied to it; a layer:
+    query, key, value and output projections, three MLP matrices, two norms; a last norm (Touvron et
+    al., arXiv:2302.13971, section 2.2; grouped key heads: arXiv:2305.13245). Qwen2 adds biases to
+    query, key and value (arXiv:2407.10671), Qwen3 norms of queries and keys in their place
+    (arXiv:2505.09388).
     """
     kind, d, inner = config.get("model_type"), shape.hidden, shape.intermediate
     projections = 2 * d * shape.attention + 2 * d * shape.kv
@@ -148,16 +182,22 @@ def _shape(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())  # a pipe would be waited for
+    return sorted(
+        path for path in folder.glob("*.safetensors") if path.is_file()
+    )  # a pipe would be waited for
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """(name, elements) of each tensor. The header: 8 bytes little-endian length, then JSON (safetensors, "Format")."""
+    """(name, elements) of each tensor. The header: 8 bytes little-endian length, then JSON
+    (safetensors, "Format").
+    """
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _LARGEST_HEADER:
-            raise PlanError(f"{path}: expected a safetensors file, found no header. Fix: copy the model again.")
+            raise PlanError(
+                f"{path}: expected a safetensors file, found no header. Fix: copy the model again."
+            )
         header = _json(path, file.read(length))
     for name, entry in header.items():
         if name != "__metadata__":
@@ -165,12 +205,18 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
-    """Elements that the module trains: of the two heads the one that it has, buffers of old files left out."""
+    """Elements that the module trains: of the two heads the one that it has, buffers of old files
+    left out.
+    """
     tied = shape is not None and shape.tied
-    body = {n: s for n, s in tensors.items() if not n.endswith(("rotary_emb.inv_freq", ".masked_bias"))}
+    body = {
+        n: s for n, s in tensors.items() if not n.endswith(("rotary_emb.inv_freq", ".masked_bias"))
+    }
     heads = {n: body.pop(n) for n in list(body) if n.split(".")[0] in ("lm_head", "score")}
     if head == "lm":
-        return sum(body.values()) + (0 if tied else sum(s for n, s in heads.items() if n.startswith("lm_head")))
+        return sum(body.values()) + (
+            0 if tied else sum(s for n, s in heads.items() if n.startswith("lm_head"))
+        )
     scalar = sum(s for n, s in heads.items() if n.startswith("score"))
     return sum(body.values()) + (scalar or (shape.hidden + 1 if shape else 0))
 
@@ -179,7 +225,12 @@ def _json(path: Path, data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise PlanError(f"{path}: expected JSON, found: {error}. Fix: copy the model again.") from error
+        raise PlanError(
+            f"{path}: expected JSON, found: {error}. Fix: copy the model again."
+        ) from error
     if not isinstance(found, dict):
-        raise PlanError(f"{path}: expected a JSON object, found {type(found).__name__}. Fix: copy the model again.")
+        raise PlanError(
+            f"{path}: expected a JSON object, found {type(found).__name__}. Fix: copy the model"
+            " again."
+        )
     return found

@@ -3,9 +3,10 @@
 Owns: the counts, and the rough rates that turn them into seconds. Does not own: measured
 times, which `explain` shows beside these.
 
-Everything is at the greatest lengths, so these are upper bounds of rough numbers: for finding the node that takes
-most, not for promises. At the true lengths of one run (2 layers x 128, 32 prompts of 54 tokens x 8 answers of 6, two
-cores) they gave 89 ms for training where 104-110 ms were measured, and 30 ms for generation where 52-63 ms were.
+Everything is at the greatest lengths, so these are upper bounds of rough numbers: for finding the
+node that takes most, not for promises. At the true lengths of one run (2 layers x 128, 32 prompts
+of 54 tokens x 8 answers of 6, two cores) they gave 89 ms for training where 104-110 ms were
+measured, and 30 ms for generation where 52-63 ms were.
 """
 
 from __future__ import annotations
@@ -14,24 +15,31 @@ from engine.cost.memory import WIDTHS, Work
 from engine.cost.models import Shape
 
 CORE_RATE = 5e10
-"""Operations a second and core that training reaches. Two cores of an x86-64 server (AMD EPYC) did 218 GFLOP/s in
-float32 matrix products, and small models reached a little less than half of it."""
+"""Operations a second and core that training reaches. Two cores of an x86-64 server (AMD EPYC) did
+218 GFLOP/s in float32 matrix products, and small models reached a little less than half of it.
+"""
 
 MEMORY_RATE = 2e10
 """Bytes a second that one host reads from memory: memcpy of 256 MB on the same machine."""
 
 COLUMN_RATE = 2e8
-"""Bytes of columns a second that a function of NumPy expressions goes through: some ten passes over memory."""
+"""Bytes of columns a second that a function of NumPy expressions goes through: some ten passes over
+memory.
+"""
 
 
 def matmul_parameters(parameters: int, shape: Shape, head: str) -> int:
-    """Parameters that each token is multiplied with: all but an embedding that is looked up only."""
+    """Parameters that each token is multiplied with: all but an embedding that is looked up only.
+    """
     looked_up = shape.vocabulary * shape.hidden
     return parameters - (0 if shape.tied and head == "lm" else looked_up)
 
 
-def forward_operations(parameters: int, shape: Shape, tokens: int, context: float, head: str = "lm") -> float:
-    """2 a parameter and token, and attention: 4 * layers * attention width a token and key (two products).
+def forward_operations(
+    parameters: int, shape: Shape, tokens: int, context: float, head: str = "lm"
+) -> float:
+    """2 a parameter and token, and attention: 4 * layers * attention width a token and key (two
+    products).
 
     Kaplan et al., arXiv:2001.08361, section 2.1. context: keys that a token sees, in the mean.
     """
@@ -39,23 +47,31 @@ def forward_operations(parameters: int, shape: Shape, tokens: int, context: floa
     return tokens * (2.0 * matmul_parameters(parameters, shape, head) + attention)
 
 
-def train_seconds(parameters: int, shape: Shape, work: Work, *, epochs: int, cores: int, head: str) -> float:
+def train_seconds(
+    parameters: int, shape: Shape, work: Work, *, epochs: int, cores: int, head: str
+) -> float:
     """Forward and backward, three times a forward (6 a parameter and token), in each epoch."""
     return 3.0 * epochs * forward_seconds(parameters, shape, work, cores=cores, head=head)
 
 
 def forward_seconds(parameters: int, shape: Shape, work: Work, *, cores: int, head: str) -> float:
     """All rows of a Step, each prompt once; a token sees half of its row in the mean."""
-    return forward_operations(parameters, shape, work.fed, work.lengths.row / 2.0, head) / (CORE_RATE * cores)
+    return forward_operations(parameters, shape, work.fed, work.lengths.row / 2.0, head) / (
+        CORE_RATE * cores
+    )
 
 
 def decode_seconds(parameters: int, shape: Shape, work: Work, *, cores: int, dtype: str) -> float:
-    """Prefill, then a forward a token in which every slot is full: the slower of its operations and of its reading.
+    """Prefill, then a forward a token in which every slot is full: the slower of its operations and
+    of its reading.
 
-    A forward reads all weights once, and the cache of its rows; see Pope et al., arXiv:2211.05102, section 2.
+    A forward reads all weights once, and the cache of its rows; see Pope et al., arXiv:2211.05102,
+    section 2.
     """
     prompts, lengths = work.prompts * work.lengths.prompt, work.lengths
-    prefill = forward_operations(parameters, shape, prompts, lengths.prompt / 2.0) / (CORE_RATE * cores)
+    prefill = forward_operations(parameters, shape, prompts, lengths.prompt / 2.0) / (
+        CORE_RATE * cores
+    )
     slots = min(work.slots, work.rows)
     steps = -(-work.rows // max(1, slots)) * lengths.completion
     mean = lengths.prompt + lengths.completion / 2.0

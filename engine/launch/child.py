@@ -29,8 +29,9 @@ from engine.runtime.workers import Doing
 _BOOTSTRAP = "from engine.runtime.process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-"""Copies of 2 MiB and more go past the cache. Rows that are copied into a slab are read by another process, later:
-16 MiB of them in 2.0 to 2.3 ms, not 2.8 (benchmarks/data_plane.py). What is no glibc, or on no x86, does not read it.
+"""Copies of 2 MiB and more go past the cache. Rows that are copied into a slab are read by another
+process, later: 16 MiB of them in 2.0 to 2.3 ms, not 2.8 (benchmarks/data_plane.py). What is no
+glibc, or on no x86, does not read it.
 """
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
@@ -39,17 +40,19 @@ _STACK_LINES = 12
 
 
 class Child:
-    """A started process. said: instructions; told: those whose end it tells, `ended` of them so far; opened: whether
-    its kernels are; lost: it can no longer be reached; replaced: its end was wanted, and is not told of; endpoint:
-    where other hosts reach its channel; over: it has been reaped; heard: when it last was (its start, until it
-    `spoke`).
+    """A started process. said: instructions; told: those whose end it tells, `ended` of them so
+    far; opened: whether its kernels are; lost: it can no longer be reached; replaced: its end was
+    wanted, and is not told of; endpoint: where other hosts reach its channel; over: it has been
+    reaped; heard: when it last was (its start, until it `spoke`).
 
     Fields are guarded by the Supervisor's lock, but for what never changes.
     """
 
-    def __init__(self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None) -> None:
-        """Start it, on this of the host's GPUs if it has one; it waits for Open. Call this in a thread that stays: when
-        that ends, the process is killed.
+    def __init__(
+        self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None
+    ) -> None:
+        """Start it, on this of the host's GPUs if it has one; it waits for Open. Call this in a
+        thread that stays: when that ends, the process is killed.
         """
         self.name = name
         self.epoch = epoch
@@ -72,7 +75,9 @@ class Child:
             undo.pop_all()
         mine.setblocking(False)
         self.link = Link(mine)
-        self.doing = Doing(worker=name, node="its start", what="its interpreter", since=time.monotonic())
+        self.doing = Doing(
+            worker=name, node="its start", what="its interpreter", since=time.monotonic()
+        )
         self.heard = time.monotonic()
         self.spoke = False
         self.opened = False
@@ -92,7 +97,9 @@ class Child:
 
     @property
     def busy(self) -> bool:
-        """Whether something is to be expected of it: that it opens, ends an instruction, or is found lost."""
+        """Whether something is to be expected of it: that it opens, ends an instruction, or is
+        found lost.
+        """
         return not self.over.is_set() and (self.lost or not self.opened or self.told > self.ended)
 
     @property
@@ -111,13 +118,19 @@ class Child:
             self.process.send_signal(signal.SIGKILL)
 
     def ask_where(self, now: float) -> None:
-        """Let it write the stacks of its threads into its log, which it does at C level, whoever holds its lock."""
+        """Let it write the stacks of its threads into its log, which it does at C level, whoever
+        holds its lock.
+        """
         self.asked_where, self._asked_at = now, self._log.stat().st_size
-        if self.spoke and not self.over.is_set():  # before that it may not know what the signal means
+        if (
+            self.spoke and not self.over.is_set()
+        ):  # before that it may not know what the signal means
             self.process.send_signal(STACK_SIGNAL)
 
     def where(self) -> str:
-        """What it is in, as far as that is known: of its last heartbeat, or the first thing that it has not ended."""
+        """What it is in, as far as that is known: of its last heartbeat, or the first thing that it
+        has not ended.
+        """
         if self.doing.node:
             return f", in {self.doing.node} ({self.doing.what})"
         return f", in {self.under_way[0]}" if self.under_way else ""
@@ -133,13 +146,19 @@ class Child:
         return f"process {self.process.pid} {self.error or how}{stood}"
 
     def stack(self) -> str:
-        """Where its main thread stood, innermost call first; empty where it was not asked, or did not say."""
+        """Where its main thread stood, innermost call first; empty where it was not asked, or did
+        not say.
+        """
         if self._asked_at < 0:
             return ""
         with open(self._log, "rb") as file:
             file.seek(self._asked_at)
-            *_, main = file.read(_STACK_BYTES).decode(errors="replace").split("(most recent call first):")
-        frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")][:_STACK_LINES]
+            *_, main = (
+                file.read(_STACK_BYTES).decode(errors="replace").split("(most recent call first):")
+            )
+        frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")][
+            :_STACK_LINES
+        ]
         return "".join([" stood at:", *(f"\n  | {line}" for line in frames)]) if frames else ""
 
     def _last_lines(self) -> str:
@@ -161,12 +180,15 @@ def _appended(log: Path) -> BinaryIO:
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:
-    """Of a Worker's process. The C library reads these when the process starts, OpenMP and CUDA when torch is imported,
-    so they cannot be set later. What the user has set stays, but for the threads, which are planned.
+    """Of a Worker's process. The C library reads these when the process starts, OpenMP and CUDA
+    when torch is imported, so they cannot be set later. What the user has set stays, but for the
+    threads, which are planned.
 
-    device: which of the GPUs that this process sees is the first, and only one, that the Worker does.
+    device: which of the GPUs that this process sees is the first, and only one, that the Worker
+    does.
     """
-    # Threads that wait spin shortly and then sleep, as in the command line's own process: others want the cores.
+    # Threads that wait spin shortly and then sleep, as in the command line's own process: others
+    # want the cores.
     given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
     found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
     if device is not None:

@@ -29,7 +29,16 @@ from engine.launch.hostlink import BEAT, endpoint, living
 from engine.launch.line import Envelope, Line, aside, opened
 from engine.plan.cluster import Host, detect
 from engine.runtime.control import Forget, Quit, Whereabouts
-from engine.runtime.hosting import Begin, Here, HostBeat, Look, Refused, Relay, RelayAsked, RespawnThere
+from engine.runtime.hosting import (
+    Begin,
+    Here,
+    HostBeat,
+    Look,
+    Refused,
+    Relay,
+    RelayAsked,
+    RespawnThere,
+)
 from engine.runtime.wire import decode, encode
 from engine.runtime.workers import Doing
 
@@ -43,13 +52,13 @@ _FROM_RUN = (Begin, Relay, RelayAsked, Forget, RespawnThere, Whereabouts, Quit)
 
 
 class Desk:
-    """Where runs come to. on_end: called from the I/O thread when the run has ended or is given up; doing: likewise,
-    what the Workers do.
+    """Where runs come to. on_end: called from the I/O thread when the run has ended or is given up;
+    doing: likewise, what the Workers do.
     """
 
     def __init__(self, host: Host, own: Keys, client: bytes) -> None:
-        """own: this host's keys; client: the public key of whoever starts runs. Raises RunError where the address is
-        none of this host, or taken.
+        """own: this host's keys; client: the public key of whoever starts runs. Raises RunError
+        where the address is none of this host, or taken.
         """
         self.on_end: Callable[[], None] = lambda: None
         self.doing: Callable[[], list[Doing]] = list
@@ -78,8 +87,8 @@ class Desk:
             self._door.close()
             self._context.destroy(linger=0)
             raise RunError(
-                f"host {host.name}: cannot answer at {endpoint(host)}: {error}. Fix: the address that the cluster file "
-                "gives has to be this host's, and its port free."
+                f"host {host.name}: cannot answer at {endpoint(host)}: {error}. Fix: the address"
+                " that the cluster file gives has to be this host's, and its port free."
             ) from error
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
@@ -104,7 +113,9 @@ class Desk:
             self._inbox.put(CHANGED)
 
     def wake(self) -> None:
-        """From any thread: whoever takes what comes looks around; where no run has come, none is waited for."""
+        """From any thread: whoever takes what comes looks around; where no run has come, none is
+        waited for.
+        """
         if self._line is None:
             self._inbox.put(None)
         else:
@@ -117,7 +128,9 @@ class Desk:
         os.eventfd_write(self._wake, 1)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the run has everything that was said, at most so long; not at all for one that was given up."""
+        """Wait until the run has everything that was said, at most so long; not at all for one that
+        was given up.
+        """
         if not self._given_up:
             self._settled.wait(seconds)
 
@@ -130,7 +143,7 @@ class Desk:
         self._context.destroy(linger=0)
         os.close(self._wake)
 
-    # --- the I/O thread -------------------------------------------------------------------------------------------
+    # --- the I/O thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -161,7 +174,13 @@ class Desk:
             if envelope.run == self._line.run:
                 return self._hear(peer, envelope)
             if not self._looked(peer, envelope):
-                self._put(peer, aside(envelope.run, encode(Refused(why="it serves another run, or has given this up"))))
+                self._put(
+                    peer,
+                    aside(
+                        envelope.run,
+                        encode(Refused(why="it serves another run, or has given this up")),
+                    ),
+                )
         except RunError as error:
             _log.warning("what came was refused: %s", error)
         return False
@@ -171,16 +190,22 @@ class Desk:
         if envelope.run or not isinstance(decode(envelope.body, (Look,)), Look):
             return False
         found = detect()
-        self._put(peer, aside(b"", encode(Here(cores=found.cores, memory=found.memory, gpus=found.gpus))))
+        self._put(
+            peer, aside(b"", encode(Here(cores=found.cores, memory=found.memory, gpus=found.gpus)))
+        )
         return True
 
     def _first(self, peer: bytes, envelope: Envelope) -> bool:
-        """A run begins by its first message; whoever says something else speaks of a run that was given up."""
+        """A run begins by its first message; whoever says something else speaks of a run that was
+        given up.
+        """
         if self._looked(peer, envelope):
             return False
         if envelope.number != 0:
             if envelope.body or envelope.ack:
-                self._put(peer, aside(envelope.run, encode(Refused(why="nothing is known of it here"))))
+                self._put(
+                    peer, aside(envelope.run, encode(Refused(why="nothing is known of it here")))
+                )
             return False
         begin = decode(envelope.body, (Begin,))
         self._line, self._lease = Line(envelope.run), begin.lease
@@ -220,13 +245,20 @@ class Desk:
     def _beat(self) -> None:
         if self._line is None:
             return
-        self._put(self._peer, self._line.aside(encode(HostBeat(now=time.monotonic(), doing=tuple(self.doing())))))
+        self._put(
+            self._peer,
+            self._line.aside(encode(HostBeat(now=time.monotonic(), doing=tuple(self.doing())))),
+        )
         silent = time.monotonic() - self._heard
         if silent > self._lease and not self._ended:
-            _log.warning("nothing was heard of the run for %.0f s: its Workers here are ended", silent)
+            _log.warning(
+                "nothing was heard of the run for %.0f s: its Workers here are ended", silent
+            )
             self._given_up = True
             self._end()
 
     def _put(self, peer: bytes, frame: bytes) -> None:
-        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # it is sent again where nobody can be reached now
+        with contextlib.suppress(
+            zmq.Again, zmq.ZMQError
+        ):  # it is sent again where nobody can be reached now
             self._router.send_multipart([peer, frame], zmq.NOBLOCK)

@@ -1,14 +1,15 @@
 """What Workers failed with, and which of it ends the run.
 
-Owns: the judgement. Does not own: how a Worker tells (engine/runtime/process.py), nor what ends (local.py).
+Owns: the judgement. Does not own: how a Worker tells (engine/runtime/process.py), nor what ends
+(local.py).
 
     failure of          becomes the run's                         is none
     a lone Worker       at once                                   where it was to end anyway
     a rank              GRACE seconds later                       the same, or where another rank of its group has ended
 
-A rank that loses another one in a collective fails, too, and may well be heard before the end of that one is noticed:
-what the run answers is that end, to which the group goes back. It is killed, since it does nothing any more: whoever
-waits for something of it is told.
+A rank that loses another one in a collective fails, too, and may well be heard before the end of
+that one is noticed: what the run answers is that end, to which the group goes back. It is killed,
+since it does nothing any more: whoever waits for something of it is told.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Ending(Protocol):
 
 
 class Failures:
-    """Those that are not judged yet. groups: the rank group of each Worker that is in one. Its user locks."""
+    """Those that are not judged yet. groups: the rank group of each Worker that is in one. Its user
+    locks.
+    """
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
@@ -46,8 +49,8 @@ class Failures:
         self._waiting.append((now, child, error))
 
     def judged(self, children: Mapping[str, Ending], now: float) -> BaseException | None:
-        """The first failure that is the run's; those that are none are dropped, and their ranks killed. children: as
-        they are now, by name.
+        """The first failure that is the run's; those that are none are dropped, and their ranks
+        killed. children: as they are now, by name.
         """
         left: list[tuple[float, Ending, BaseException]] = []
         for since, child, error in self._waiting:

@@ -7,7 +7,8 @@
 Owns: carrying out what the run's process says by a Supervisor of this host, telling what comes of
 it. Does not own: the link (desk.py), the Workers' processes (local.py).
 
-Each run is served by a process of its own, so that nothing that was imported for one is there for the next.
+Each run is served by a process of its own, so that nothing that was imported for one is there for
+the next.
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ from engine.observe.logs import to_log
 from engine.observe.runfolder import RunFolder
 from engine.plan.cluster import Host, detect, read_cluster
 from engine.runtime.control import Forget, Whereabouts
-from engine.runtime.hosting import Begin, Ended, HostAnswer, HostTold, Relay, RelayAsked, RespawnThere
+from engine.runtime.hosting import (
+    Begin,
+    Ended,
+    HostAnswer,
+    HostTold,
+    Relay,
+    RelayAsked,
+    RespawnThere,
+)
 from engine.runtime.process import die_with, failure
 from engine.runtime.signals import StopSignals, code
 from engine.runtime.workers import WorkerGone
@@ -49,16 +58,21 @@ _SETTLE = 5.0
 
 
 def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
-    """Serve runs until a signal ends this process, at once where it serves none. One that it serves is asked to stop,
-    with a checkpoint; this host is there until it has, or until `grace` is over. Returns the exit code.
+    """Serve runs until a signal ends this process, at once where it serves none. One that it serves
+    is asked to stop, with a checkpoint; this host is there until it has, or until `grace` is over.
+    Returns the exit code.
     """
     _own_host(cluster, name, keys)
     reads, writes = os.pipe()
     doing = f"host {name} is given back once its run has stopped"
     with (
         open(reads, "rb") as hears,
-        open(writes, "wb") as asks,  # closing it asks whoever serves to stop, who may be only about to begin
-        StopSignals(grace, lambda: "the run goes on by dataflow resume", asks.close, doing) as signals,
+        open(
+            writes, "wb"
+        ) as asks,  # closing it asks whoever serves to stop, who may be only about to begin
+        StopSignals(
+            grace, lambda: "the run goes on by dataflow resume", asks.close, doing
+        ) as signals,
     ):
         while not signals.requested:
             failed = _serve_next(cluster, name, keys, hears)
@@ -68,14 +82,21 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
 
 
 def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -> int:
-    """Serve one run in a process of its own; its exit code. hears: what it reads ends where it is to stop."""
+    """Serve one run in a process of its own; its exit code. hears: what it reads ends where it is
+    to stop.
+    """
     bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
     with held_back():
-        process = subprocess.Popen(interpreter(bootstrap, "engine.launch.host", *given), stdin=hears)
+        process = subprocess.Popen(
+            interpreter(bootstrap, "engine.launch.host", *given), stdin=hears
+        )
     ended = process.wait()
     if ended < 0:
-        print(f"host {name}: the process that served a run was ended by signal {-ended}", file=sys.stderr)
+        print(
+            f"host {name}: the process that served a run was ended by signal {-ended}",
+            file=sys.stderr,
+        )
     return ended
 
 
@@ -98,13 +119,18 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
     pair = read_keys(file)
     with closing(Desk(host, pair.host(name), pair.run.public)) as desk:
         wanted_back = threading.Event()
-        threading.Thread(target=_ask_to_stop, args=(desk, wanted_back), name="stop", daemon=True).start()
+        threading.Thread(
+            target=_ask_to_stop, args=(desk, wanted_back), name="stop", daemon=True
+        ).start()
         print(f"host {name}: waiting for a run at {host.address}, port {host.port}", flush=True)
         begin = desk.take()
         if begin is not None:
             print(f"host {name}: serves {begin.folder}", flush=True)
             Served(desk, name, begin, wanted_back).run()
-            print(f"host {name}: {begin.folder} has ended; connections refused: {desk.refused}", flush=True)
+            print(
+                f"host {name}: {begin.folder} has ended; connections refused: {desk.refused}",
+                flush=True,
+            )
 
 
 def _ask_to_stop(desk: Desk, wanted_back: threading.Event) -> None:
@@ -158,7 +184,8 @@ class Served:
         begin = self._begin
         if begin.host != self._name:
             raise RunError(
-                f"expected a run's part for host {self._name}, found one for {begin.host}. Fix: its address."
+                f"expected a run's part for host {self._name}, found one for {begin.host}. Fix: its"
+                " address."
             )
         folder = self._folder()
         import_from(begin.path)
@@ -172,19 +199,24 @@ class Served:
         return Supervisor(plan, folder, options, part)
 
     def _folder(self) -> RunFolder:
-        """The run folder, as this host sees it; relative paths of the graph are those of the run's process."""
+        """The run folder, as this host sees it; relative paths of the graph are those of the run's
+        process.
+        """
         path = self._begin.folder
         plan = path / "plan.json"
         if not plan.is_file() or plan.read_text(encoding="utf-8") != self._begin.planned:
             found = "another one" if plan.is_file() else "none"
             raise RunError(
-                f"host {self._name}: expected the run folder {path}, which all hosts have to share, found {found}. "
-                "Fix: --runs in a file system that every host mounts at the same place."
+                f"host {self._name}: expected the run folder {path}, which all hosts have to share,"
+                f" found {found}. Fix: --runs in a file system that every host mounts at the same"
+                " place."
             )
         if self._begin.directory.is_dir():
             os.chdir(self._begin.directory)
         else:
-            _log.warning("no folder %s here: relative paths will not be found", self._begin.directory)
+            _log.warning(
+                "no folder %s here: relative paths will not be found", self._begin.directory
+            )
         return RunFolder.seen(path)
 
     def _open(self, supervisor: Supervisor) -> None:
@@ -212,13 +244,17 @@ class Served:
     def _ask(self, supervisor: Supervisor, asked: RelayAsked) -> None:
         try:
             found = supervisor.ask(dict(zip(asked.workers, asked.requests, strict=True)))
-            answer = HostAnswer(number=asked.number, workers=tuple(found), refs=tuple(found.values()))
+            answer = HostAnswer(
+                number=asked.number, workers=tuple(found), refs=tuple(found.values())
+            )
         except WorkerGone as gone:
             answer = HostAnswer(number=asked.number, gone=gone.worker, problem=str(gone))
         self._desk.say(answer)
 
     def _tell(self, supervisor: Supervisor, opened: tuple[Any, ...] = ()) -> None:
-        """What is new. Whether it is busy is asked first: where it is not, no event comes after those found here."""
+        """What is new. Whether it is busy is asked first: where it is not, no event comes after
+        those found here.
+        """
         busy = supervisor.busy
         events = [*opened]
         if self._wanted_back.is_set() and not self._asked:

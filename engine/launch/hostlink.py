@@ -39,13 +39,19 @@ _ASIDES = (HostBeat, Here, Refused)
 
 
 class HostLink:
-    """One conversation with one host. on_change: called from the I/O thread when there is something to hear."""
+    """One conversation with one host. on_change: called from the I/O thread when there is something
+    to hear.
+    """
 
-    def __init__(self, host: Host, own: Keys, server: bytes, lease: float, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, own: Keys, server: bytes, lease: float, on_change: Callable[[], None]
+    ) -> None:
         self.host = host
         self.doing: tuple[Doing, ...] = ()
         self.ahead = math.inf
-        """Seconds by which this host's clock is ahead of the other's, and the fastest message's way."""
+        """Seconds by which this host's clock is ahead of the other's, and the fastest message's
+        way.
+        """
         self.moved = 0
         """Bytes sent and received."""
         self._lease = lease
@@ -67,7 +73,9 @@ class HostLink:
         self._thread.start()
 
     def say(self, message: Any) -> None:
-        """To be sent, and sent again until it has come; never blocks. A link that is closed says nothing."""
+        """To be sent, and sent again until it has come; never blocks. A link that is closed says
+        nothing.
+        """
         with self._changed:
             if not self._over:
                 self._to_say.append(encode(message))
@@ -88,13 +96,15 @@ class HostLink:
             if self._over:
                 return
             self._over = True
-            self._failure = self._failure or RunError(f"host {self.host.name}: the link to it is closed")
+            self._failure = self._failure or RunError(
+                f"host {self.host.name}: the link to it is closed"
+            )
             os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._context.destroy(linger=0)
         os.close(self._wake)
 
-    # --- the I/O thread -------------------------------------------------------------------------------------------
+    # --- the I/O thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -146,9 +156,12 @@ class HostLink:
         return bool(bodies)
 
     def _refused(self, why: str) -> bool:
-        """Before the run has begun there the host may get free; afterwards it has given the run up."""
+        """Before the run has begun there the host may get free; afterwards it has given the run up.
+        """
         if self._spoke:
-            return self._fail(f"has given this run up: {why}. Fix: dataflow resume, from the last checkpoint.")
+            return self._fail(
+                f"has given this run up: {why}. Fix: dataflow resume, from the last checkpoint."
+            )
         if why != self._refusal:
             _log.warning("host %s: %s; waiting for it", self.host.name, why)
         self._refusal = why
@@ -177,13 +190,17 @@ class HostLink:
         where = f"tcp://{self.host.address}:{self.host.port}"
         if self._spoke:
             problem = (
-                f"not heard of for {silent:.0f} s (the lease is {self._lease:g} s). Fix: see {where} and the network"
+                f"not heard of for {silent:.0f} s (the lease is {self._lease:g} s). Fix: see"
+                f" {where} and the network"
             )
             self._fail(f"{problem} to it; then dataflow resume, from the last checkpoint.")
         else:
             told = f", it said: {self._refusal}" if self._refusal else ""
             problem = f"expected an answer at {where} within {self._lease:g} s, found none{told}"
-            self._fail(f"{problem}. Fix: dataflow host CLUSTER {self.host.name} there, with the same key file.")
+            self._fail(
+                f"{problem}. Fix: dataflow host CLUSTER {self.host.name} there, with the same key"
+                " file."
+            )
         self._on_change()
 
     def _fail(self, problem: str) -> bool:
@@ -208,16 +225,22 @@ def look(host: Host, own: Keys, server: bytes, lease: float) -> Here:
     finally:
         context.destroy(linger=0)
     raise RunError(
-        f"host {host.name}: expected it to say what it has at tcp://{host.address}:{host.port}, found no answer within "
-        f"{lease:g} s. Fix: dataflow host CLUSTER {host.name} there, with the same key file; or give cores and "
-        "memory_gib in the cluster file."
+        f"host {host.name}: expected it to say what it has at tcp://{host.address}:{host.port},"
+        f" found no answer within {lease:g} s. Fix: dataflow host CLUSTER {host.name} there, with"
+        " the same key file; or give cores and memory_gib in the cluster file."
     )
 
 
 def dealer(context: zmq.Context, host: Host, own: Keys, server: bytes, lease: float) -> zmq.Socket:
-    """A socket that is connected to a host, again and again; what has no connection is not queued."""
+    """A socket that is connected to a host, again and again; what has no connection is not queued.
+    """
     found: zmq.Socket = context.socket(zmq.DEALER)
-    for option, value in (*living(lease), (zmq.IMMEDIATE, 1), (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 1000)):
+    for option, value in (
+        *living(lease),
+        (zmq.IMMEDIATE, 1),
+        (zmq.RECONNECT_IVL, 100),
+        (zmq.RECONNECT_IVL_MAX, 1000),
+    ):
         found.setsockopt(option, value)
     found.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
     found.setsockopt(zmq.IPV6, int(":" in host.address))
@@ -235,6 +258,8 @@ def endpoint(host: Host) -> str:
 
 
 def living(lease: float) -> tuple[tuple[int, int], ...]:
-    """Options of both ends: a connection on which nothing comes is dropped long before the lease is over."""
+    """Options of both ends: a connection on which nothing comes is dropped long before the lease is
+    over.
+    """
     silence = int(min(3.0, lease / 4) * 1e3)
     return ((zmq.LINGER, 0), (zmq.HEARTBEAT_IVL, silence // 3), (zmq.HEARTBEAT_TIMEOUT, silence))

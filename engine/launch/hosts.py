@@ -6,8 +6,9 @@
 Owns: which host is told what, the keys that Workers get for one run, who knows where whose channel
 answers. Does not own: links (hostlink.py), the other hosts' side (host.py), processes (local.py).
 
-Rows never come here: they go from Worker to Worker, by shm or zmq. A host of which nothing is heard for the length of
-the lease fails the run; what its Workers had is lost, and a resume goes on from the last checkpoint.
+Rows never come here: they go from Worker to Worker, by shm or zmq. A host of which nothing is heard
+for the length of the lease fails the run; what its Workers had is lost, and a resume goes on from
+the last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +37,15 @@ from engine.options import RunOptions
 from engine.plan.cluster import Cluster, Host
 from engine.plan.plan import Plan
 from engine.runtime.control import Failed, Forget, Network, Quit, Whereabouts
-from engine.runtime.hosting import Begin, Ended, HostAnswer, HostTold, Relay, RelayAsked, RespawnThere
+from engine.runtime.hosting import (
+    Begin,
+    Ended,
+    HostAnswer,
+    HostTold,
+    Relay,
+    RelayAsked,
+    RespawnThere,
+)
 from engine.runtime.process import KINDS
 from engine.runtime.session import Report
 from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
@@ -49,7 +58,8 @@ Whereabout = tuple[str, str, int]
 
 
 def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
-    """A cluster of which these hosts' cores and memory are known: what its file leaves out the host is asked for.
+    """A cluster of which these hosts' cores and memory are known: what its file leaves out the host
+    is asked for.
 
     Raises RunError where one does not answer.
     """
@@ -63,11 +73,15 @@ def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
 
 def _asked(host: Host, own: Keys, server: bytes, lease: float) -> Host:
     here = look(host, own, server, lease)
-    return replace(host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus)
+    return replace(
+        host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus
+    )
 
 
 def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
-    """Spans in the time of this host, whose clock is ahead of theirs; as they are where that is not known yet."""
+    """Spans in the time of this host, whose clock is ahead of theirs; as they are where that is not
+    known yet.
+    """
     shift = ahead if math.isfinite(ahead) else 0.0
     return [(track, what, start + shift, end + shift) for track, what, start, end in spans]
 
@@ -87,7 +101,10 @@ class _Remote:
     def doing(self) -> list[Doing]:
         """What its Workers do; those of which nothing was said yet begin."""
         said = {each.worker: each for each in self.link.doing}
-        return [said.get(w, Doing(worker=w, node="its start", what="its host", since=self.since)) for w in self.workers]
+        return [
+            said.get(w, Doing(worker=w, node="its start", what="its host", since=self.since))
+            for w in self.workers
+        ]
 
     def say(self, message: Any) -> None:
         self.said += 1
@@ -127,10 +144,12 @@ class HostsWorkers:
         self._local = Supervisor(plan, folder, options, part)
         self._host_of = {w: host for w, host in plan.hosts.items() if host != first}
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event | From]:
-        """All hosts at once. Raises as `Supervisor.open`, and RunError for a host that is not there or refuses."""
+        """All hosts at once. Raises as `Supervisor.open`, and RunError for a host that is not there
+        or refuses.
+        """
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             plan = shipped(self._plan, "the plan of a run on several hosts")
@@ -147,7 +166,13 @@ class HostsWorkers:
     def _begin(self, name: str, plan: bytes) -> None:
         host = self._cluster.host(name)
         workers = tuple(w for w, at in self._host_of.items() if at == name)
-        link = HostLink(host, self._keys.run, self._keys.host(name).public, self._cluster.lease, self._changed.set)
+        link = HostLink(
+            host,
+            self._keys.run,
+            self._keys.host(name).public,
+            self._cluster.lease,
+            self._changed.set,
+        )
         self._remotes[name] = remote = _Remote(link=link, workers=workers)
         remote.say(
             Begin(
@@ -172,7 +197,9 @@ class HostsWorkers:
             self._local.respawn(here)
 
     def close(self) -> None:
-        """End the Workers everywhere; a host that does not answer ends its own when the lease is over."""
+        """End the Workers everywhere; a host that does not answer ends its own when the lease is
+        over.
+        """
         if self._closed:
             return
         self._closed = True
@@ -197,7 +224,7 @@ class HostsWorkers:
             if not heard:
                 self._changed.wait(left)
 
-    # --- the loop's thread ----------------------------------------------------------------------------------------
+    # --- the loop's thread ------------------------------------------------------------------------
 
     def tell(self, instruction: ToWorker) -> None:
         """To its Worker, wherever that is."""
@@ -230,7 +257,9 @@ class HostsWorkers:
         there: list[_Remote] = []
         for remote in self._remotes.values():
             if mine := {w: r for w, r in requests.items() if w in remote.workers}:
-                remote.say(RelayAsked(number=number, workers=tuple(mine), requests=tuple(mine.values())))
+                remote.say(
+                    RelayAsked(number=number, workers=tuple(mine), requests=tuple(mine.values()))
+                )
                 there.append(remote)
         here = {w: r for w, r in requests.items() if w not in self._host_of}
         found = self._local.ask(here) if here else {}
@@ -280,7 +309,9 @@ class HostsWorkers:
             self._changed.wait()
 
     def _take(self) -> Event | From | None:
-        """An event that is there. Whoever is gone or has come anew is known everywhere before it is told of."""
+        """An event that is there. Whoever is gone or has come anew is known everywhere before it is
+        told of.
+        """
         self._hear()
         found = self._events.popleft() if self._events else self._local.next(0.0)
         what = found.event if isinstance(found, From) else found
@@ -321,8 +352,8 @@ class HostsWorkers:
 
 
 def _networks(plan: Plan) -> dict[str, Network]:
-    """What each Worker is to know of the network: keys of its own, made now and for this run alone, unless nobody else
-    is there.
+    """What each Worker is to know of the network: keys of its own, made now and for this run alone,
+    unless nobody else is there.
     """
     assert plan.cluster is not None
     pairs = {worker: Keys.make() for worker in plan.workers}

@@ -1,9 +1,10 @@
 """One end of a conversation over connections that may break: nothing is lost, nothing comes twice.
 
-Owns: numbers, acknowledgements, what is sent again. Does not own: sockets (hostlink.py, desk.py), nor
-what is said (engine/runtime/hosting.py). Pure: the time comes as an argument.
+Owns: numbers, acknowledgements, what is sent again. Does not own: sockets (hostlink.py, desk.py),
+nor what is said (engine/runtime/hosting.py). Pure: the time comes as an argument.
 
-A message keeps its number until the other end says that it has come; asides have none, and may be lost.
+A message keeps its number until the other end says that it has come; asides have none, and may be
+lost.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _ASIDE = -1
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
-    """What travels. run: whose conversation it is. number: counts messages from 0, -1 for an aside; ack: how many
-    messages of the other end have come.
+    """What travels. run: whose conversation it is. number: counts messages from 0, -1 for an aside;
+    ack: how many messages of the other end have come.
     """
 
     run: bytes
@@ -40,7 +41,9 @@ def opened(data: bytes) -> Envelope:
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RunError(f"expected a message between hosts, found {len(data)} other bytes: {error}") from error
+        raise RunError(
+            f"expected a message between hosts, found {len(data)} other bytes: {error}"
+        ) from error
 
 
 def aside(run: bytes, body: bytes) -> bytes:
@@ -78,7 +81,8 @@ class Line:
         return self._sealed(_ASIDE, body)
 
     def take(self, envelope: Envelope, now: float) -> tuple[list[bytes], bytes]:
-        """The messages that can be acted on now, in order and each once; and what was said aside."""
+        """The messages that can be acted on now, in order and each once; and what was said aside.
+        """
         while self._unheard and self._unheard[0][0] < envelope.ack:
             self._unheard.popleft()
             self._since = now
@@ -89,7 +93,8 @@ class Line:
         return found, b""
 
     def again(self, now: float, patience: float = PATIENCE) -> list[bytes]:
-        """The bytes to send once more, where the other end has said nothing of them for too long."""
+        """The bytes to send once more, where the other end has said nothing of them for too long.
+        """
         if not self._unheard or now - self._since < patience:
             return []
         self._since = now

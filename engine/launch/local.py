@@ -67,8 +67,8 @@ CONTROL_BYTES = "coordinator/bytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A Supervisor's part of a run on several hosts. workers: those of its host, with their networks. on_change: called
-    from any thread whenever there may be something new to hear.
+    """A Supervisor's part of a run on several hosts. workers: those of its host, with their
+    networks. on_change: called from any thread whenever there may be something new to hear.
     """
 
     workers: Mapping[str, Network | None]
@@ -79,11 +79,17 @@ class Part:
 class Supervisor:
     """One process for each Worker of a plan. See `engine.runtime.workers.Workers`."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions, part: Part | None = None) -> None:
-        """folder: the run's, for logs and samples. part: of a run on several hosts; None where all Workers are here."""
+    def __init__(
+        self, plan: Plan, folder: RunFolder, options: RunOptions, part: Part | None = None
+    ) -> None:
+        """folder: the run's, for logs and samples. part: of a run on several hosts; None where all
+        Workers are here.
+        """
         self._plan = plan
         self._part = part or Part(
-            workers=dict.fromkeys(plan.workers), cluster=plan.cluster or detect(), on_change=lambda: None
+            workers=dict.fromkeys(plan.workers),
+            cluster=plan.cluster or detect(),
+            on_change=lambda: None,
         )
         self._elsewhere: dict[str, tuple[str, str, int]] = {}
         """Where Workers on other hosts answer."""
@@ -109,12 +115,13 @@ class Supervisor:
         self._wake_end, self._woken_end = socket.socketpair()
         self._thread: threading.Thread | None = None
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event | From]:
         """All at once; yields what all of them told once the last is open.
 
-        Raises what a kernel refuses its node with, WorkerGone where a process ends meanwhile; nothing is left then.
+        Raises what a kernel refuses its node with, WorkerGone where a process ends meanwhile;
+        nothing is left then.
         """
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -135,7 +142,9 @@ class Supervisor:
         self._start({child.name: child.epoch + 1 for child in old})
 
     def close(self) -> None:
-        """Ask all to end, kill those that do not, reap, close everything. Closing twice does nothing."""
+        """Ask all to end, kill those that do not, reap, close everything. Closing twice does
+        nothing.
+        """
         with self._changed:
             if self._closing:
                 return
@@ -176,8 +185,8 @@ class Supervisor:
             return Child(name, epoch, threads=threads, device=device, log=self._folder.log(name))
         except OSError as error:
             raise RunError(
-                f"worker {name}: expected its process to start, found: {error}. Fix: allow more processes and open "
-                "files (ulimit -u, ulimit -n), or plan fewer workers."
+                f"worker {name}: expected its process to start, found: {error}. Fix: allow more"
+                " processes and open files (ulimit -u, ulimit -n), or plan fewer workers."
             ) from error
 
     def _send_open(self, child: Child, plan: bytes, meeting: Meeting | None) -> None:
@@ -201,7 +210,9 @@ class Supervisor:
     def _all_opened(self) -> list[Event | From]:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failed() or self._lost() or all(c.opened for c in self._children.values())
+                lambda: (
+                    self._failed() or self._lost() or all(c.opened for c in self._children.values())
+                )
             )
             self._raise_failure()
             if (lost := self._lost()) is not None:
@@ -221,11 +232,12 @@ class Supervisor:
         for child in children:
             if not child.over.wait(max(0.0, end - time.monotonic())):
                 raise RunError(
-                    f"worker {child.name}: expected process {child.process.pid} to end within {_REAP:g} s of its kill, "
-                    f"found it there. Fix: see what it waits for in /proc/{child.process.pid}/stack."
+                    f"worker {child.name}: expected process {child.process.pid} to end within"
+                    f" {_REAP:g} s of its kill, found it there. Fix: see what it waits for in"
+                    f" /proc/{child.process.pid}/stack."
                 )
 
-    # --- the loop's thread ----------------------------------------------------------------------------------------
+    # --- the loop's thread ------------------------------------------------------------------------
 
     def tell(self, instruction: ToWorker) -> None:
         """To its Worker; to nobody where that is lost, which the coordinator is going to hear."""
@@ -243,15 +255,19 @@ class Supervisor:
         self._wake_if_unsent(child)
 
     def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next event; None where none came in time, or none will. Raises what a kernel raised."""
+        """The next event; None where none came in time, or none will. Raises what a kernel raised.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._failed() or self._events or not self._is_busy(), timeout)
+            self._changed.wait_for(
+                lambda: self._failed() or self._events or not self._is_busy(), timeout
+            )
             self._raise_failure()
             return self._events.popleft() if self._events else None
 
     @property
     def busy(self) -> bool:
-        """Whether some Worker is starting, has something to end, or was found lost and not told of."""
+        """Whether some Worker is starting, has something to end, or was found lost and not told of.
+        """
         with self._changed:
             return self._is_busy()
 
@@ -270,13 +286,17 @@ class Supervisor:
     def _answer(self, worker: str, number: int) -> Any:
         child = self._children[worker]
         with self._changed:
-            self._changed.wait_for(lambda: self._failed() or number in self._answers or child.over.is_set())
+            self._changed.wait_for(
+                lambda: self._failed() or number in self._answers or child.over.is_set()
+            )
             self._raise_failure()
             answer = self._answers.pop(number, None)
         if answer is None:
             raise WorkerGone(worker, "it was lost while something was asked of it")
         if answer.lost:
-            raise WorkerGone(answer.lost, f"it was lost while {worker} was asked for rows that it keeps")
+            raise WorkerGone(
+                answer.lost, f"it was lost while {worker} was asked for rows that it keeps"
+            )
         return answer.ref
 
     def forget(self) -> None:
@@ -306,20 +326,28 @@ class Supervisor:
             return [c.doing for c in self._children.values()]
 
     def stacks(self) -> list[str]:
-        """Of each that does something the stack of its main thread, which it writes into its log when it is asked."""
+        """Of each that does something the stack of its main thread, which it writes into its log
+        when it is asked.
+        """
         with self._changed:
             busy = [c for c in self._children.values() if c.doing.node and not c.gone]
         return stacks(busy)
 
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
-        """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone, or begins."""
+        """Where other hosts reach each Worker: (worker, endpoint, epoch); nowhere one that is gone,
+        or begins.
+        """
         with self._changed:
             gone = {name for name, c in self._children.items() if c.gone}
-            return tuple((n, "" if n in gone else c.endpoint, c.epoch) for n, c in self._children.items())
+            return tuple(
+                (n, "" if n in gone else c.endpoint, c.epoch) for n, c in self._children.items()
+            )
 
     def meet(self, entries: Sequence[tuple[str, str, int]]) -> None:
         """Tell every Worker, now and when it is begun anew, where those of other hosts answer."""
-        self._elsewhere |= {entry[0]: entry for entry in entries if entry[0] not in self._part.workers}
+        self._elsewhere |= {
+            entry[0]: entry for entry in entries if entry[0] not in self._part.workers
+        }
         for child in self._children.values():
             child.send(Whereabouts(entries=tuple(self._elsewhere.values())))
             self._wake_if_unsent(child)
@@ -335,10 +363,17 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items()}
 
     def _connect(self, child: Child, peers: frozenset[str]) -> None:
-        """Socket pairs for those whose rows it is going to ask for, and that are there; once for two incarnations."""
+        """Socket pairs for those whose rows it is going to ask for, and that are there; once for
+        two incarnations.
+        """
         for name in peers - {child.name}:
             peer = self._children.get(name)
-            if peer is None or peer.lost or peer.over.is_set() or (name, peer.epoch) in child.connected:
+            if (
+                peer is None
+                or peer.lost
+                or peer.over.is_set()
+                or (name, peer.epoch) in child.connected
+            ):
                 continue
             child.connected.add((name, peer.epoch))
             asks, serves = socket.socketpair()
@@ -372,7 +407,7 @@ class Supervisor:
         if child.link.unsent:
             self._wake()
 
-    # --- the I/O thread -------------------------------------------------------------------------------------------
+    # --- the I/O thread ---------------------------------------------------------------------------
 
     def _watch_all(self) -> None:
         """Until the loop closes its end of the wake socket."""
@@ -444,7 +479,8 @@ class Supervisor:
         self._part.on_change()
 
     def _read(self, child: Child, *, once: bool = False) -> bool:
-        """Hear what has come. False: nothing more will (or, where `once`, nothing more is there)."""
+        """Hear what has come. False: nothing more will (or, where `once`, nothing more is there).
+        """
         try:
             frames = child.link.receive()
             for frame in frames or ():
@@ -470,7 +506,9 @@ class Supervisor:
                     return
                 case Failed(kind=kind, text=text):
                     self._failures.told(child, KINDS.get(kind, RunError)(text), child.heard)
-                    self._failure = self._failure or self._failures.judged(self._children, child.heard)
+                    self._failure = self._failure or self._failures.judged(
+                        self._children, child.heard
+                    )
             self._changed.notify_all()
         self._part.on_change()
 
@@ -482,11 +520,15 @@ class Supervisor:
         self._events.extend(told.events)
         self._reports.extend(told.reports)
         self._spans.extend(told.spans)
-        if any(end >= child.doing.since for _, _, _, end in told.spans):  # it has ended since the last heartbeat
+        if any(
+            end >= child.doing.since for _, _, _, end in told.spans
+        ):  # it has ended since the last heartbeat
             child.doing = Doing(worker=child.name)
 
     def _look_for_silence(self, before: float) -> float:
-        """Kill whoever has not been heard of for too long, judge what failed before; returns the time now."""
+        """Kill whoever has not been heard of for too long, judge what failed before; returns the
+        time now.
+        """
         now = time.monotonic()
         with self._changed:
             failed = self._failures.judged(self._children, now)

@@ -1,4 +1,5 @@
-"""Rank groups as processes, and pairs for weights: which Workers form one, and the file in which they meet.
+"""Rank groups as processes, and pairs for weights: which Workers form one, and the file in which
+they meet.
 
 Owns: these files, which have no name and are seen by nobody but their Workers. Does not own: what
 is done there (engine/channels/world.py), nor the
@@ -20,7 +21,9 @@ Group = tuple[str, ...]
 
 
 def groups(plan: Plan) -> dict[str, Group]:
-    """The rank group of each Worker that is in one. Raises PlanError for a Worker in two that differ."""
+    """The rank group of each Worker that is in one. Raises PlanError for a Worker in two that
+    differ.
+    """
     found: dict[str, Group] = {}
     for node in plan.nodes:
         for first in range(0, len(node.workers), node.ranks):
@@ -28,8 +31,9 @@ def groups(plan: Plan) -> dict[str, Group]:
             for worker in group if len(group) > 1 else ():
                 if found.setdefault(worker, group) != group:
                     raise PlanError(
-                        f"{node.name}: worker {worker} is a rank of {', '.join(group)} and of "
-                        f"{', '.join(found[worker])}. Fix: pin nodes with other ranks to other workers."
+                        f"{node.name}: worker {worker} is a rank of {', '.join(group)} and of"
+                        f" {', '.join(found[worker])}. Fix: pin nodes with other ranks to other"
+                        " workers."
                     )
     return found
 
@@ -57,7 +61,9 @@ class Meeting:
 
 
 def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]:
-    """A new meeting for each group among these Workers, by Worker. Raises PlanError for a group that is not whole."""
+    """A new meeting for each group among these Workers, by Worker. Raises PlanError for a group
+    that is not whole.
+    """
     found: dict[str, Meeting] = {}
     for worker in members:
         group = of.get(worker)
@@ -65,6 +71,8 @@ def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]
             continue
         missing = [name for name in group if name not in members]
         if missing:
-            raise PlanError(f"{worker}: ranks begin together, and {', '.join(missing)} would not. Fix: go back.")
+            raise PlanError(
+                f"{worker}: ranks begin together, and {', '.join(missing)} would not. Fix: go back."
+            )
         found |= dict.fromkeys(group, Meeting(group))
     return found

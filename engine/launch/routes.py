@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.coordinator.messages import Evaluate, Follow, Gather, Publish, Record, RunChunk, ToWorker, TrainStep
+from engine.coordinator.messages import (
+    Evaluate,
+    Follow,
+    Gather,
+    Publish,
+    Record,
+    RunChunk,
+    ToWorker,
+    TrainStep,
+)
 from engine.runtime.workers import Ask, Save
 
 

@@ -17,7 +17,9 @@ _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "tr
 
 
 class Busy(Protocol):
-    """A Worker and since when (seconds) it does what it is doing; `node` is empty where that is nothing."""
+    """A Worker and since when (seconds) it does what it is doing; `node` is empty where that is
+    nothing.
+    """
 
     @property
     def worker(self) -> str: ...
@@ -43,7 +45,11 @@ class StepAccounts:
         """Everything is open: what was measured of that is no Step's."""
         self._clear(now)
 
-    def add(self, reports: Iterable[tuple[str, float, float]], spans: Iterable[tuple[str, str, float, float]]) -> None:
+    def add(
+        self,
+        reports: Iterable[tuple[str, float, float]],
+        spans: Iterable[tuple[str, str, float, float]],
+    ) -> None:
         """Reports (metric, value, count), and spans (worker/node, what, start, end)."""
         for name, value, count in reports:
             if name.startswith(_SUMS):
@@ -60,33 +66,50 @@ class StepAccounts:
         self._writing = (now, self._inside())
 
     def written(self, now: float) -> None:
-        """They are there. What the only Worker was in a kernel meanwhile, before its turn to write came, is no part."""
+        """They are there. What the only Worker was in a kernel meanwhile, before its turn to write
+        came, is no part.
+        """
         start, before = self._writing
         kernels = 0.0 if self._several else self._inside() - before
-        self._sums["time/checkpoint"] = self._sums.get("time/checkpoint", 0.0) + max(0.0, now - start - kernels)
+        self._sums["time/checkpoint"] = self._sums.get("time/checkpoint", 0.0) + max(
+            0.0, now - start - kernels
+        )
 
     def _inside(self) -> float:
         return sum(value for name, value in self._sums.items() if name.startswith("time/"))
 
     def close(
-        self, step: int, metrics: Mapping[str, float], now: float, doing: Sequence[Busy], *, again: bool
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        now: float,
+        doing: Sequence[Busy],
+        *,
+        again: bool,
     ) -> dict[str, float]:
         """The Step's numbers, with the coordinator's own; the next one begins.
 
-        Of Step 0, before the first, there are none: its evaluations come into Step 1's, under eval/initial/. again: the
-        Step was closed before; only evaluations have come since.
+        Of Step 0, before the first, there are none: its evaluations come into Step 1's, under
+        eval/initial/. again: the Step was closed before; only evaluations have come since.
         """
         evaluated = {n: v for n, v in self._metrics.row(step).items() if n.startswith("eval/")}
         if step == 0:
-            self._initial = {f"eval/initial/{name.removeprefix('eval/')}": value for name, value in evaluated.items()}
+            self._initial = {
+                f"eval/initial/{name.removeprefix('eval/')}": value
+                for name, value in evaluated.items()
+            }
             found = {}
         elif again:
             found = evaluated
         else:
-            for name, value in (self._sums | dict(metrics) | self._initial | self._rates(metrics, now, doing)).items():
+            for name, value in (
+                self._sums | dict(metrics) | self._initial | self._rates(metrics, now, doing)
+            ).items():
                 self._metrics.add(name, value)
             self._initial = {}
-            found = {name: value for name, value in self._metrics.row(step).items() if name != "step"}
+            found = {
+                name: value for name, value in self._metrics.row(step).items() if name != "step"
+            }
         self._clear(now)
         return found
 
@@ -96,9 +119,13 @@ class StepAccounts:
         self._busy = dict.fromkeys(self._busy, 0.0)
         self._since = now
 
-    def _rates(self, metrics: Mapping[str, float], now: float, doing: Sequence[Busy]) -> dict[str, float]:
+    def _rates(
+        self, metrics: Mapping[str, float], now: float, doing: Sequence[Busy]
+    ) -> dict[str, float]:
         seconds = now - self._since
-        found = {"time/step": seconds} | (self._shares(now, doing) if self._several else self._rest(seconds))
+        found = {"time/step": seconds} | (
+            self._shares(now, doing) if self._several else self._rest(seconds)
+        )
         rows = self._sums.get("data/rows", metrics.get("data/prompts"))
         tokens = self._sums.get("completion/tokens", self._sums.get("train/tokens"))
         if rows is not None and seconds > 0:
@@ -108,13 +135,19 @@ class StepAccounts:
         return found
 
     def _rest(self, seconds: float) -> dict[str, float]:
-        """What passed outside of kernels, checkpoints and sample files; of several Workers it says nothing."""
+        """What passed outside of kernels, checkpoints and sample files; of several Workers it says
+        nothing.
+        """
         return {"time/engine": max(0.0, seconds - self._inside())}
 
     def _shares(self, now: float, doing: Sequence[Busy]) -> dict[str, float]:
-        """The share of the Step in which each Worker was in a kernel; what is under way counts up to now."""
+        """The share of the Step in which each Worker was in a kernel; what is under way counts up
+        to now.
+        """
         for each in doing:
             if each.node and each.worker in self._busy:
                 self._busy[each.worker] += max(0.0, now - max(each.since, self._since))
         seconds = max(now - self._since, 1e-9)
-        return {f"worker/{name}/busy": min(1.0, busy / seconds) for name, busy in self._busy.items()}
+        return {
+            f"worker/{name}/busy": min(1.0, busy / seconds) for name, busy in self._busy.items()
+        }

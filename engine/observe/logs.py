@@ -1,7 +1,8 @@
 """The log file of a Worker, and what is printed into it.
 
-Owns: where log records of the run go beside the screen; that a log which cannot be written neither ends a run nor
-hides why it ended. Does not own: what is logged, nor the level of any logger but the engine's own.
+Owns: where log records of the run go beside the screen; that a log which cannot be written neither
+ends a run nor hides why it ended. Does not own: what is logged, nor the level of any logger but the
+engine's own.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from engine.observe.ownfiles import own
 
 
 class Readable(logging.Formatter):
-    """Records as text without control characters: messages tell of data, names and errors from anywhere."""
+    """Records as text without control characters: messages tell of data, names and errors from
+    anywhere.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 class LogFile(logging.FileHandler):
-    """A log beside the run. Where it cannot be written, that is said on the screen, once. Raises RunError where what
-    is there is no file of the run folder's own.
+    """A log beside the run. Where it cannot be written, that is said on the screen, once. Raises
+    RunError where what is there is no file of the run folder's own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,13 +77,16 @@ class LogFile(logging.FileHandler):
     def _give_up(self, error: OSError) -> None:
         if not self._failed:
             self._failed = True
-            print(f"{storage_error('the log', self._path, error)} The run goes on without it.", file=sys.stderr)
+            print(
+                f"{storage_error('the log', self._path, error)} The run goes on without it.",
+                file=sys.stderr,
+            )
 
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append every record that reaches the root logger, and the engine's from INFO on, to this file; of whatever ends
-    the run where it was raised, too, which the screen does not show.
+    """Append every record that reaches the root logger, and the engine's from INFO on, to this
+    file; of whatever ends the run where it was raised, too, which the screen does not show.
     """
     handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
@@ -113,7 +119,11 @@ def to_log(form: str, level: int = logging.WARNING) -> None:
 
 
 def _ended_by(error: Exception) -> logging.LogRecord:
-    what = "ended by an error" if isinstance(error, DataflowError) else "ended by an error that nobody expected"
+    what = (
+        "ended by an error"
+        if isinstance(error, DataflowError)
+        else "ended by an error that nobody expected"
+    )
     trace = (type(error), error, error.__traceback__)
     return logging.LogRecord(__name__, logging.ERROR, __file__, 0, what, None, trace)
 
@@ -130,8 +140,8 @@ class _Lossy(io.FileIO):
 
 
 def output_that_cannot_fail() -> None:
-    """Standard output and error of a Worker, which go into its log: a full disk must not fail whoever prints there, nor
-    keep a failure from being told.
+    """Standard output and error of a Worker, which go into its log: a full disk must not fail
+    whoever prints there, nor keep a failure from being told.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))

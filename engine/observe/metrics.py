@@ -24,10 +24,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.:<>-]+)*")
 class StepMetrics:
     """Adds up the metrics of one Step.
 
-    A metric is its count-weighted mean, sum(value * count) / sum(count). A name that ends in `/max` or `/min` is the
-    greatest or least value instead. A value with count 0 says nothing; a name with nothing but those has no number.
-    The result does not depend on the order of the calls, to the bit: reports arrive from many Workers, and a
-    synchronous run promises equal metrics wherever its nodes are placed.
+    A metric is its count-weighted mean, sum(value * count) / sum(count). A name that ends in `/max`
+    or `/min` is the greatest or least value instead. A value with count 0 says nothing; a name with
+    nothing but those has no number. The result does not depend on the order of the calls, to the
+    bit: reports arrive from many Workers, and a synchronous run promises equal metrics wherever its
+    nodes are placed.
     """
 
     __slots__ = ("_counts", "_values")
@@ -39,8 +40,9 @@ class StepMetrics:
     def add(self, name: str, value: float, count: float = 1.0) -> None:
         """Report one value that stands for `count` rows, tokens or calls.
 
-        Raises DataError where the name is no metric's: parts of letters, digits and `_.:<>-` separated by slashes,
-        the first in lower case (later parts may name a user's function, node or column as it is written).
+        Raises DataError where the name is no metric's: parts of letters, digits and `_.:<>-`
+        separated by slashes, the first in lower case (later parts may name a user's function, node
+        or column as it is written).
         """
         values = self._values.get(name)
         if values is None:
@@ -65,8 +67,8 @@ class StepMetrics:
     def _begin(self, name: str) -> list[float]:
         if not _NAME.fullmatch(name) or name == "step":
             raise DataError(
-                f"metric {name!r}: expected slash-separated parts in lower case such as 'reward/mean'. "
-                f"Fix: {_repaired(name)!r}."
+                f"metric {name!r}: expected slash-separated parts in lower case such as"
+                f" 'reward/mean'. Fix: {_repaired(name)!r}."
             )
         self._counts[name] = []
         return self._values.setdefault(name, [])
@@ -81,13 +83,23 @@ def _combine(name: str, values: list[float], counts: list[float]) -> float:
 
 
 def _rank(value: float) -> tuple[float, float]:
-    """-0.0 before 0.0, which compare as equal: which of them is the greatest must not depend on their order."""
+    """-0.0 before 0.0, which compare as equal: which of them is the greatest must not depend on
+    their order.
+    """
     return value, math.copysign(1.0, value)
 
 
 def _sum(values: list[float]) -> float:
-    """The exactly rounded sum, whatever the order; with infinities or nan among them, what plain addition gives."""
-    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan if _clash(values) else sum(values)
+    """The exactly rounded sum, whatever the order; with infinities or nan among them, what plain
+    addition gives.
+    """
+    return (
+        math.fsum(values)
+        if all(map(math.isfinite, values))
+        else math.nan
+        if _clash(values)
+        else sum(values)
+    )
 
 
 def _clash(values: list[float]) -> bool:
@@ -95,13 +107,18 @@ def _clash(values: list[float]) -> bool:
 
 
 def _repaired(name: str) -> str:
-    parts = [re.sub(r"[^a-z0-9_.:<>-]+", "_", part) for part in name.strip().lower().split("/") if part.strip()]
+    parts = [
+        re.sub(r"[^a-z0-9_.:<>-]+", "_", part)
+        for part in name.strip().lower().split("/")
+        if part.strip()
+    ]
     fixed = "/".join(parts)
     return fixed if _NAME.fullmatch(fixed) and fixed != "step" else "user/value"
 
 
 def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:
-    """One strict JSON object and a newline: `step` first, the metrics by name, null for nan and the infinities.
+    """One strict JSON object and a newline: `step` first, the metrics by name, null for nan and the
+    infinities.
 
     A metric that is not finite is noted in the log the first time; `noted` remembers which were.
     """
@@ -111,5 +128,10 @@ def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes
             row[name] = metrics[name]
             if not math.isfinite(metrics[name]) and name not in noted:
                 noted.add(name)
-                _log.warning("metric %s is %s at Step %d; stored as null (said once)", name, metrics[name], step)
+                _log.warning(
+                    "metric %s is %s at Step %d; stored as null (said once)",
+                    name,
+                    metrics[name],
+                    step,
+                )
     return msgspec.json.encode(row) + b"\n"

@@ -1,11 +1,12 @@
 """Files of a run folder, opened so that what lies there cannot lead out of it.
 
-Owns: how such files are opened (never through a link, never one that has a second name elsewhere, never a pipe), and
-the look at a whole folder before a run goes on in it. Does not own: which files there are (runfolder.py), their form.
+Owns: how such files are opened (never through a link, never one that has a second name elsewhere,
+never a pipe), and the look at a whole folder before a run goes on in it. Does not own: which files
+there are (runfolder.py), their form.
 
-A folder may have been received: unpacked, copied, written by somebody else. What a run writes, cuts or deletes there is
-a plain file or folder of that run folder, or the run does not begin. Whoever changes the folder while a run is in it
-has the rights of its owner, and is not guarded against.
+A folder may have been received: unpacked, copied, written by somebody else. What a run writes, cuts
+or deletes there is a plain file or folder of that run folder, or the run does not begin. Whoever
+changes the folder while a run is in it has the rights of its owner, and is not guarded against.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ _NOT_PLAIN = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 def own(path: str | Path, flags: int) -> int:
-    """An opener for `open`: of a file that may be there. It is cut only when it is known to be the folder's own. Raises
-    RunError where it is a link, has a second name, or is no file.
+    """An opener for `open`: of a file that may be there. It is cut only when it is known to be the
+    folder's own. Raises RunError where it is a link, has a second name, or is no file.
     """
     try:
-        descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _MODE)
+        descriptor = os.open(
+            path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _MODE
+        )
     except OSError as error:
         if error.errno in _NOT_PLAIN:
             raise _foreign(Path(path)) from None
@@ -45,8 +48,8 @@ def own(path: str | Path, flags: int) -> int:
 
 
 def require_plain(folder: Path, *, but: tuple[str, ...] = ()) -> None:
-    """Raises RunError naming the first thing in a folder, at any depth, that is neither a file nor a folder of its own.
-    but: names at the top whose inside is not looked at.
+    """Raises RunError naming the first thing in a folder, at any depth, that is neither a file nor
+    a folder of its own. but: names at the top whose inside is not looked at.
     """
     for path in _entries(folder, but):
         raise _foreign(path)
@@ -68,8 +71,9 @@ def _entries(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
 
 def _foreign(path: Path) -> RunError:
     return RunError(
-        f"{path}: expected a file of the run folder's own, found {_kind(path)}: nothing outside of it is written, cut "
-        "or deleted. Fix: put what it leads to in its place, or take another run folder."
+        f"{path}: expected a file of the run folder's own, found {_kind(path)}: nothing outside of"
+        " it is written, cut or deleted. Fix: put what it leads to in its place, or take another"
+        " run folder."
     )
 
 

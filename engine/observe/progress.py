@@ -45,11 +45,13 @@ _LEFT_OUT = ("/reward", "/rows")
 
 
 class Progress:
-    """Shows each Step's metrics row; a context manager, which leaves the terminal as it was however it ends.
+    """Shows each Step's metrics row; a context manager, which leaves the terminal as it was however
+    it ends.
 
-    steps: the Steps of the whole run, None where the data decides. On a terminal a panel is redrawn at most 4 times a
-    second by rich (cursor hidden meanwhile, other output goes above it); elsewhere every Step is one line. `update`
-    only keeps the row in the first case and formats one line in the second.
+    steps: the Steps of the whole run, None where the data decides. On a terminal a panel is redrawn
+    at most 4 times a second by rich (cursor hidden meanwhile, other output goes above it);
+    elsewhere every Step is one line. `update` only keeps the row in the first case and formats one
+    line in the second.
     """
 
     def __init__(
@@ -77,13 +79,19 @@ class Progress:
         if self._stream.isatty():
             console = Console(file=self._stream)
             self._live = Live(
-                console=console, get_renderable=self._panel, refresh_per_second=REFRESH_HZ, vertical_overflow="crop"
+                console=console,
+                get_renderable=self._panel,
+                refresh_per_second=REFRESH_HZ,
+                vertical_overflow="crop",
             )
             self._live.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             live, self._live = self._live, None
@@ -95,8 +103,14 @@ class Progress:
         self._durations.append(row.get("time/step", now - self._before))
         self._before = now
         self._done = int(row["step"])
-        evals = {name: row[name] for name in row if name.startswith("eval/") and not name.endswith(_LEFT_OUT)}
-        evals = {name: value for name, value in evals.items() if not name.startswith("eval/initial/")}
+        evals = {
+            name: row[name]
+            for name in row
+            if name.startswith("eval/") and not name.endswith(_LEFT_OUT)
+        }
+        evals = {
+            name: value for name, value in evals.items() if not name.startswith("eval/initial/")
+        }
         self._evals |= evals
         # rich draws from a thread of its own: it is given a new list, never one that changes
         self._figures = self._texts(row, self._evals if self._live is not None else evals)
@@ -105,19 +119,27 @@ class Progress:
 
     def line(self) -> str:
         """The last Step as one line of text."""
-        return "  ".join([f"step {self._count()}", *(f"{label} {text}" for label, text in self._figures)])
+        return "  ".join(
+            [f"step {self._count()}", *(f"{label} {text}" for label, text in self._figures)]
+        )
 
     def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[tuple[str, str]]:
         """(label, text) of everything shown but the Step itself."""
         shown = [(label, form.format(row[name])) for label, name, form in _SHOWN if name in row]
         evaluated = [(name, f"{value:.3f}") for name, value in evals.items()]
-        return [*shown, *evaluated, *([("eta", _duration(self._remaining(self._steps)))] if self._steps else [])]
+        return [
+            *shown,
+            *evaluated,
+            *([("eta", _duration(self._remaining(self._steps)))] if self._steps else []),
+        ]
 
     def _count(self) -> str:
         return f"{self._done}/{self._steps}" if self._steps else f"{self._done}"
 
     def _remaining(self, steps: int) -> float:
-        """Seconds that the rest of the run takes at the pace of the last Steps; nan before the first."""
+        """Seconds that the rest of the run takes at the pace of the last Steps; nan before the
+        first.
+        """
         left = max(0, steps - self._done)
         return left * sum(self._durations) / len(self._durations) if self._durations else math.nan
 
@@ -132,7 +154,9 @@ class Progress:
         return panel
 
     def _print(self, text: str) -> None:
-        """One line; when whoever read our output has gone (`| head`) the run goes on without a display."""
+        """One line; when whoever read our output has gone (`| head`) the run goes on without a
+        display.
+        """
         if self._quiet:
             return
         try:
@@ -140,7 +164,10 @@ class Progress:
             self._stream.flush()
         except OSError as error:  # nobody reads it any more, or it goes into a file of a full disk
             self._quiet = True
-            _log.warning("the progress cannot be shown any more (%s); the run goes on without", error.strerror)
+            _log.warning(
+                "the progress cannot be shown any more (%s); the run goes on without",
+                error.strerror,
+            )
 
 
 def _duration(seconds: float) -> str:

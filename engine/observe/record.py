@@ -18,8 +18,9 @@ Report = tuple[str, float, float]
 
 
 def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
-    """What is measured of the rows of each recorded train node; of further nodes with other rows or rewards than those
-    before them under `rows/<node>/`. Rows and tokens of the Step are those of all, rows that several train on once.
+    """What is measured of the rows of each recorded train node; of further nodes with other rows or
+    rewards than those before them under `rows/<node>/`. Rows and tokens of the Step are those of
+    all, rows that several train on once.
     """
     gates: set[str] = set()
     shown: list[tuple[str, Sequence[Fetch]]] = []
@@ -56,7 +57,9 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
 
 def tokens(rows: Batch) -> int:
     """Completion tokens of these rows."""
-    return int(rows.ragged("completion_mask").lengths.sum()) if "completion_mask" in rows.names else 0
+    return (
+        int(rows.ragged("completion_mask").lengths.sum()) if "completion_mask" in rows.names else 0
+    )
 
 
 def _spread(name: str, column: pa.Array) -> Iterator[Report]:

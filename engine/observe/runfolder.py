@@ -51,7 +51,8 @@ _LONGEST = 200
 """Characters of a run's name: file systems allow 255, and other names are made of it."""
 
 _BEGUN = frozenset(temporary(Path(name)).name for name in FILES)
-"""What a run that was killed as it made its first records may leave; there is nothing else of it."""
+"""What a run that was killed as it made its first records may leave; there is nothing else of it.
+"""
 
 _PID_DIGITS = 10
 """The lock's text has one length, so that it is never cut."""
@@ -63,8 +64,8 @@ _held: set[int] = set()
 class RunFolder:
     """One run's folder, locked by this process until `close` (or until the process dies).
 
-    Made by `create` or `open_existing`, never directly. Usable as a context manager. One process may share it
-    between threads; two processes never hold the same folder.
+    Made by `create` or `open_existing`, never directly. Usable as a context manager. One process
+    may share it between threads; two processes never hold the same folder.
     """
 
     __slots__ = ("_lock", "path")
@@ -77,13 +78,15 @@ class RunFolder:
     def create(name: str, root: Path | str = "runs", *, overwrite: bool = False) -> RunFolder:
         """A new folder `root/name`, with its record of command, versions and commit.
 
-        Raises RunError where the name cannot be a folder's, where the folder holds anything and `overwrite` is not
-        set, where it holds something that no run makes (overwrite never deletes that), or where a run holds it;
-        StorageError where it cannot be written.
+        Raises RunError where the name cannot be a folder's, where the folder holds anything and
+        `overwrite` is not set, where it holds something that no run makes (overwrite never deletes
+        that), or where a run holds it; StorageError where it cannot be written.
         """
         path = Path(root) / _checked_name(name)
         with writing("the run folder", path):
-            _refuse_contents(path, overwrite)  # before the lock as well: no lock file in a folder that is not ours
+            _refuse_contents(
+                path, overwrite
+            )  # before the lock as well: no lock file in a folder that is not ours
             path.mkdir(parents=True, exist_ok=True)
             run = RunFolder(path, _acquire(path))
         try:
@@ -97,14 +100,15 @@ class RunFolder:
 
     @staticmethod
     def open_existing(path: Path | str) -> RunFolder:
-        """The folder of an earlier run, to go on in it. Raises RunError where it is none, or where a run holds it, and
-        StorageError where it cannot be written.
+        """The folder of an earlier run, to go on in it. Raises RunError where it is none, or where
+        a run holds it, and StorageError where it cannot be written.
         """
         path = Path(path)
         if not _is_run(path):
             raise RunError(
-                f"run folder {path}: expected the folder of an earlier run (with versions.json in it), found "
-                f"{'none' if not path.exists() else 'something else'}. Fix: check the path."
+                f"run folder {path}: expected the folder of an earlier run (with versions.json in"
+                f" it), found {'none' if not path.exists() else 'something else'}. Fix: check the"
+                " path."
             )
         with writing("the run folder", path):
             run = RunFolder(path, _acquire(path))
@@ -122,7 +126,9 @@ class RunFolder:
 
     @staticmethod
     def seen(path: Path) -> RunFolder:
-        """The folder of a run whose process, on another host, has its lock: for logs and samples of Workers here."""
+        """The folder of a run whose process, on another host, has its lock: for logs and samples of
+        Workers here.
+        """
         return RunFolder(path, -1)
 
     @property
@@ -150,11 +156,13 @@ class RunFolder:
         return self.path / "logs" / f"{worker.replace('/', '_')}.log"
 
     def write_text(self, name: str, text: str) -> None:
-        """Store graph.json, plan.json or plan.txt whole: a reader sees the old text or the new one. Raises
-        StorageError.
+        """Store graph.json, plan.json or plan.txt whole: a reader sees the old text or the new one.
+        Raises StorageError.
         """
         if name not in FILES or name == LOCK:
-            raise ValueError(f"{name!r} is not a file of a run folder; those are: {', '.join(FILES[:-1])}")
+            raise ValueError(
+                f"{name!r} is not a file of a run folder; those are: {', '.join(FILES[:-1])}"
+            )
         replace_text("a record of the run", self.path / name, text)
 
     def close(self) -> None:
@@ -169,18 +177,25 @@ class RunFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def _make_empty(self, overwrite: bool) -> None:
         found = _refuse_contents(self.path, overwrite)
-        # versions.json marks the folder as a run's: it goes last, so that a kill in between can be overwritten again.
+        # versions.json marks the folder as a run's: it goes last, so that a kill in between can be
+        # overwritten again.
         for name in sorted(found, key=lambda n: n == "versions.json"):
             _delete(self.path / name)
 
     def _make_record(self) -> None:
-        self.write_text("versions.json", msgspec.json.format(msgspec.json.encode(_versions(), order="sorted")).decode())
+        self.write_text(
+            "versions.json",
+            msgspec.json.format(msgspec.json.encode(_versions(), order="sorted")).decode(),
+        )
         self.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
         for folder in FOLDERS:
             _make_folder(self.path / folder)
@@ -196,49 +211,58 @@ def _make_folder(path: Path) -> None:
 def _checked_name(name: str) -> str:
     if len(name) > _LONGEST:
         raise RunError(
-            f"run name {name[:40]!r}...: expected at most {_LONGEST} characters, found {len(name)}. Fix: a shorter one."
+            f"run name {name[:40]!r}...: expected at most {_LONGEST} characters, found {len(name)}."
+            " Fix: a shorter one."
         )
     if not _NAME.fullmatch(name):
         raise RunError(
-            f"run name {name!r}: expected letters, digits, '.', '_' and '-', the first a letter or digit. "
-            f"Fix: {re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-._') or 'run'!r}."
+            f"run name {name!r}: expected letters, digits, '.', '_' and '-', the first a letter or"
+            f" digit. Fix: {re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-._') or 'run'!r}."
         )
     return name
 
 
 def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
-    """What a new run overwrites there: the names in the folder but the lock's. Raises RunError if it may not."""
+    """What a new run overwrites there: the names in the folder but the lock's. Raises RunError if
+    it may not.
+    """
     if path.exists() and not path.is_dir():
-        raise RunError(f"run folder {path}: expected a folder, found a file. Fix: choose another name.")
+        raise RunError(
+            f"run folder {path}: expected a folder, found a file. Fix: choose another name."
+        )
     found = sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
     if found and overwrite and path.is_symlink():
         raise RunError(
-            f"run folder {path}: overwrite=True deletes only what is in it, found a link to {os.readlink(path)}. "
-            "Fix: choose another name, or delete that folder yourself."
+            f"run folder {path}: overwrite=True deletes only what is in it, found a link to"
+            f" {os.readlink(path)}. Fix: choose another name, or delete that folder yourself."
         )
     if not found or _is_only_begun(path, found):
         return found
     if not overwrite:
         raise RunError(
             f"run folder {path}: expected no such folder or an empty one, found {_some(found)}. "
-            f"Fix: resume that run, choose another name, or pass overwrite=True to delete it."
+            "Fix: resume that run, choose another name, or pass overwrite=True to delete it."
         )
     foreign = [name for name in found if not _ours(name)]
     if foreign or not _is_run(path):
         raise RunError(
-            f"run folder {path}: overwrite=True deletes only what a run made, found {_some(foreign or found)}. "
-            f"Fix: choose another name, or move that away yourself."
+            f"run folder {path}: overwrite=True deletes only what a run made, found"
+            f" {_some(foreign or found)}. Fix: choose another name, or move that away yourself."
         )
     return found
 
 
 def _is_only_begun(path: Path, found: list[str]) -> bool:
     """Whether a folder of its own holds nothing but records that were never whole."""
-    return not path.is_symlink() and all(name in _BEGUN and not (path / name).is_dir() for name in found)
+    return not path.is_symlink() and all(
+        name in _BEGUN and not (path / name).is_dir() for name in found
+    )
 
 
 def _acquire(path: Path) -> int:
-    """The folder's lock, by flock: the kernel lets it go when this process dies, however that happens."""
+    """The folder's lock, by flock: the kernel lets it go when this process dies, however that
+    happens.
+    """
     lock = own(path / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,7 +270,8 @@ def _acquire(path: Path) -> int:
         holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
         raise RunError(
-            f"run folder {path}: another run (process {holder}) is writing it. Fix: wait for it, or take another name."
+            f"run folder {path}: another run (process {holder}) is writing it. Fix: wait for it, or"
+            " take another name."
         ) from error
     os.pwrite(lock, f"{os.getpid():<{_PID_DIGITS}}\n".encode(), 0)
     _held.add(lock)
@@ -254,7 +279,9 @@ def _acquire(path: Path) -> int:
 
 
 def _forget_locks() -> None:
-    """A forked child shares its parent's lock and would keep it after the parent's death; so it closes its copy."""
+    """A forked child shares its parent's lock and would keep it after the parent's death; so it
+    closes its copy.
+    """
     for lock in _held:
         os.close(lock)
     _held.clear()
@@ -269,7 +296,12 @@ def _is_run(path: Path) -> bool:
 
 
 def _ours(name: str) -> bool:
-    return name in FILES or name in FOLDERS or name in VIEWS or (name.startswith(".") and name.endswith(".tmp"))
+    return (
+        name in FILES
+        or name in FOLDERS
+        or name in VIEWS
+        or (name.startswith(".") and name.endswith(".tmp"))
+    )
 
 
 def _delete(path: Path) -> None:
@@ -284,23 +316,35 @@ def _some(names: list[str]) -> str:
 
 
 def _versions() -> Mapping[str, Any]:
-    """Python, platform, every installed distribution's version, and the git commit of the working directory."""
-    packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+    """Python, platform, every installed distribution's version, and the git commit of the working
+    directory.
+    """
+    packages = {
+        d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]
+    }
     return {
         "format": FORMAT,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": packages,
-        "git": {"commit": _git("rev-parse", "HEAD"), "changed": bool(_git("status", "--porcelain", "-uno"))},
+        "git": {
+            "commit": _git("rev-parse", "HEAD"),
+            "changed": bool(_git("status", "--porcelain", "-uno")),
+        },
     }
 
 
 def _git(*command: str) -> str | None:
     """What git says of the working directory; None without git or outside of a repository."""
     try:
-        # a repository's settings may name a program to run; whoever starts a run in a folder asked for none
+        # a repository's settings may name a program to run; whoever starts a run in a folder asked
+        # for none
         done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=", *command], capture_output=True, text=True, timeout=10, check=False
+            ["git", "-c", "core.fsmonitor=", *command],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None

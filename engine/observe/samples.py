@@ -41,12 +41,13 @@ _FIRST = ("step", "node", "position", "sample", "prompt", "completion", "reward"
 def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
     """The sample table of a Step: the rows of each train node, one node after another.
 
-    A batch holds prompt and completion, and of the rest what there is. Columns: step, node (whose training the row was
-    in: reward and advantage are those of that node), position, sample, prompt, completion, reward,
-    reward/<function>..., advantage (mean over the row's trained tokens, those with completion_mask 1; all tokens where
-    there is no mask), finish, length (tokens of the completion), version (the oldest among them), prompt_ids,
-    completion_ids, completion_mask, versions (of each token). What a row, or a node's rows, do not have is null. Raises
-    DataError where prompt or completion is missing.
+    A batch holds prompt and completion, and of the rest what there is. Columns: step, node (whose
+    training the row was in: reward and advantage are those of that node), position, sample, prompt,
+    completion, reward, reward/<function>..., advantage (mean over the row's trained tokens, those
+    with completion_mask 1; all tokens where there is no mask), finish, length (tokens of the
+    completion), version (the oldest among them), prompt_ids, completion_ids, completion_mask,
+    versions (of each token). What a row, or a node's rows, do not have is null. Raises DataError
+    where prompt or completion is missing.
     """
     tables = [_complete(step, _table(step, node, of_node)) for node, of_node in rows.items()]
     if len({table.schema.field("prompt").type for table in tables}) > 1:
@@ -55,9 +56,13 @@ def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
 
 
 def _with_text_prompts(table: pa.Table) -> pa.Table:
-    """Prompts that are messages as JSON: one column has one type, and another node's prompts are text."""
+    """Prompts that are messages as JSON: one column has one type, and another node's prompts are
+    text.
+    """
     prompts = table.column("prompt").to_pylist()
-    text = [p if p is None or isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in prompts]
+    text = [
+        p if p is None or isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in prompts
+    ]
     return table.set_column(table.column_names.index("prompt"), "prompt", pa.array(text, pa.utf8()))
 
 
@@ -71,12 +76,20 @@ def _table(step: int, node: str, rows: Batch) -> pa.Table:
         "prompt": rows.array("prompt"),
         "completion": rows.array("completion"),
     }
-    columns |= {name: rows.array(name) for name in rows.names if name == "reward" or name.startswith("reward/")}
+    columns |= {
+        name: rows.array(name)
+        for name in rows.names
+        if name == "reward" or name.startswith("reward/")
+    }
     if "advantage" in rows.names:
-        columns["advantage"] = pa.array(_mean(rows.ragged("advantage"), _mask(rows)), pa.float32(), from_pandas=True)
+        columns["advantage"] = pa.array(
+            _mean(rows.ragged("advantage"), _mask(rows)), pa.float32(), from_pandas=True
+        )
     if "version" in rows.names:
         columns |= {"version": _least(rows.ragged("version")), "versions": rows.array("version")}
-    columns |= {name: rows.array(name) for name in ("finish", "prompt_ids", *_LENGTHS) if name in rows.names}
+    columns |= {
+        name: rows.array(name) for name in ("finish", "prompt_ids", *_LENGTHS) if name in rows.names
+    }
     tokens = next((name for name in _LENGTHS if name in rows.names), None)
     if tokens is not None:
         columns["length"] = pa.array(rows.ragged(tokens).lengths, pa.int32())
@@ -92,7 +105,9 @@ def _mask(rows: Batch) -> np.ndarray | None:
 
 
 def _mean(tokens: Ragged, mask: np.ndarray | None) -> np.ndarray:
-    """float64 [rows]: the mean over each row's tokens whose mask is not 0; nan where there are none."""
+    """float64 [rows]: the mean over each row's tokens whose mask is not 0; nan where there are
+    none.
+    """
     weight = np.ones(len(tokens.values)) if mask is None else (mask != 0).astype(np.float64)
     row = tokens.segments()
     total = np.bincount(row, weights=tokens.values * weight, minlength=len(tokens))
@@ -104,7 +119,9 @@ def _least(tokens: Ragged) -> pa.Array:
     """int32 [rows]: the least value of each row; null where it has none."""
     least = np.zeros(len(tokens), dtype=np.int32)
     full = tokens.lengths > 0
-    if full.any():  # reduceat over the starts of non-empty rows: empty ones between them add no values
+    if (
+        full.any()
+    ):  # reduceat over the starts of non-empty rows: empty ones between them add no values
         least[full] = np.minimum.reduceat(tokens.values, tokens.offsets[:-1][full])
     return pa.array(least, mask=~full)
 
@@ -129,8 +146,8 @@ class SampleWriter:
     def write(self, step: int, table: pa.Table) -> Path | None:
         """The Step's file, made whole or not at all; None where the Step is not due.
 
-        What is absent of the columns that sample_table makes is null. Raises DataError where another column is missing,
-        StorageError where the disk is full or fails.
+        What is absent of the columns that sample_table makes is null. Raises DataError where
+        another column is missing, StorageError where the disk is full or fails.
         """
         if not self.due(step):
             return None
@@ -153,8 +170,8 @@ class SampleWriter:
 class SamplesBehind:
     """Writes sample files in a thread of its own, at most one at a time, while the next Step runs.
 
-    A table must stay as it is until its file is written: its memory is not copied. What goes wrong is raised by the
-    next call.
+    A table must stay as it is until its file is written: its memory is not copied. What goes wrong
+    is raised by the next call.
     """
 
     def __init__(self, writer: SampleWriter) -> None:
@@ -183,12 +200,15 @@ class SamplesBehind:
 
 
 def _complete(step: int, table: pa.Table) -> pa.Table:
-    """The table with its columns in one order, `step` and the optional ones added where they are absent."""
+    """The table with its columns in one order, `step` and the optional ones added where they are
+    absent.
+    """
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
         raise DataError(
-            f"samples of Step {step}: expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}. "
-            f"Fix: add {', '.join(missing)}; sample_table makes them all from a Batch."
+            f"samples of Step {step}: expected columns {', '.join(_REQUIRED)}, found"
+            f" {', '.join(table.column_names)}. Fix: add {', '.join(missing)}; sample_table makes"
+            " them all from a Batch."
         )
     columns = {name: table.column(name) for name in table.column_names}
     columns.setdefault("step", pa.array(np.full(len(table), step), pa.int64()))
@@ -196,7 +216,9 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
         columns.setdefault(name, pa.nulls(len(table), kind))
     parts = sorted(name for name in columns if name.startswith("reward/"))
     first = [*_FIRST, *parts, *(name for name in _OPTIONAL if name not in _FIRST)]
-    return pa.table({name: columns[name] for name in [*first, *(n for n in columns if n not in first)]})
+    return pa.table(
+        {name: columns[name] for name in [*first, *(n for n in columns if n not in first)]}
+    )
 
 
 def read_samples(directory: Path) -> pa.Table:
@@ -206,7 +228,10 @@ def read_samples(directory: Path) -> pa.Table:
     """
     tables = [_read(path) for _, path in _files(directory)]
     if not tables:
-        raise DataError(f"{directory}: expected files step_*.parquet, found none. Fix: name a run's samples folder.")
+        raise DataError(
+            f"{directory}: expected files step_*.parquet, found none. Fix: name a run's samples"
+            " folder."
+        )
     return pa.concat_tables(tables, promote_options="default")
 
 
@@ -214,10 +239,16 @@ def _read(path: Path) -> pa.Table:
     try:
         return pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: expected a Parquet file, found a damaged one ({error}). Fix: delete it.") from error
+        raise DataError(
+            f"{path}: expected a Parquet file, found a damaged one ({error}). Fix: delete it."
+        ) from error
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
     """(Step, file) in the order of the Steps."""
-    found = [(_FILE.fullmatch(path.name), path) for path in directory.iterdir()] if directory.is_dir() else []
+    found = (
+        [(_FILE.fullmatch(path.name), path) for path in directory.iterdir()]
+        if directory.is_dir()
+        else []
+    )
     return sorted((int(match[1]), path) for match, path in found if match)

@@ -27,7 +27,9 @@ from engine.observe.runfolder import RunFolder
 
 
 class Sink(Protocol):
-    """What every sink has. `open` comes once and first; `close` may come twice, and also after a failure."""
+    """What every sink has. `open` comes once and first; `close` may come twice, and also after a
+    failure.
+    """
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Begin, or go on where an earlier run of this folder ended."""
@@ -41,10 +43,11 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: one strict JSON object a Step, appended and flushed, so that a kill loses no finished Step.
+    """`metrics.jsonl`: one strict JSON object a Step, appended and flushed, so that a kill loses no
+    finished Step.
 
-    A torn last line (a kill while it was written, a full disk) is cut off when the file is opened. The config is not
-    kept here: the run folder has graph.json and plan.json.
+    A torn last line (a kill while it was written, a full disk) is cut off when the file is opened.
+    The config is not kept here: the run folder has graph.json and plan.json.
     """
 
     def __init__(self) -> None:
@@ -60,7 +63,9 @@ class JsonLines:
             self._keep(lambda step: True)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises RunError where the Step, or a later one, is there already, StorageError where the disk is full."""
+        """Raises RunError where the Step, or a later one, is there already, StorageError where the
+        disk is full.
+        """
         file = self._opened()
         if step <= self._last:
             raise RunError(
@@ -79,14 +84,18 @@ class JsonLines:
         return self._last
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add metrics to the line of the last Step; returns all of them. A kill, or a disk that is full (StorageError),
-        leaves the old line or the new one.
+        """Add metrics to the line of the last Step; returns all of them. A kill, or a disk that is
+        full (StorageError), leaves the old line or the new one.
         """
         file = self._opened()
         file.seek(0)
         *before, line = file.readlines()
         merged = {**json.loads(line), **metrics}
-        numbers = {name: math.nan if value is None else value for name, value in merged.items() if name != "step"}
+        numbers = {
+            name: math.nan if value is None else value
+            for name, value in merged.items()
+            if name != "step"
+        }
         text, path = b"".join([*before, json_line(step, numbers, self._noted)]), Path(file.name)
         with replacing(f"the metrics of step {step}", path, len(text)) as whole:
             whole.write(text)
@@ -97,7 +106,8 @@ class JsonLines:
         return numbers
 
     def sync(self) -> None:
-        """What was written is on the disk itself afterwards. Raises StorageError where that fails."""
+        """What was written is on the disk itself afterwards. Raises StorageError where that fails.
+        """
         file = self._opened()
         with writing(f"the metrics up to step {self._last}", Path(file.name)):
             os.fsync(file.fileno())
@@ -120,7 +130,9 @@ class JsonLines:
         return self._file
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
-        """Cut the file behind the last leading line whose Step is wanted. Steps ascend, so what is cut is a tail."""
+        """Cut the file behind the last leading line whose Step is wanted. Steps ascend, so what is
+        cut is a tail.
+        """
         file = self._opened()
         end, self._last = 0, -1
         file.seek(0)
@@ -133,7 +145,9 @@ class JsonLines:
 
 
 def recorded_steps(path: Path) -> list[int]:
-    """The Steps of which a metrics file has whole lines; none where there is no file. Raises DataError as `open`."""
+    """The Steps of which a metrics file has whole lines; none where there is no file. Raises
+    DataError as `open`.
+    """
     if not path.is_file():
         return []
     with open(path, "rb") as file:
@@ -149,8 +163,8 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:
         if step is None:
             if file.read(1):
                 raise DataError(
-                    f"{file.name}:{number}: expected a JSON object with a step, found {line[:40]!r}. "
-                    f"Fix: restore the file, or delete the line."
+                    f"{file.name}:{number}: expected a JSON object with a step, found"
+                    f" {line[:40]!r}. Fix: restore the file, or delete the line."
                 )
             return
         yield stop, step
@@ -169,9 +183,11 @@ def _step_of(line: bytes) -> int | None:
 
 
 class TensorBoard:
-    """Scalars under `tensorboard/` in the run folder, written by tensorboard's own writer (no torch).
+    """Scalars under `tensorboard/` in the run folder, written by tensorboard's own writer (no
+    torch).
 
-    After a resume TensorBoard itself drops what an earlier process wrote for the Steps that come again.
+    After a resume TensorBoard itself drops what an earlier process wrote for the Steps that come
+    again.
     """
 
     def __init__(self) -> None:
@@ -187,17 +203,24 @@ class TensorBoard:
         writer = _needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._writer = writer.EventFileWriter(str(run.path / "tensorboard"), flush_secs=10)
         self._first = True
-        self._add(0, [self._text("config", json.dumps(dict(config), indent=2, sort_keys=True, default=str))])
+        self._add(
+            0,
+            [self._text("config", json.dumps(dict(config), indent=2, sort_keys=True, default=str))],
+        )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One event with all scalars of the Step; it reaches the disk within 10 s, or at close."""
         assert self._writer is not None, "the sink is not open"
         if self._first:  # a session start tells TensorBoard to forget this Step and all later ones
             log = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, session_log=log))
+            self._writer.add_event(
+                self._event.Event(wall_time=time.time(), step=step, session_log=log)
+            )
             self._first = False
         value = self._summary.Summary.Value
-        self._add(step, [value(tag=n, simple_value=metrics[n]) for n in sorted(metrics) if n != "step"])
+        self._add(
+            step, [value(tag=n, simple_value=metrics[n]) for n in sorted(metrics) if n != "step"]
+        )
 
     def close(self) -> None:
         if self._writer is not None:
@@ -205,7 +228,9 @@ class TensorBoard:
             writer.close()
 
     def _add(self, step: int, values: list[Any]) -> None:
-        event = self._event.Event(wall_time=time.time(), step=step, summary=self._summary.Summary(value=values))
+        event = self._event.Event(
+            wall_time=time.time(), step=step, summary=self._summary.Summary(value=values)
+        )
         self._writer.add_event(event)
 
     def _text(self, tag: str, text: str) -> Any:
@@ -222,10 +247,11 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. A resumed folder goes on as the same wandb run, whose id is kept in `wandb_id.txt`.
+    """Weights & Biases. A resumed folder goes on as the same wandb run, whose id is kept in
+    `wandb_id.txt`.
 
-    The x axis of every metric is the Step and not wandb's own counter, which cannot go back to a checkpoint.
-    `settings` are passed on to `wandb.init` (entity, mode, tags, ...).
+    The x axis of every metric is the Step and not wandb's own counter, which cannot go back to a
+    checkpoint. `settings` are passed on to `wandb.init` (entity, mode, tags, ...).
     """
 
     def __init__(self, project: str = "dataflow-rl", **settings: Any) -> None:
@@ -269,5 +295,6 @@ def _needed(module: str, extra: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise RunError(
-            f'metrics sink {extra}: the package {extra} is not installed. Fix: pip install "dataflow-rl[{extra}]".'
+            f"metrics sink {extra}: the package {extra} is not installed. Fix: pip install"
+            f' "dataflow-rl[{extra}]".'
         ) from error

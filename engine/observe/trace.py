@@ -28,16 +28,19 @@ from engine.observe.ownfiles import own
 _log = logging.getLogger(__name__)
 
 _BUFFERED = 1024
-"""Events kept in memory before they are written; a kill loses at most so many, and those since `flush`."""
+"""Events kept in memory before they are written; a kill loses at most so many, and those since
+`flush`.
+"""
 
 
 class Trace:
-    """Writes one trace file; may be used by several threads. Where it cannot be written any more, that is said once and
-    the run goes on without it: nothing depends on a trace.
+    """Writes one trace file; may be used by several threads. Where it cannot be written any more,
+    that is said once and the run goes on without it: nothing depends on a trace.
 
-    A track is named `process/thread` (`worker0/decode`), or `thread` alone for this process; it becomes one row in
-    the viewer. Spans of one track must nest or follow one another: what overlaps (requests in flight) goes through
-    `overlapping`, which the viewer puts on rows of its own. Opening truncates: a resumed run takes another file.
+    A track is named `process/thread` (`worker0/decode`), or `thread` alone for this process; it
+    becomes one row in the viewer. Spans of one track must nest or follow one another: what overlaps
+    (requests in flight) goes through `overlapping`, which the viewer puts on rows of its own.
+    Opening truncates: a resumed run takes another file.
     """
 
     def __init__(self, path: Path, *, process: str = "coordinator") -> None:
@@ -59,7 +62,9 @@ class Trace:
             self.flush()
 
     def overlapping(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
-        """A span that may overlap others of its track (an async span: a pair of events with an id of its own)."""
+        """A span that may overlap others of its track (an async span: a pair of events with an id
+        of its own).
+        """
         number = next(self._ids)
         self._events.append(("b", track, name, start, number, args))
         self._events.append(("e", track, name, end, number, {}))
@@ -120,7 +125,13 @@ class Trace:
         names: list[bytes] = []
         if where is None:
             where, names = self._name(track)
-        line: dict[str, Any] = {"ph": kind, "name": name, "ts": _us(at), "pid": where[0], "tid": where[1]}
+        line: dict[str, Any] = {
+            "ph": kind,
+            "name": name,
+            "ts": _us(at),
+            "pid": where[0],
+            "tid": where[1],
+        }
         if kind == "X":
             line["dur"] = _us(extra - at)
         elif extra is not None:
@@ -148,7 +159,9 @@ class Trace:
 
 
 def _metadata(kind: str, pid: int, tid: int, name: str) -> bytes:
-    return msgspec.json.encode({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}})
+    return msgspec.json.encode(
+        {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+    )
 
 
 def _us(seconds: float) -> float:
@@ -157,13 +170,17 @@ def _us(seconds: float) -> float:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """All events of a trace file, also of one whose writer was killed. Raises DataError where it is no trace."""
+    """All events of a trace file, also of one whose writer was killed. Raises DataError where it is
+    no trace.
+    """
     text = path.read_text(encoding="utf-8").rstrip()
     body = text.removesuffix("\n]") if text.endswith("\n]") else _without_torn_line(text)
     try:
         return json.loads(body + "\n]") if text else []
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: expected a trace, found {text[:40]!r} ({error}). Fix: record it again.") from error
+        raise DataError(
+            f"{path}: expected a trace, found {text[:40]!r} ({error}). Fix: record it again."
+        ) from error
 
 
 def _without_torn_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """Views of the metrics that may fail: nothing depends on one, so a run goes on without it.
 
-Owns: that a view which cannot be written is said once, and left out from then on. Does not own: any view (sinks.py).
+Owns: that a view which cannot be written is said once, and left out from then on. Does not own: any
+view (sinks.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class View:
             self._give_up(error)
         except OSError as error:
             assert self._run is not None
-            self._give_up(storage_error(f"the view {self._name}", self._run.path / self._name, error))
+            self._give_up(
+                storage_error(f"the view {self._name}", self._run.path / self._name, error)
+            )
 
     def _give_up(self, why: StorageError) -> None:
         self._over = True

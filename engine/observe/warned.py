@@ -1,7 +1,8 @@
 """Warnings of a run on the screen and in its log.
 
-Owns: showing each once, by its name and place, and that with `strict` the first ends the run. Does not own: what is
-warned of (dataflow/rules/doubtful.py, engine/plan/warnings.py, engine/coordinator/doubtful.py).
+Owns: showing each once, by its name and place, and that with `strict` the first ends the run. Does
+not own: what is warned of (dataflow/rules/doubtful.py, engine/plan/warnings.py,
+engine/coordinator/doubtful.py).
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host of several. address: where the others reach it, an IP address; port: where `dataflow host` answers.
+    """One host of several. address: where the others reach it, an IP address; port: where `dataflow
+    host` answers.
 
     cores, memory (bytes), gpus (bytes of each): 0 where it is not known yet.
     """
@@ -61,11 +62,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """cores: that this process may use. memory: bytes of the host. gpus: bytes of each GPU's memory.
+    """cores: that this process may use. memory: bytes of the host. gpus: bytes of each GPU's
+    memory.
 
-    hosts: of a cluster file, where there is one; these numbers are then the first one's. lease: seconds without a word
-    after which hosts give each other up. private: whether rows may travel between hosts without encryption. keys: the
-    key file of the hosts.
+    hosts: of a cluster file, where there is one; these numbers are then the first one's. lease:
+    seconds without a word after which hosts give each other up. private: whether rows may travel
+    between hosts without encryption. keys: the key file of the hosts.
     """
 
     cores: int
@@ -79,7 +81,9 @@ class Cluster:
     def describe(self) -> str:
         """`2 cores, 23.5 GiB, no GPU`."""
         gpus = (
-            f"{len(self.gpus)} GPU ({', '.join(f'{g / 2**30:.0f} GiB' for g in self.gpus)})" if self.gpus else "no GPU"
+            f"{len(self.gpus)} GPU ({', '.join(f'{g / 2**30:.0f} GiB' for g in self.gpus)})"
+            if self.gpus
+            else "no GPU"
         )
         return f"{self.cores} core{'s' * (self.cores != 1)}, {self.memory / 2**30:.1f} GiB, {gpus}"
 
@@ -90,7 +94,9 @@ class Cluster:
                 return host
         names = [h.name for h in self.hosts]
         found = nearest(name, names) or f"one of {', '.join(names) or 'no hosts'}"
-        raise PlanError(f"cluster: expected a host of the cluster file, found {name!r}. Fix: {found}.")
+        raise PlanError(
+            f"cluster: expected a host of the cluster file, found {name!r}. Fix: {found}."
+        )
 
     def on(self, name: str) -> Cluster:
         """One host alone; this one where the name is empty."""
@@ -101,7 +107,9 @@ class Cluster:
 
 
 def detect() -> Cluster:
-    """This host, as the process sees it: its CPU affinity, its cgroup's memory limit, GPUs that nvidia-smi lists."""
+    """This host, as the process sees it: its CPU affinity, its cgroup's memory limit, GPUs that
+    nvidia-smi lists.
+    """
     return Cluster(cores=len(os.sched_getaffinity(0)), memory=_memory(), gpus=_gpus())
 
 
@@ -114,29 +122,47 @@ def read_cluster(path: Path) -> Cluster:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PlanError(f"{_place_of(path, error)}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
+        raise PlanError(
+            f"{_place_of(path, error)}: expected TOML: {error}. Fix: {_EXAMPLE}."
+        ) from error
     lines = _Lines(path, text)
     _refuse_unknown(lines, "", data, ("keys", "lease", "private", "hosts"))
     hosts = tuple(_host(lines, name, said) for name, said in _table(lines, data, "hosts").items())
     _refuse_shared_addresses(lines, hosts)
     if not hosts:
-        raise PlanError(f"cluster file {path}: expected hosts, found none. Fix: [hosts.a] with its address.")
+        raise PlanError(
+            f"cluster file {path}: expected hosts, found none. Fix: [hosts.a] with its address."
+        )
     own = detect()
     first = hosts[0]
     cores, memory = first.cores or own.cores, first.memory or own.memory
-    first = Host(name=first.name, address=first.address, port=first.port, cores=cores, memory=memory, gpus=own.gpus)
+    first = Host(
+        name=first.name,
+        address=first.address,
+        port=first.port,
+        cores=cores,
+        memory=memory,
+        gpus=own.gpus,
+    )
     lease = data.get("lease", LEASE)
     if not _is_number(lease) or not 1 <= lease <= _LONGEST_LEASE:
         where = lines.at("", "lease")
-        raise PlanError(f"{where}: lease: expected seconds, 1 to {_LONGEST_LEASE}, found {lease!r}. Fix: lease = 30.")
+        raise PlanError(
+            f"{where}: lease: expected seconds, 1 to {_LONGEST_LEASE}, found {lease!r}. Fix: lease"
+            " = 30."
+        )
     private = data.get("private", False)
     if not isinstance(private, bool):
         where = lines.at("", "private")
-        raise PlanError(f"{where}: private: expected true or false, found {private!r}. Fix: leave it out.")
+        raise PlanError(
+            f"{where}: private: expected true or false, found {private!r}. Fix: leave it out."
+        )
     keys = data.get("keys", f"{path.stem}.keys")
     if not isinstance(keys, str) or not keys:
         where = lines.at("", "keys")
-        raise PlanError(f'{where}: keys: expected a path, found {keys!r}. Fix: keys = "{path.stem}.keys".')
+        raise PlanError(
+            f'{where}: keys: expected a path, found {keys!r}. Fix: keys = "{path.stem}.keys".'
+        )
     return Cluster(
         cores=cores,
         memory=memory,
@@ -160,7 +186,8 @@ def _host(lines: _Lines, name: str, said: Any) -> Host:
     except ValueError as error:
         where = f"{lines.at(table, 'address')}: host {name}"
         raise PlanError(
-            f'{where}: expected the IP address by which others reach it, found {address!r}. Fix: address = "10.0.0.2".'
+            f"{where}: expected the IP address by which others reach it, found {address!r}. Fix:"
+            ' address = "10.0.0.2".'
         ) from error
     return Host(
         name=name,
@@ -182,7 +209,9 @@ _BOUNDS: Mapping[str, tuple[float, bool, str]] = {
 def _number(lines: _Lines, table: str, said: Mapping[str, Any], key: str, default: float) -> float:
     value = said.get(key, default)
     most, whole, what = _BOUNDS[key]
-    if key in said and (not _is_number(value) or not 0 < value <= most or (whole and value != int(value))):
+    if key in said and (
+        not _is_number(value) or not 0 < value <= most or (whole and value != int(value))
+    ):
         where = f"{lines.at(table, key)}: host {table.partition('.')[2]}"
         raise PlanError(f"{where}: {key}: expected {what}, found {value!r}. Fix: leave it out.")
     return value
@@ -199,17 +228,24 @@ def _refuse_shared_addresses(lines: _Lines, hosts: Sequence[Host]) -> None:
         if other != host.name:
             where = f"{lines.at(f'hosts.{host.name}', 'address')}: host {host.name}"
             found = f"those of host {other}"
-            raise PlanError(f"{where}: expected an address and port of its own, found {found}. Fix: another port.")
+            raise PlanError(
+                f"{where}: expected an address and port of its own, found {found}. Fix: another"
+                " port."
+            )
 
 
 def _table(lines: _Lines, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = data.get(key, {})
     if not isinstance(found, Mapping):
-        raise PlanError(f"{lines.at('', key)}: {key}: expected tables, found {found!r}. Fix: [hosts.a].")
+        raise PlanError(
+            f"{lines.at('', key)}: {key}: expected tables, found {found!r}. Fix: [hosts.a]."
+        )
     return found
 
 
-def _refuse_unknown(lines: _Lines, table: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _refuse_unknown(
+    lines: _Lines, table: str, data: Mapping[str, Any], known: tuple[str, ...]
+) -> None:
     for key in data:
         if key not in known:
             fix = nearest(key, known) or f"one of {', '.join(known)}"
@@ -227,7 +263,9 @@ def _text(path: Path) -> str:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         fix = "save it as UTF-8"
-        raise PlanError(f"{what}: expected UTF-8, found byte {error.start} that is none. Fix: {fix}.") from error
+        raise PlanError(
+            f"{what}: expected UTF-8, found byte {error.start} that is none. Fix: {fix}."
+        ) from error
     except OSError as error:
         raise PlanError(f"{what}: cannot be read: {error.strerror}. Fix: {_EXAMPLE}.") from error
 
@@ -238,8 +276,8 @@ def _place_of(path: Path, error: Exception) -> str:
 
 
 class _Lines:
-    """Where in a cluster file a key stands, which tomllib does not say; only the file, where it is not written as
-    `key = value` under its table's heading.
+    """Where in a cluster file a key stands, which tomllib does not say; only the file, where it is
+    not written as `key = value` under its table's heading.
     """
 
     def __init__(self, path: Path, text: str) -> None:
@@ -274,4 +312,8 @@ def _gpus() -> tuple[int, ...]:
         return ()
     query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     found = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-    return tuple(int(line) * 2**20 for line in found.stdout.split() if line.isdigit()) if found.returncode == 0 else ()
+    return (
+        tuple(int(line) * 2**20 for line in found.stdout.split() if line.isdigit())
+        if found.returncode == 0
+        else ()
+    )

@@ -20,8 +20,8 @@ from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNod
 class Draft:
     """The graph as rewritten so far and what has been decided about it.
 
-    dataset: for each source node, the columns of its data. threads: those of each kernel, None for all that its Worker
-    has. placing: what was asked for about Workers. hosts, devices: as in Plan.
+    dataset: for each source node, the columns of its data. threads: those of each kernel, None for
+    all that its Worker has. placing: what was asked for about Workers. hosts, devices: as in Plan.
     """
 
     graph: Graph

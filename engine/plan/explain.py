@@ -33,7 +33,8 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
         _section("nodes, in the order in which they can run", _nodes(plan, measured)),
         _section("where streaming ends", _cut(plan)),
         _section(
-            "edges: bytes a Step at the greatest lengths; saved: of columns that stay, nobody there reads them",
+            "edges: bytes a Step at the greatest lengths; saved: of columns that stay, nobody there"
+            " reads them",
             _edges(plan),
         ),
         _section("weights", _weights(plan)),
@@ -50,7 +51,7 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
     return [title, *body] if body else []
 
 
-# --- header -----------------------------------------------------------------------------------------------------
+# --- header ---------------------------------------------------------------------------------------
 
 
 def _header(plan: Plan) -> list[str]:
@@ -63,7 +64,9 @@ def _header(plan: Plan) -> list[str]:
 def _machines(plan: Plan) -> str:
     assert plan.cluster is not None
     names = dict.fromkeys(plan.hosts.values())
-    return "; ".join(f"{n}: {plan.cluster.on(n).describe()}" for n in names) or plan.cluster.describe()
+    return (
+        "; ".join(f"{n}: {plan.cluster.on(n).describe()}" for n in names) or plan.cluster.describe()
+    )
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -72,7 +75,9 @@ def _steps(plan: Plan) -> Iterator[str]:
     domains = Domains(plan.program) if plan.program else None
     for source in plan.sources:
         line = [n for n in plan.nodes if n.source == source.name]
-        loose = any(n.relation == "subset" and not (n.refill and _keeps_groups(nodes, n)) for n in line)
+        loose = any(
+            n.relation == "subset" and not (n.refill and _keeps_groups(nodes, n)) for n in line
+        )
         limit = "at most " if loose else ""
         for train in (n for n in line if n.work == "train"):
             domain = domains.of_node(nodes[train.name]) if domains else None
@@ -109,13 +114,21 @@ def _staleness(plan: Plan) -> Iterator[str]:
 def _bound(source: PlannedSource) -> str:
     versions = _count(source.max_lag, "version")
     if source.intake == "admission":
-        return f"up to {versions} ahead at admission; a row that took long may be older (intake=admission)"
-    how = "the oldest finished rows train first" if source.intake == "exact" else "older rows are dropped and made anew"
+        return (
+            f"up to {versions} ahead at admission; a row that took long may be older"
+            " (intake=admission)"
+        )
+    how = (
+        "the oldest finished rows train first"
+        if source.intake == "exact"
+        else "older rows are dropped and made anew"
+    )
     return f"no row is more than {versions} old when it is trained; {how} (intake={source.intake})"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    """Totals against the memory that there is; of several Workers each has a line in its section."""
+    """Totals against the memory that there is; of several Workers each has a line in its section.
+    """
     if len(plan.workers) == 1:
         yield from (f"{plan.workers[0]}: {text}" for text in _holds(plan, plan.workers[0]))
         return
@@ -132,7 +145,10 @@ def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
         return
     workers = [w for w in plan.workers if plan.hosts.get(w, "") == host]
     parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in workers}
-    most = f"at most {shown_bytes(host_peak(parts, [lease for lease in plan.leases if lease[0] in workers]))}"
+    most = (
+        "at most"
+        f" {shown_bytes(host_peak(parts, [lease for lease in plan.leases if lease[0] in workers]))}"
+    )
     told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
     yield f"{told}, of {shown_bytes(cluster.memory)}"
 
@@ -144,15 +160,25 @@ def _holds(plan: Plan, worker: str) -> Iterator[str]:
     host = plan.hosts.get(worker, "")
     if unknown := _unknown(plan, nodes):
         without = shown_bytes(peak(parts))
-        yield f"memory unknown, since the parameters of {', '.join(unknown)} are; without them {without}"
+        yield (
+            f"memory unknown, since the parameters of {', '.join(unknown)} are; without them"
+            f" {without}"
+        )
     elif plan.cluster and (cluster := plan.cluster.on(host)).gpus:
         index = plan.devices.get(worker, 0)
         gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
         yield f"{_peak(nodes, HOST_PARTS)}, of {shown_bytes(cluster.gpus[index])} on {gpu}"
         held = sum(size for p in parts for part, size in p.items() if part in HOST_PARTS)
-        yield f"{shown_bytes(held)} of rows, of {shown_bytes(cluster.memory)} on {host or 'this host'}"
+        yield (
+            f"{shown_bytes(held)} of rows, of {shown_bytes(cluster.memory)} on"
+            f" {host or 'this host'}"
+        )
     else:
-        room = f", of {shown_bytes(plan.cluster.memory)}" if plan.cluster and len(plan.workers) == 1 else ""
+        room = (
+            f", of {shown_bytes(plan.cluster.memory)}"
+            if plan.cluster and len(plan.workers) == 1
+            else ""
+        )
         yield f"{_peak(nodes, ())}{room}"
 
 
@@ -165,7 +191,10 @@ def _unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
 
 def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
     total = peak((n.estimate.bytes for n in nodes), without=without)
-    last = peak(({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes), without=without)
+    last = peak(
+        ({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes),
+        without=without,
+    )
     most = max(nodes, key=_passing)
     if total == last:
         return f"at most {shown_bytes(total)}, always"
@@ -184,12 +213,15 @@ def _time(plan: Plan) -> Iterator[str]:
     seconds, slowest = found
     rates = "by rough rates, good for comparing nodes; users' functions not counted"
     if slowest:
-        yield f"at most about {_duration(seconds)} a Step, those of {slowest} while others overlap, {rates}"
+        yield (
+            f"at most about {_duration(seconds)} a Step, those of {slowest} while others overlap,"
+            f" {rates}"
+        )
     else:
         yield f"at most about {_duration(seconds)} a Step {rates}"
 
 
-# --- workers ----------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 def _workers(plan: Plan) -> Iterator[str]:
@@ -202,11 +234,17 @@ def _workers(plan: Plan) -> Iterator[str]:
         threads = _count(max(n.layout.threads for n in nodes), "thread")
         threads += f" on {plan.hosts[worker]}" if plan.hosts else ""
         records = ["the samples"] if worker == plan.recorder else []
-        yield from _named(worker, width, f"{threads}: {', '.join([*(_share(n, worker) for n in nodes), *records])}")
+        yield from _named(
+            worker,
+            width,
+            f"{threads}: {', '.join([*(_share(n, worker) for n in nodes), *records])}",
+        )
         for text in _holds(plan, worker):
             yield from _wrapped(text, indent=width + 2, after=2)
     for lease in plan.leases:
-        yield from _wrapped(f"{', '.join(lease)}: on the same devices, one is awake at a time", after=2)
+        yield from _wrapped(
+            f"{', '.join(lease)}: on the same devices, one is awake at a time", after=2
+        )
 
 
 def _share(node: PlannedNode, worker: str) -> str:
@@ -216,14 +254,21 @@ def _share(node: PlannedNode, worker: str) -> str:
     return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {at} of {count})"
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 def _nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     batch = {s.name: s.batch for s in plan.sources}
     owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
     name_width = _width(n.name for n in plan.nodes)
-    heads = ["region", "rows", "on", "peak", "seconds", *(["measured"] if measured is not None else [])]
+    heads = [
+        "region",
+        "rows",
+        "on",
+        "peak",
+        "seconds",
+        *(["measured"] if measured is not None else []),
+    ]
     widths = [10, 16, 30, 10, 9, 9]
     yield _columns(["", *heads], [name_width, *widths])
     for node in plan.nodes:
@@ -265,10 +310,18 @@ def _how(node: PlannedNode) -> str:
         kernel += f", refilled in at most {_count(node.max_attempts, 'attempt')}"
     parts = f"{node.chunks} chunks" if node.chunks > 1 else "chunks"
     if node.region == "step":
-        return f"{kernel}, the Step in {parts}" if node.chunks > 1 else f"{kernel}, the whole Step at once"
+        return (
+            f"{kernel}, the Step in {parts}"
+            if node.chunks > 1
+            else f"{kernel}, the whole Step at once"
+        )
     if node.region == "evaluation":
         return f"{kernel}, at one version of the Model{f', in {parts}' if node.chunks > 1 else ''}"
-    together = "prompts admitted together" if node.chunking == "cohort" else f"whatever is ready, by {node.scope}"
+    together = (
+        "prompts admitted together"
+        if node.chunking == "cohort"
+        else f"whatever is ready, by {node.scope}"
+    )
     return f"{kernel}, {parts} of {together}"
 
 
@@ -276,12 +329,16 @@ def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
     parts = [f"{part} {shown_bytes(size)}" for part, size in node.estimate.bytes.items()]
     used = {u.module for u in node.models if u.param != "tokenizer" and node.work != "evaluate"}
     if used and "weights" not in node.estimate.bytes:
-        held = (n for n in owners if set(node.workers) & set(n.workers) and used & {u.module for u in n.models})
+        held = (
+            n
+            for n in owners
+            if set(node.workers) & set(n.workers) and used & {u.module for u in n.models}
+        )
         parts += [f"weights those of {owner.name}" for owner in list(held)[:1]]
     return ", ".join(parts)
 
 
-# --- the cut, edges, weights --------------------------------------------------------------------------------------
+# --- the cut, edges, weights ----------------------------------------------------------------------
 
 
 def _cut(plan: Plan) -> Iterator[str]:
@@ -290,9 +347,14 @@ def _cut(plan: Plan) -> Iterator[str]:
     why = regions(plan.program).why if plan.program else {}
     below = [n for n in plan.nodes if n.region == "step"]
     for node in below:
-        yield from _wrapped(f"ends at {node.name}: {why.get(node.name, 'it needs the whole Step')}", after=2)
+        yield from _wrapped(
+            f"ends at {node.name}: {why.get(node.name, 'it needs the whole Step')}", after=2
+        )
     for node in (n for n in plan.nodes if n.work == "evaluate"):
-        yield f"outside: {node.name}, at the start, after every {_count(node.every, 'Step')} and at the end"
+        yield (
+            f"outside: {node.name}, at the start, after every {_count(node.every, 'Step')} and at"
+            " the end"
+        )
 
 
 def _edges(plan: Plan) -> Iterator[str]:
@@ -303,7 +365,11 @@ def _edges(plan: Plan) -> Iterator[str]:
     widths = [10, 10, len("inproc")]
     yield _columns(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
     for name, edge in zip(shown, plan.edges, strict=True):
-        moved = ["evaluation", ""] if edge.consumer in evaluated else [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
+        moved = (
+            ["evaluation", ""]
+            if edge.consumer in evaluated
+            else [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
+        )
         first = _columns([*moved, edge.route], widths)
         first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
         yield from _named(name, width, first, tail=", ".join(edge.columns))
@@ -319,7 +385,11 @@ def _weights(plan: Plan) -> Iterator[str]:
     nodes = {n.name: n for n in plan.nodes}
     width = _width(m.name for m in plan.models)
     for model in plan.models:
-        size = "parameters unknown" if model.parameters is None else f"{_count(model.parameters, 'parameter')}"
+        size = (
+            "parameters unknown"
+            if model.parameters is None
+            else f"{_count(model.parameters, 'parameter')}"
+        )
         yield from _named(model.name, width, f"{size}, from {model.base}", tail="")
         followers = [m.name for m in plan.models if m.follows == model.name]
         for line in _versions(plan, model, nodes, followers):
@@ -349,7 +419,10 @@ def _versions(
         far = plan.hosts and model.route == "pull" and _apart(plan, node, nodes[model.writer])
         yield f"{model.writer} -> {reader}: {carried}{' by zmq' if far else ''}; lag {lag}"
     if not model.readers:
-        yield f"written by {model.writer}, {'followed by ' + ', '.join(followers) if followers else 'read by nobody'}"
+        yield (
+            f"written by {model.writer},"
+            f" {'followed by ' + ', '.join(followers) if followers else 'read by nobody'}"
+        )
 
 
 def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
@@ -365,17 +438,23 @@ _ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
 
 
 def _among(workers: Sequence[str]) -> str:
-    return ", ".join(workers) if len(workers) < 4 else f"{workers[0]} ... {workers[-1]} ({len(workers)})"
+    return (
+        ", ".join(workers)
+        if len(workers) < 4
+        else f"{workers[0]} ... {workers[-1]} ({len(workers)})"
+    )
 
 
-# --- the rest -----------------------------------------------------------------------------------------------------
+# --- the rest -------------------------------------------------------------------------------------
 
 
 def _dialects(plan: Plan) -> Iterator[str]:
     for name, node in _program(plan).items():
         if "dialect" in node.params:
             dialect = node.params["dialect"]
-            yield from _wrapped(f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})", after=2)
+            yield from _wrapped(
+                f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})", after=2
+            )
 
 
 def _recorded(plan: Plan) -> Iterator[str]:
@@ -400,7 +479,7 @@ def _program(plan: Plan) -> dict[str, Node]:
     return {n.name: n for n in plan.program.nodes} if plan.program else {}
 
 
-# --- text ---------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def _count(number: int, noun: str) -> str:
@@ -426,7 +505,9 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
-    """A name and what is said of it; a name that is too long has its own line. The tail wraps behind the text."""
+    """A name and what is said of it; a name that is too long has its own line. The tail wraps
+    behind the text.
+    """
     if len(name) > width:
         yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
     start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"

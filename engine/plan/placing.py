@@ -18,15 +18,16 @@ Weights = Literal["auto", "pull", "collective"]
 class Placing:
     """Which Workers there are to be, as far as it was said; the planner decides the rest.
 
-    workers: `one` puts every node on `main`; `auto` does so at max_lag 0, and above it lets generation, columns and
-    training have a Worker each, so that they overlap; `apart` gives each node one of its own. pin: the Workers of a
-    node, several for its replicas or ranks. together: nodes that share their Workers. replicas, chunks: of a node that
-    keeps nothing between chunks. ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part
-    of weights and optimizer, not all. tensor: ranks in the place of each of these, which have the same rows and a part
-    of each weight matrix. leases: Workers on the same devices, which take turns. hosts: the host of a
-    Worker, where that is not the first one. weights: how versions reach readers in other Workers; `auto` is by
-    collectives between devices, else by pull. inproc: all of this, but for chunks (those that replicas bring too), is
-    put aside, and every node is on `main`.
+    workers: `one` puts every node on `main`; `auto` does so at max_lag 0, and above it lets
+    generation, columns and training have a Worker each, so that they overlap; `apart` gives each
+    node one of its own. pin: the Workers of a node, several for its replicas or ranks. together:
+    nodes that share their Workers. replicas, chunks: of a node that keeps nothing between chunks.
+    ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part of weights
+    and optimizer, not all. tensor: ranks in the place of each of these, which have the same rows
+    and a part of each weight matrix. leases: Workers on the same devices, which take turns. hosts:
+    the host of a Worker, where that is not the first one. weights: how versions reach readers in
+    other Workers; `auto` is by collectives between devices, else by pull. inproc: all of this, but
+    for chunks (those that replicas bring too), is put aside, and every node is on `main`.
     """
 
     workers: Spread = "auto"

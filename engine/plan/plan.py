@@ -24,7 +24,9 @@ Relation = Literal["source", "same", "expand", "subset", "reduce", "sink"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Columns that one input takes from one producer. `ratio`: rows of the input for each row of the producer."""
+    """Columns that one input takes from one producer. `ratio`: rows of the input for each row of
+    the producer.
+    """
 
     producer: str
     columns: tuple[str, ...]
@@ -33,11 +35,12 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInput:
-    """One input. `gate` is the node whose rows decide which rows exist; the bytes come from the fetches' producers.
+    """One input. `gate` is the node whose rows decide which rows exist; the bytes come from the
+    fetches' producers.
 
-    They differ behind a select, which moves no rows. `ratio`: rows of the node for each row of the gate (`parent`
-    inputs have more than one). `fan_in`: of an input that is reduced, the rows of the gate for each row of the node, as
-    far as they are left; 0 for every other input.
+    They differ behind a select, which moves no rows. `ratio`: rows of the node for each row of the
+    gate (`parent` inputs have more than one). `fan_in`: of an input that is reduced, the rows of
+    the gate for each row of the node, as far as they are left; 0 for every other input.
     """
 
     name: str
@@ -49,7 +52,8 @@ class PlannedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """How a node has a Model. module: uses of one name in one worker share a module (the writer's, for an alias).
+    """How a node has a Model. module: uses of one name in one worker share a module (the writer's,
+    for an alias).
 
     trained: whether the Model's versions reach it by a weight edge.
     """
@@ -63,7 +67,9 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Predicted cost of a node at its greatest: bytes by part, and seconds a Step (None where nothing is known)."""
+    """Predicted cost of a node at its greatest: bytes by part, and seconds a Step (None where
+    nothing is known).
+    """
 
     bytes: Mapping[str, int] = field(default_factory=dict)
     seconds: float | None = None
@@ -78,12 +84,12 @@ class Estimate:
 class PlannedNode:
     """One node, decided.
 
-    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt (of a node that reduces, those
-    that it reduces to): its chunks are of these. chunking: `cohort` (the rows
-    of prompts admitted together, so that what shares a batch is decided before it starts) or `ready` (whatever has
-    come, as far as the scope allows). chunks: into how many chunks of whole prompts the rows of a cohort (below the
-    cut: of a Step) are cut, however many replicas there are: equal chunks give equal bits. workers: the replicas, each
-    with its ranks one after another.
+    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt (of a node
+    that reduces, those that it reduces to): its chunks are of these. chunking: `cohort` (the rows
+    of prompts admitted together, so that what shares a batch is decided before it starts) or
+    `ready` (whatever has come, as far as the scope allows). chunks: into how many chunks of whole
+    prompts the rows of a cohort (below the cut: of a Step) are cut, however many replicas there
+    are: equal chunks give equal bits. workers: the replicas, each with its ranks one after another.
     """
 
     name: str
@@ -122,7 +128,9 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSource:
-    """How a source is admitted. batch: prompts in a Step. cohort: prompts admitted together (0: all that may be)."""
+    """How a source is admitted. batch: prompts in a Step. cohort: prompts admitted together (0: all
+    that may be).
+    """
 
     name: str
     batch: int
@@ -168,7 +176,9 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything decided. `nodes` in the order in which they can run; train nodes in the order of the sinks."""
+    """Everything decided. `nodes` in the order in which they can run; train nodes in the order of
+    the sinks.
+    """
 
     graph: str
     digest: str
@@ -186,7 +196,9 @@ class Plan:
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each worker; empty where all are on this one."""
     devices: Mapping[str, int] = field(default_factory=dict)
-    """The GPU of each worker that computes with a Model, of those of its host; empty where there is none."""
+    """The GPU of each worker that computes with a Model, of those of its host; empty where there is
+    none.
+    """
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     warnings: tuple[GraphWarning, ...] = ()
@@ -194,7 +206,9 @@ class Plan:
     cluster: Cluster | None = None
     """The machine that it was made for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
-    """The graph that the nodes stand for, pruned and resolved; its own file in a run folder (graph.json)."""
+    """The graph that the nodes stand for, pruned and resolved; its own file in a run folder
+    (graph.json).
+    """
 
     def node(self, name: str) -> PlannedNode:
         """The planned node of that name; KeyError where there is none."""
@@ -220,31 +234,45 @@ class Plan:
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Workers with state that only a checkpoint can bring back: of train nodes, and of a follower's readers."""
+        """Workers with state that only a checkpoint can bring back: of train nodes, and of a
+        follower's readers.
+        """
         followers = {m.name for m in self.models if m.follows}
         return frozenset(
             w
             for n in self.nodes
             for w in n.workers
-            if n.work == "train" or any(u.model in followers and u.param != "tokenizer" for u in n.models)
+            if n.work == "train"
+            or any(u.model in followers and u.param != "tokenizer" for u in n.models)
         )
 
     @property
     def worlds(self) -> frozenset[tuple[str, str]]:
-        """(the Worker that sends, a Worker that reads) wherever weights or columns go by collectives."""
+        """(the Worker that sends, a Worker that reads) wherever weights or columns go by
+        collectives.
+        """
         weights = {
             (self.node(model.writer).workers[0], worker)
             for model in self.models
             if model.writer and model.route == "collective"
             for worker in elsewhere(model, self.models, self.nodes)
         }
-        return frozenset(weights | {p for edge in self.edges if edge.device for p in self._pairs_of(edge)})
+        return frozenset(
+            weights | {p for edge in self.edges if edge.device for p in self._pairs_of(edge)}
+        )
 
     def _pairs_of(self, edge: PlannedEdge) -> Iterator[tuple[str, str]]:
-        """Of an edge with device columns, both ends; and the recorder, which writes rows that wait into checkpoints."""
+        """Of an edge with device columns, both ends; and the recorder, which writes rows that wait
+        into checkpoints.
+        """
         made = self.node(edge.producer)
-        readers = (*self.node(edge.consumer).workers, *([self.recorder] if made.region == "stream" else []))
-        return ((sender, reader) for sender in made.workers for reader in readers if sender != reader)
+        readers = (
+            *self.node(edge.consumer).workers,
+            *([self.recorder] if made.region == "stream" else []),
+        )
+        return (
+            (sender, reader) for sender in made.workers for reader in readers if sender != reader
+        )
 
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""
@@ -253,12 +281,20 @@ class Plan:
         return json.dumps({"format": FORMAT, **data}, indent=1, default=_plain)
 
 
-def elsewhere(model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]) -> tuple[str, ...]:
-    """The Workers to which a trained Model's versions travel from its writer's first one: those of its readers, and of
-    its followers' readers.
+def elsewhere(
+    model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]
+) -> tuple[str, ...]:
+    """The Workers to which a trained Model's versions travel from its writer's first one: those of
+    its readers, and of its followers' readers.
     """
     workers = {n.name: n.workers for n in nodes}
-    readers = [r for m in models if model.name in (m.name, m.follows) for r in m.readers if r not in m.aliases]
+    readers = [
+        r
+        for m in models
+        if model.name in (m.name, m.follows)
+        for r in m.readers
+        if r not in m.aliases
+    ]
     found = dict.fromkeys(w for r in readers for w in workers[r])
     return tuple(w for w in found if w != workers[model.writer][0])
 

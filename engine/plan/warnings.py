@@ -1,7 +1,7 @@
 """What looks wrong in a plan, beside what looks wrong in its graph (dataflow/rules/doubtful.py).
 
-Owns: the list, and what a Step is predicted to take. Does not own: the predictions of nodes (engine/cost), nor who
-shows a warning.
+Owns: the list, and what a Step is predicted to take. Does not own: the predictions of nodes
+(engine/cost), nor who shows a warning.
 
 A new one is a function from a Plan to warnings, and its line in WARNINGS.
 """
@@ -18,14 +18,18 @@ _HOUR = 3600.0
 
 
 def step_seconds(plan: Plan) -> tuple[float, str] | None:
-    """Predicted seconds a Step at the greatest lengths, and whose: those of the slowest Worker where all overlap, else
-    "", those of all nodes. None where nothing is known of some node with a Model.
+    """Predicted seconds a Step at the greatest lengths, and whose: those of the slowest Worker
+    where all overlap, else "", those of all nodes. None where nothing is known of some node with a
+    Model.
     """
     known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
     models = [n for n in plan.nodes if n.work in _OF_MODELS and n.region != "evaluation"]
     if not known or any(n.estimate.seconds is None for n in models):
         return None
-    by = {w: sum(n.estimate.seconds or 0.0 for n in plan.nodes if w in n.workers) for w in plan.workers}
+    by = {
+        w: sum(n.estimate.seconds or 0.0 for n in plan.nodes if w in n.workers)
+        for w in plan.workers
+    }
     slowest = max(by, key=by.__getitem__)
     overlap = len(by) > 1 and all(s.max_lag for s in plan.sources)
     return (by[slowest], slowest) if overlap else (sum(known), "")
@@ -37,10 +41,15 @@ def slow_steps(plan: Plan) -> Iterator[GraphWarning]:
     if found is None or found[0] < _HOUR:
         return
     node = max(plan.nodes, key=lambda n: n.estimate.seconds or 0.0)
-    problem = f"a Step may take about {found[0] / _HOUR:,.1f} hours at the greatest lengths, by rough rates; "
+    problem = (
+        f"a Step may take about {found[0] / _HOUR:,.1f} hours at the greatest lengths, by rough"
+        " rates; "
+    )
     problem += f"{(node.estimate.seconds or 0.0) / _HOUR:,.1f} of them here"
     fix = "a smaller model, fewer or shorter answers, or more cores"
-    yield GraphWarning(rule="slow_step", where=node.name, problem=problem, fix=fix, origin=plan.origin(node.name))
+    yield GraphWarning(
+        rule="slow_step", where=node.name, problem=problem, fix=fix, origin=plan.origin(node.name)
+    )
 
 
 WARNINGS: tuple[Callable[[Plan], Iterator[GraphWarning]], ...] = (slow_steps,)

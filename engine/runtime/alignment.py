@@ -1,9 +1,11 @@
 """Guard: the token columns of a row have one length, where rows are made and where they are joined.
 
-Owns: which ports of a node speak of the same tokens. Does not own: the comparison (dataflow/aligned.py).
+Owns: which ports of a node speak of the same tokens. Does not own: the comparison
+(dataflow/aligned.py).
 
-An operator's inputs on the same rows speak of the same tokens, unless several of them hold token ids: then each has its
-own (a draft and its revision). A node's output speaks of those of its inputs, unless it holds ids itself.
+An operator's inputs on the same rows speak of the same tokens, unless several of them hold token
+ids: then each has its own (a draft and its revision). A node's output speaks of those of its
+inputs, unless it holds ids itself.
 """
 
 from __future__ import annotations
@@ -28,17 +30,25 @@ class Alignment:
 
     def __init__(self, node: Node) -> None:
         self._name = node.name
-        self._inputs = {key: port.schema for key, port in node.inputs.items() if _same_rows(node, key)}
+        self._inputs = {
+            key: port.schema for key, port in node.inputs.items() if _same_rows(node, key)
+        }
         ids = [key for key, schema in self._inputs.items() if schema.vocabulary]
         self._one_text = len(ids) == 1 or node.operator.work == "train"
         made = [s for s in node.schemas if s.columns]
         self._made = made[0] if len(made) == 1 else None
 
     def require_inputs(self, keys: Keys, inputs: Mapping[str, Batch]) -> None:
-        """Raises KernelError naming the row where two columns that a node reads have different lengths."""
-        ports = [(key, inputs[key], schema) for key, schema in self._inputs.items() if key in inputs]
+        """Raises KernelError naming the row where two columns that a node reads have different
+        lengths.
+        """
+        ports = [
+            (key, inputs[key], schema) for key, schema in self._inputs.items() if key in inputs
+        ]
         for some in [ports] if self._one_text else [[port] for port in ports]:
-            self._require(keys, some, "Fix: columns that were made from the tokens of this very port.")
+            self._require(
+                keys, some, "Fix: columns that were made from the tokens of this very port."
+            )
 
     def require_made(self, keys: Keys, made: Batch, inputs: Mapping[str, Batch]) -> None:
         """The same for rows that a node made of the chunk with these keys."""
@@ -48,13 +58,19 @@ class Alignment:
         if self._one_text and not self._made.vocabulary and _same(made.keys, keys):
             of_text = next(key for key, schema in self._inputs.items() if schema.vocabulary)
             ports = [(of_text, inputs[of_text], self._inputs[of_text]), *ports]
-        self._require(made.keys, ports, "Fix: one value for each token (rollout['completion_mask'].like(values)).")
+        self._require(
+            made.keys,
+            ports,
+            "Fix: one value for each token (rollout['completion_mask'].like(values)).",
+        )
 
     def _require(self, keys: Keys, ports: Ports, fix: str) -> None:
         found = misaligned(ports)
         if found is not None:
             row = keys.rows()[found.row]
-            raise KernelError(f"{self._name}: row (position, sample, attempt) {row}: {found}. {fix}")
+            raise KernelError(
+                f"{self._name}: row (position, sample, attempt) {row}: {found}. {fix}"
+            )
 
 
 def _same_rows(node: Node, key: str) -> bool:

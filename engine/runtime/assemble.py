@@ -1,7 +1,8 @@
 """From Gathers to the batches that a kernel sees.
 
-Owns: asking for the rows of every gather at once, and joining the columns of one input.
-Does not own: which rows (coordinator), transport (channels), nor values that are on devices (device_columns.py).
+Owns: asking for the rows of every gather at once, and joining the columns of one input. Does not
+own: which rows (coordinator), transport (channels), nor values that are on devices
+(device_columns.py).
 """
 
 from __future__ import annotations
@@ -29,16 +30,22 @@ class Rows:
 
 
 def assemble(
-    keys: Keys, inputs: Mapping[str, Sequence[Gather]], channel: Pull, device: DeviceColumns | None = None
+    keys: Keys,
+    inputs: Mapping[str, Sequence[Gather]],
+    channel: Pull,
+    device: DeviceColumns | None = None,
 ) -> dict[str, Batch]:
-    """The batch of each input, rows in the order of the keys; of one that is reduced, each row with the key that it
-    belongs to. device: None where no column is on one.
+    """The batch of each input, rows in the order of the keys; of one that is reduced, each row with
+    the key that it belongs to. device: None where no column is on one.
 
     Raises PeerLost.
     """
     gathers = [gather for many in inputs.values() for gather in many]
     found = iter(collect(gathers, channel, device))
-    return {name: _joined(_keys_of(many, keys), [next(found) for _ in many]) for name, many in inputs.items()}
+    return {
+        name: _joined(_keys_of(many, keys), [next(found) for _ in many])
+        for name, many in inputs.items()
+    }
 
 
 def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
@@ -46,8 +53,11 @@ def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
     return keys if own is None else own
 
 
-def collect(gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None) -> list[Rows]:
-    """The rows of each gather, in its order; no columns named means all of them. Raises PeerLost."""
+def collect(
+    gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None
+) -> list[Rows]:
+    """The rows of each gather, in its order; no columns named means all of them. Raises PeerLost.
+    """
     asked = [requests(gather) for gather in gathers]
     parts = iter(channel.fetch([request for many in asked for request in many]))
     found = [[next(parts) for _ in many] for many in asked]
@@ -70,7 +80,9 @@ def requests(gather: Gather) -> list[Request]:
 
 
 def _ordered(gather: Gather, parts: Sequence[pa.RecordBatch], device: Mapping[str, Any]) -> Rows:
-    """The blocks' rows in the order of the gather. device: the values of all blocks, one after another."""
+    """The blocks' rows in the order of the gather. device: the values of all blocks, one after
+    another.
+    """
     if len(parts) == 1:
         return Rows(parts[0], device)
     if not parts or not parts[0].num_columns:
@@ -81,14 +93,18 @@ def _ordered(gather: Gather, parts: Sequence[pa.RecordBatch], device: Mapping[st
     place = np.empty(len(gather.block), dtype=np.int64)
     place[np.argsort(gather.block, kind="stable")] = np.arange(len(place))
     lengths = {name: offsets_of(joined.column(name)) for name in device}
-    moved = {name: taken(Ragged(values, lengths[name]), place).values for name, values in device.items()}
+    moved = {
+        name: taken(Ragged(values, lengths[name]), place).values for name, values in device.items()
+    }
     return Rows(joined.take(pa.array(place)), moved)
 
 
 def _joined(keys: Keys, parts: Sequence[Rows]) -> Batch:
     if len(parts) == 1:
         return Batch(keys, parts[0].records, parts[0].device)
-    columns = {name: part.records.column(name) for part in parts for name in part.records.schema.names}
+    columns = {
+        name: part.records.column(name) for part in parts for name in part.records.schema.names
+    }
     unique = {field.name: field for part in parts for field in part.records.schema}
     schema = pa.schema([unique[name] for name in columns])
     device = {name: values for part in parts for name, values in part.device.items()}

@@ -1,4 +1,5 @@
-"""What the process of the run and a Worker's process say to each other, beside instructions and events.
+"""What the process of the run and a Worker's process say to each other, beside instructions and
+events.
 
 Owns: the messages of a control socket. Does not own: their bytes (wire.py), the socket
 (link.py), what either end does about them (process.py, engine/launch/local.py).
@@ -21,7 +22,9 @@ from engine.runtime.workers import Ask, Doing, SpanOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A Worker's place in its rank group, whose members meet in a file without a name: a descriptor beside Open."""
+    """A Worker's place in its rank group, whose members meet in a file without a name: a descriptor
+    beside Open.
+    """
 
     rank: int
     world: int
@@ -31,10 +34,10 @@ class Seat:
 class Network:
     """A Worker's part in a run on several hosts.
 
-    address: where its channel answers, at a port of its own choice. near: the Workers of its host, itself among them.
-    public, secret: its CURVE keys, made for this run; peers: the public keys of all Workers; none of these where the
-    network is private, so that nothing is encrypted. lease: seconds within
-    which a lost connection may come back.
+    address: where its channel answers, at a port of its own choice. near: the Workers of its host,
+    itself among them. public, secret: its CURVE keys, made for this run; peers: the public keys of
+    all Workers; none of these where the network is private, so that nothing is encrypted. lease:
+    seconds within which a lost connection may come back.
     """
 
     worker: str
@@ -48,11 +51,13 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only pickle that there is.
+    """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only
+    pickle that there is.
 
-    outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the system's folder).
-    samples: the folder of sample files, None where this Worker writes none. seat: where its nodes have several ranks.
-    network: where there are several hosts. verify: what is checked of rows from this host (RunOptions).
+    outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the
+    system's folder). samples: the folder of sample files, None where this Worker writes none. seat:
+    where its nodes have several ranks. network: where there are several hosts. verify: what is
+    checked of rows from this host (RunOptions).
     """
 
     worker: str
@@ -87,9 +92,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and this Worker answers;
-    else the other way round. It replaces an earlier one. met: whether both meet for tensors, too; the place is a second
-    descriptor.
+    """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and
+    this Worker answers; else the other way round. It replaces an earlier one. met: whether both
+    meet for tensors, too; the place is a second descriptor.
     """
 
     peer: str
@@ -99,7 +104,9 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """Where the channels of Workers on other hosts answer: (worker, endpoint, epoch); of one that is gone, nowhere."""
+    """Where the channels of Workers on other hosts answer: (worker, endpoint, epoch); of one that
+    is gone, nowhere.
+    """
 
     entries: tuple[tuple[str, str, int], ...]
 
@@ -123,7 +130,9 @@ class Quit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What came about. ended: how many instructions this incarnation has ended (or forgotten) so far."""
+    """What came about. ended: how many instructions this incarnation has ended (or forgotten) so
+    far.
+    """
 
     events: tuple[From, ...] = ()
     reports: tuple[Report, ...] = ()
@@ -133,8 +142,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A request was carried out; ref: the block that it made, where it made one. lost: it was not, since this Worker,
-    whose rows it needs, is gone.
+    """A request was carried out; ref: the block that it made, where it made one. lost: it was not,
+    since this Worker, whose rows it needs, is gone.
     """
 
     number: int
@@ -151,10 +160,25 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A kernel raised. kind: the name of a class of dataflow.errors; text: what it said, with its traceback."""
+    """A kernel raised. kind: the name of a class of dataflow.errors; text: what it said, with its
+    traceback.
+    """
 
     kind: str
     text: str
 
 
-Control = Open | Tell | Asked | Connect | Whereabouts | Bound | Forget | Quit | Told | Answer | Beat | Failed
+Control = (
+    Open
+    | Tell
+    | Asked
+    | Connect
+    | Whereabouts
+    | Bound
+    | Forget
+    | Quit
+    | Told
+    | Answer
+    | Beat
+    | Failed
+)

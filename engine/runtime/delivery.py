@@ -5,13 +5,13 @@
     Publish    the block of the writer's Worker       that Worker's channel; by collectives its thread for this reader
     Follow     the same                               the same
 
-Owns: offering a version as a block, bringing one into a reader's module (once, however many of
-its nodes read that), saying the probe's numbers at both ends, and new weights for a chunk that is running. Does not
-own: when a version is published (coordinator), the block's form (engine/weights), its transport (engine/channels), nor
-the comparison of what is said (probes.py).
+Owns: offering a version as a block, bringing one into a reader's module (once, however many of its
+nodes read that), saying the probe's numbers at both ends, and new weights for a chunk that is
+running. Does not own: when a version is published (coordinator), the block's form (engine/weights),
+its transport (engine/channels), nor the comparison of what is said (probes.py).
 
-Nobody waits for a probe: the writer says its numbers once its block is offered, a reader after its next chunk, or
-before anything else is done with its weights.
+Nobody waits for a probe: the writer says its numbers once its block is offered, a reader after its
+next chunk, or before anything else is done with its weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ import numpy as np
 from dataflow.kernel import Piece
 from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.pairs import Pairs
-from engine.coordinator.messages import Event, Follow, Loaded, Offer, Offered, Probed, Publish, Unfetched
+from engine.coordinator.messages import (
+    Event,
+    Follow,
+    Loaded,
+    Offer,
+    Offered,
+    Probed,
+    Publish,
+    Unfetched,
+)
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.timing import Timing
 from engine.weights.pieces import dtypes_of, from_records, to_batch
@@ -38,7 +47,12 @@ class Delivery:
     """The weights that the kernels of a Worker have, and those that they give."""
 
     def __init__(
-        self, plan: Plan, kernels: Mapping[str, Any], channel: Channel, timing: Timing, pairs: Pairs | None = None
+        self,
+        plan: Plan,
+        kernels: Mapping[str, Any],
+        channel: Channel,
+        timing: Timing,
+        pairs: Pairs | None = None,
     ) -> None:
         self._plan = plan
         self._kernels = kernels
@@ -57,10 +71,12 @@ class Delivery:
         """The node that is running and takes new weights meanwhile."""
         self._meanwhile: deque[Publish | Follow] = deque()
 
-    # --- one version --------------------------------------------------------------------------------------------
+    # --- one version ------------------------------------------------------------------------------
 
     def offer(self, message: Offer, *, first: bool) -> Iterator[Event]:
-        """Keep the writer's weights as a block; of several ranks the first does, the others only take part."""
+        """Keep the writer's weights as a block; of several ranks the first does, the others only
+        take part.
+        """
         block, digest, dtypes = -1, "", ()
         with self._timing.during(message.writer, f"offer version {message.version}", counted=first):
             pieces = self._kernels[message.writer].pieces()
@@ -69,13 +85,17 @@ class Delivery:
             else:
                 block, digest, dtypes = self._kept(message.model, pieces)
         worker = self._timing.worker
-        yield Offered(model=message.model, version=message.version, worker=worker, block=block, digest=digest)
+        yield Offered(
+            model=message.model, version=message.version, worker=worker, block=block, digest=digest
+        )
         said = self._probed(message.writer, message.model, message.version, dtypes, counted=first)
         if first and said is not None:
             yield said
 
     def _kept(self, model: str, pieces: Iterable[Piece]) -> tuple[int, str, tuple[str, ...]]:
-        """Block, digest and dtypes of a version: with its data, or where it is sent with tensors beside it."""
+        """Block, digest and dtypes of a version: with its data, or where it is sent with tensors
+        beside it.
+        """
         if self._pairs is None or self._routes[model] == "pull":
             batch, digest = to_batch(pieces, self._channel.allocate)
             return self._channel.keep(batch), digest, tuple(dtypes_of(batch.records))
@@ -90,7 +110,8 @@ class Delivery:
             self._pairs.release(block)
 
     def bring(self, message: Publish | Follow) -> Iterator[Event]:
-        """Load a version into a reader, or move a follower; Unfetched where the Worker that offered it is gone.
+        """Load a version into a reader, or move a follower; Unfetched where the Worker that offered
+        it is gone.
 
         What came from elsewhere is to be probed: see `settle`.
         """
@@ -105,12 +126,16 @@ class Delivery:
             yield Unfetched(node=message.reader, worker=worker, peer=lost.peer)
             return
         self._given[module] = message.version
-        yield Loaded(node=message.reader, model=message.model, version=message.version, worker=worker)
+        yield Loaded(
+            node=message.reader, model=message.model, version=message.version, worker=worker
+        )
         if fetched and isinstance(message, Publish):
             self._unprobed.append(message)
 
     def settle(self) -> Iterator[Event]:
-        """Say what the readers whose weights came from elsewhere say of the probe's rows, once for each version."""
+        """Say what the readers whose weights came from elsewhere say of the probe's rows, once for
+        each version.
+        """
         while self._unprobed:
             message = self._unprobed.popleft()
             said = self._probed(message.reader, message.model, message.version)
@@ -118,14 +143,24 @@ class Delivery:
                 yield said
 
     def _probed(
-        self, node: str, model: str, version: int, dtypes: tuple[str, ...] | None = None, *, counted: bool = True
+        self,
+        node: str,
+        model: str,
+        version: int,
+        dtypes: tuple[str, ...] | None = None,
+        *,
+        counted: bool = True,
     ) -> Probed | None:
-        """What a node's kernel says with its weights; None where it has no such door. dtypes: of a writer's weights."""
+        """What a node's kernel says with its weights; None where it has no such door. dtypes: of a
+        writer's weights.
+        """
         kernel = self._kernels[node]
         if not hasattr(kernel, "probe"):
             return None
         with self._timing.during(node, f"probe version {version}", counted=counted):
-            numbers = np.asarray(kernel.probe(probe_rows(self._plan.seed, kernel.vocabulary)), dtype=np.float32)
+            numbers = np.asarray(
+                kernel.probe(probe_rows(self._plan.seed, kernel.vocabulary)), dtype=np.float32
+            )
         return Probed(
             node=node,
             model=model,
@@ -141,12 +176,16 @@ class Delivery:
         return next(u for u in uses if u.model == message.model and u.param != "tokenizer")
 
     def _has(self, message: Publish | Follow, module: str) -> bool:
-        """Whether the reader's module has the version already: the writer's own, or another node's that was first."""
+        """Whether the reader's module has the version already: the writer's own, or another node's
+        that was first.
+        """
         alias = isinstance(message, Publish) and message.alias
         return alias or self._given.get(module) == message.version
 
     def _load(self, message: Publish | Follow, module: str) -> bool:
-        """From the writer's kernel here, or from the block that its Worker keeps, each piece verified: then True."""
+        """From the writer's kernel here, or from the block that its Worker keeps, each piece
+        verified: then True.
+        """
         kernel = self._kernels[message.reader]
         rate = message.rate if isinstance(message, Follow) else 1.0
         if self._has(message, module):
@@ -170,11 +209,11 @@ class Delivery:
         arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
         return verified(records, arrived, message.digest)
 
-    # --- while a chunk runs -------------------------------------------------------------------------------------
+    # --- while a chunk runs -----------------------------------------------------------------------
 
     def takes(self, node: PlannedNode) -> bool:
-        """Whether a running chunk of this node goes on under new weights: its kernel can, its parameters say so, and a
-        row may be made by several versions.
+        """Whether a running chunk of this node goes on under new weights: its kernel can, its
+        parameters say so, and a row may be made by several versions.
         """
         assert self._plan.program is not None
         interrupts = self._plan.program.node(node.name).params.get("on_update") == "interrupt"
@@ -187,9 +226,11 @@ class Delivery:
             self._open_to = node.name if self.takes(node) else ""
 
     def interrupt_with(self, message: Publish | Follow) -> bool:
-        """From any thread: let the running chunk go on under this version; `meanwhile` or `ends` gives it back.
+        """From any thread: let the running chunk go on under this version; `meanwhile` or `ends`
+        gives it back.
 
-        False where no chunk runs that takes it: it has to be executed after the one that does run, before any other.
+        False where no chunk runs that takes it: it has to be executed after the one that does run,
+        before any other.
         """
         with self._lock:
             if not self._open_to or message.reader != self._open_to:
@@ -204,7 +245,8 @@ class Delivery:
             yield from self.bring(self._meanwhile.popleft())
 
     def ends(self) -> Iterator[Event]:
-        """The chunk has ended: bring what has come since its last rows; from here on it is refused."""
+        """The chunk has ended: bring what has come since its last rows; from here on it is refused.
+        """
         with self._lock:
             self._open_to = ""
         return self.meanwhile()

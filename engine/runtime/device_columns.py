@@ -1,13 +1,15 @@
-"""Columns declared `device`, of one Worker: what it keeps of its own, and how it gets those of others.
+"""Columns declared `device`, of one Worker: what it keeps of its own, and how it gets those of
+others.
 
     read waits for                              unblocked by
     the transfer of each Worker that has some   that Worker's thread for this one; its end; a time limit (pairs.py)
 
-Owns: which columns of a node are on a device, that they are what was declared, where what comes is put. Does not own:
-their lengths (in the record batch, which is pulled first), the store (engine/channels/columns.py), the transfer.
+Owns: which columns of a node are on a device, that they are what was declared, where what comes is
+put. Does not own: their lengths (in the record batch, which is pulled first), the store
+(engine/channels/columns.py), the transfer.
 
-Own values are views where that is possible. Those of others come into one tensor on this Worker's device: the first
-that it sees, else the host's memory.
+Own values are views where that is possible. Those of others come into one tensor on this Worker's
+device: the first that it sees, else the host's memory.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Room = tuple[Request, list["Tensor"]]
 
 
 class DeviceColumns:
-    """See the module. pairs: the worlds of this Worker with others; None where it is the only one."""
+    """See the module. pairs: the worlds of this Worker with others; None where it is the only one.
+    """
 
     def __init__(self, worker: str, plan: Plan, pairs: Pairs | None) -> None:
         assert plan.program is not None
@@ -48,10 +51,12 @@ class DeviceColumns:
         of_nodes = {node.name: declared(node.schemas) for node in plan.program.nodes}
         self._declared = {name: columns for name, columns in of_nodes.items() if columns}
 
-    # --- its own ------------------------------------------------------------------------------------------------
+    # --- its own ----------------------------------------------------------------------------------
 
     def require(self, node: str, batch: Batch) -> None:
-        """Raises KernelError where a column that the node declares on a device is elsewhere, or of another type."""
+        """Raises KernelError where a column that the node declares on a device is elsewhere, or of
+        another type.
+        """
         for name, column in self._declared.get(node, {}).items():
             if name not in batch.names:
                 continue
@@ -74,7 +79,8 @@ class DeviceColumns:
         self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
-        """Rows from a file, where all values are Arrow, with the node's device columns on this Worker's device.
+        """Rows from a file, where all values are Arrow, with the node's device columns on this
+        Worker's device.
 
         Raises CheckpointError for values that are not what the node declares.
         """
@@ -87,16 +93,21 @@ class DeviceColumns:
                 records = records.set_column(index, column.arrow, lengths_array(given, column))
         return Batch(batch.keys, records, tensors)
 
-    # --- those of others ----------------------------------------------------------------------------------------
+    # --- those of others --------------------------------------------------------------------------
 
     def read(
-        self, gathers: Sequence[Gather], asked: Sequence[Sequence[Request]], found: Sequence[Sequence[pa.RecordBatch]]
+        self,
+        gathers: Sequence[Gather],
+        asked: Sequence[Sequence[Request]],
+        found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
-        """The device columns of each gather, the rows of its blocks one after another. asked, found: what was pulled of
-        each block. Raises PeerLost.
+        """The device columns of each gather, the rows of its blocks one after another. asked,
+        found: what was pulled of each block. Raises PeerLost.
         """
         rooms: dict[str, list[Room]] = {}
-        made = [self._read_own(g, a, f, rooms) for g, a, f in zip(gathers, asked, found, strict=True)]
+        made = [
+            self._read_own(g, a, f, rooms) for g, a, f in zip(gathers, asked, found, strict=True)
+        ]
         for peer, wanted in rooms.items():
             self._receive(peer, wanted)
         return made
@@ -112,7 +123,9 @@ class DeviceColumns:
         found: Sequence[pa.RecordBatch],
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
-        """The tensors of a gather, filled with what this Worker has of them; rooms: is told of what is to come."""
+        """The tensors of a gather, filled with what this Worker has of them; rooms: is told of what
+        is to come.
+        """
         there = found[0].schema.names if found else []  # a node may leave out what nobody reads
         columns = {n: c for n, c in self._declared.get(gather.producer, {}).items() if n in there}
         if not columns:
@@ -127,7 +140,9 @@ class DeviceColumns:
         for index, request in enumerate(asked):
             target = [parts[n][index] for n in names]
             if request.worker != self._worker:
-                wanted = Request(worker=request.worker, block=request.block, columns=names, rows=request.rows)
+                wanted = Request(
+                    worker=request.worker, block=request.block, columns=names, rows=request.rows
+                )
                 rooms.setdefault(request.worker, []).append((wanted, target))
             else:
                 _copy(self._store.picked(request.block, names, request.rows), target)
@@ -138,7 +153,9 @@ class DeviceColumns:
         assert self._pairs is not None
         targets = [target for _, many in wanted for target in many]
         arrived = self._pairs.receive(
-            peer, [request for request, _ in wanted], lambda device: [_on(target, device) for target in targets]
+            peer,
+            [request for request, _ in wanted],
+            lambda device: [_on(target, device) for target in targets],
         )
         _copy(arrived, targets)
 
@@ -153,14 +170,18 @@ def _empty(column: Column, count: int) -> Tensor:
     """Room for so many values, whose contents are whatever was there."""
     import torch
 
-    return torch.empty((count, *shape_of(column)), dtype=getattr(torch, dtype_of(column)), device=_own_device())
+    return torch.empty(
+        (count, *shape_of(column)), dtype=getattr(torch, dtype_of(column)), device=_own_device()
+    )
 
 
 def _on(target: Tensor, device: str) -> Tensor:
     """The target itself where it is on that device, else room of its form there."""
     import torch
 
-    return target if target.device == torch.device(device) else torch.empty_like(target, device=device)
+    return (
+        target if target.device == torch.device(device) else torch.empty_like(target, device=device)
+    )
 
 
 def _copy(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
@@ -180,9 +201,13 @@ def _from_host(where: str, column: Column, array: pa.Array) -> Ragged:
     if pa.types.is_fixed_size_list(values.type):
         values = values.flatten()
     try:
-        numbers = torch.from_numpy(values.to_numpy(zero_copy_only=False).reshape(-1, *shape_of(column)).copy())
+        numbers = torch.from_numpy(
+            values.to_numpy(zero_copy_only=False).reshape(-1, *shape_of(column)).copy()
+        )
         given = Ragged(numbers.to(_own_device()), offsets)
         require(where, column, given)
     except (TypeError, ValueError) as error:  # DataError is one
-        raise CheckpointError(f"{where}: expected {column.whole.type}: {error} Fix: an earlier checkpoint.") from error
+        raise CheckpointError(
+            f"{where}: expected {column.whole.type}: {error} Fix: an earlier checkpoint."
+        ) from error
     return given

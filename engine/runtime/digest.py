@@ -3,11 +3,11 @@
 Owns: the hash. Does not own: when it is taken (worker.py: where a run has several Workers), nor
 what a difference means (the coordinator: the node is not deterministic).
 
-What varies in length (texts, lists) is XXH3-64 of a row's bytes, which costs 0.13 us a row and column, and 15 GB/s
-beyond that; a number becomes 64 bits by the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi
-10.1145/2660193.2660195). What is on a GPU is hashed there: each number with its place in
-the row, as by splitmix64, and the sum of these. It finds what differs by chance; it is no protection against somebody
-who looks for two equal ones.
+What varies in length (texts, lists) is XXH3-64 of a row's bytes, which costs 0.13 us a row and
+column, and 15 GB/s beyond that; a number becomes 64 bits by the finaliser of splitmix64 (Steele,
+Lea, Flood 2014, doi 10.1145/2660193.2660195). What is on a GPU is hashed there: each number with
+its place in the row, as by splitmix64, and the sum of these. It finds what differs by chance; it is
+no protection against somebody who looks for two equal ones.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 def row_digests(batch: Batch) -> np.ndarray:
-    """uint64 [rows]: a hash of all columns of each row, names included and keys not; equal content, equal hash.
+    """uint64 [rows]: a hash of all columns of each row, names included and keys not; equal content,
+    equal hash.
 
-    How the columns lie in memory (slices, chunks, widths of offsets) does not count; the order of columns neither.
+    How the columns lie in memory (slices, chunks, widths of offsets) does not count; the order of
+    columns neither.
     """
     total = np.zeros(len(batch), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for name in batch.names:
-            hashed = _tensor(batch.tensor(name)) if name in batch.device else _hashed(batch.array(name))
+            hashed = (
+                _tensor(batch.tensor(name)) if name in batch.device else _hashed(batch.array(name))
+            )
             total += _mix(hashed ^ _salt(name))
     return total
 
@@ -70,12 +74,16 @@ def _texts(array: pa.Array, kind: np.dtype) -> np.ndarray:
     offsets, data = array.buffers()[1], array.buffers()[2]
     if not len(array) or offsets is None:
         return np.zeros(len(array), dtype=np.uint64)
-    starts = np.frombuffer(offsets, dtype=kind, count=len(array) + 1, offset=array.offset * kind.itemsize)
+    starts = np.frombuffer(
+        offsets, dtype=kind, count=len(array) + 1, offset=array.offset * kind.itemsize
+    )
     return _spans(np.frombuffer(data or b"", dtype=np.uint8), starts)
 
 
 def _lists(array: pa.Array) -> np.ndarray:
-    """Of lists, by the bytes of numbers, else by the hashes of their elements; and by which numbers are null."""
+    """Of lists, by the bytes of numbers, else by the hashes of their elements; and by which numbers
+    are null.
+    """
     starts = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(starts[0], starts[-1] - starts[0])
     starts -= starts[0]
@@ -114,14 +122,18 @@ def _nulls(array: pa.Array, hashed: np.ndarray) -> np.ndarray:
 
 
 def _tensor(column: Ragged) -> np.ndarray:
-    """uint64 [rows]: of a column declared `device`, by the bytes of its values, hashed where they are."""
+    """uint64 [rows]: of a column declared `device`, by the bytes of its values, hashed where they
+    are.
+    """
     if column.values.is_cuda:
         return on_device(column)
     return _spans(column.values.numpy().reshape(-1), column.offsets * width_of(column))
 
 
 def _salt(name: str) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
+    return np.uint64(
+        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    )
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -28,12 +28,16 @@ from engine.runtime.workers import Ask, KeepRows, Restore, Save, SaveWeights, Wo
 
 
 def write_checkpoint(
-    plan: Plan, store: CheckpointStore, workers: Workers, message: Checkpoint, record: Record | None = None
+    plan: Plan,
+    store: CheckpointStore,
+    workers: Workers,
+    message: Checkpoint,
+    record: Record | None = None,
 ) -> None:
     """Every Worker with state writes it, the recorder the rows. record: of what the run is made.
 
-    Raises WorkerGone where one of them is lost, StorageError where the disk is full or fails; what was there before
-    stays.
+    Raises WorkerGone where one of them is lost, StorageError where the disk is full or fails; what
+    was there before stays.
     """
     cut = Cut(
         step=message.step,
@@ -48,21 +52,30 @@ def write_checkpoint(
         (directory / CUT).write_bytes(cut.to_json())
         if message.rows:
             (directory / "rows").mkdir()
-        told: dict[str, Ask] = {w: Save(directory=directory, nodes=nodes) for w, nodes in _writers(plan).items()}
+        told: dict[str, Ask] = {
+            w: Save(directory=directory, nodes=nodes) for w, nodes in _writers(plan).items()
+        }
         nodes = _writers(plan).get(plan.recorder, {})
-        workers.ask(told | {plan.recorder: Save(directory=directory, nodes=nodes, rows=message.rows)})
+        workers.ask(
+            told | {plan.recorder: Save(directory=directory, nodes=nodes, rows=message.rows)}
+        )
 
     store.write(message.step, fill, {"graph": plan.graph}, timed=message.timed)
 
 
-def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest: Stored) -> Restored:
+def read_checkpoint(
+    plan: Plan, store: CheckpointStore, workers: Workers, latest: Stored
+) -> Restored:
     """Read a checkpoint into the (opened) Workers; later ones are forgotten.
 
     Raises CheckpointError where it is of another seed, WorkerGone where a Worker is lost meanwhile.
     """
     cut = read_cut(latest.path, latest.step)
     cut.must_continue(seed=plan.seed)
-    told = {w: Restore(directory=latest.path, step=cut.step, nodes=nodes) for w, nodes in _readers(plan).items()}
+    told = {
+        w: Restore(directory=latest.path, step=cut.step, nodes=nodes)
+        for w, nodes in _readers(plan).items()
+    }
     workers.ask(told)
     with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
         store.truncate_after(latest.step)
@@ -71,41 +84,55 @@ def read_checkpoint(plan: Plan, store: CheckpointStore, workers: Workers, latest
         node = next((n for n in plan.nodes if n.name == file.stem), None)
         if node is None:
             raise CheckpointError(
-                f"{file}: expected rows of a node, found none of that name. Fix: an earlier checkpoint."
+                f"{file}: expected rows of a node, found none of that name. Fix: an earlier"
+                " checkpoint."
             )
         worker = node.workers[0]
-        rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[worker]
+        rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[
+            worker
+        ]
         _must_wait(file, cut, node.source)
     return Restored(step=cut.step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
 
 
 def _must_wait(file: Path, cut: Cut, source: str) -> None:
-    """Raises CheckpointError where a file has rows that do not wait to be trained, as the cut knows."""
+    """Raises CheckpointError where a file has rows that do not wait to be trained, as the cut
+    knows.
+    """
     known = cut.sources.get(source)
     finished = {key[0] for key in known.finished} if known else set()
     stray = sorted(positions_of(file) - finished)
     if stray:
         raise CheckpointError(
-            f"{file}: expected rows that wait to be trained, found one of position {stray[0]}, which does not. "
-            "Fix: an earlier checkpoint."
+            f"{file}: expected rows that wait to be trained, found one of position {stray[0]},"
+            " which does not. Fix: an earlier checkpoint."
         )
 
 
 def save_best(plan: Plan, best: BestVersions, workers: Workers, event: Evaluated) -> bool:
-    """Offer the weights that were evaluated to the best versions; whether they were kept. Raises WorkerGone."""
+    """Offer the weights that were evaluated to the best versions; whether they were kept. Raises
+    WorkerGone.
+    """
     evaluated = {use.model for use in plan.node(event.node).models}
     writer = next((m.writer for m in plan.models if m.name in evaluated and m.writer), "")
     if not writer or event.score is None:
         return False
 
     def save(directory: Path) -> None:
-        workers.ask({worker: SaveWeights(node=writer, directory=directory) for worker in plan.node(writer).workers})
+        workers.ask(
+            {
+                worker: SaveWeights(node=writer, directory=directory)
+                for worker in plan.node(writer).workers
+            }
+        )
 
     return best.offer(event.node, event.version, event.score, save)
 
 
 def _writers(plan: Plan) -> dict[str, dict[str, str]]:
-    """Worker -> node -> its path in a checkpoint: train nodes on all their ranks, followers by one reader each."""
+    """Worker -> node -> its path in a checkpoint: train nodes on all their ranks, followers by one
+    reader each.
+    """
     found = _trains(plan)
     for model in _followers(plan):
         first = plan.node(model.readers[0])

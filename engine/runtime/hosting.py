@@ -22,10 +22,11 @@ from engine.runtime.workers import Ask, Doing, SpanOf
 class Begin:
     """A run (one attempt at it) wants the Workers that its plan puts on this host.
 
-    plan: by cloudpickle; the only pickle that there is. folder: the run's, which every host has to see; planned: the
-    text of its plan.json, by which the host knows it. directory: where relative paths begin. path: folders that the run
-    imports from. options: in their form of a run folder. networks: of this host's Workers. lease: seconds without a
-    word after which each side gives the other up.
+    plan: by cloudpickle; the only pickle that there is. folder: the run's, which every host has to
+    see; planned: the text of its plan.json, by which the host knows it. directory: where relative
+    paths begin. path: folders that the run imports from. options: in their form of a run folder.
+    networks: of this host's Workers. lease: seconds without a word after which each side gives the
+    other up.
     """
 
     host: str
@@ -78,8 +79,9 @@ class Here:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTold:
-    """What came about on a host. endpoints: where its Workers' channels answer. carried: how many messages of the run
-    it has carried out. busy: whether something is still to be expected of its Workers then.
+    """What came about on a host. endpoints: where its Workers' channels answer. carried: how many
+    messages of the run it has carried out. busy: whether something is still to be expected of its
+    Workers then.
     """
 
     events: tuple[From | WorkerLost | StopRequested, ...] = ()
@@ -93,7 +95,9 @@ class HostTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """All requests of a number were carried out, with what they answer; or not: `gone` was lost meanwhile."""
+    """All requests of a number were carried out, with what they answer; or not: `gone` was lost
+    meanwhile.
+    """
 
     number: int
     workers: tuple[str, ...] = ()
@@ -122,4 +126,16 @@ class Refused:
     why: str
 
 
-Hosting = Begin | Relay | RelayAsked | RespawnThere | Look | Here | HostTold | HostAnswer | Ended | HostBeat | Refused
+Hosting = (
+    Begin
+    | Relay
+    | RelayAsked
+    | RespawnThere
+    | Look
+    | Here
+    | HostTold
+    | HostAnswer
+    | Ended
+    | HostBeat
+    | Refused
+)

@@ -43,11 +43,16 @@ class Inbox:
             return self._begun
 
     def within(self) -> Asked | None:
-        """What may be carried out before what was taken last has ended: a request that waits for nothing else, where
-        that is a chunk. All else is done to its end: ranks offer weights together, and answer requests together.
+        """What may be carried out before what was taken last has ended: a request that waits for
+        nothing else, where that is a chunk. All else is done to its end: ranks offer weights
+        together, and answer requests together.
         """
         with self._changed:
-            if isinstance(self._begun, RunChunk) and self._items and isinstance(first := self._items[0], Asked):
+            if (
+                isinstance(self._begun, RunChunk)
+                and self._items
+                and isinstance(first := self._items[0], Asked)
+            ):
                 del self._items[0]
                 return first
             return None

@@ -3,8 +3,9 @@
 Owns: the order of what it was told. Does not own: the Worker's kernels (worker.py), nor any
 decision.
 
-Instructions are carried out in the order in which they were given, one when the loop asks for the next event; the
-kernel goes on when the event before has been heard. Nothing is under way while the loop decides.
+Instructions are carried out in the order in which they were given, one when the loop asks for the
+next event; the kernel goes on when the event before has been heard. Nothing is under way while the
+loop decides.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class InprocWorkers:
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
-        worker.span = lambda node, what, start, end: self._spans.append((f"{worker.name}/{node}", what, start, end))
+        worker.span = lambda node, what, start, end: self._spans.append(
+            (f"{worker.name}/{node}", what, start, end)
+        )
 
     def open(self) -> Iterator[Event]:
         """Open its kernels. Raises what a kernel refuses its node with."""
@@ -40,7 +43,9 @@ class InprocWorkers:
         self._told.append(instruction)
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """The next event; None where nothing is left to do. Takes as long as the kernel does. Raises what it raises."""
+        """The next event; None where nothing is left to do. Takes as long as the kernel does.
+        Raises what it raises.
+        """
         del timeout
         return self._heard.popleft() if self._heard else self._made()
 
@@ -72,7 +77,9 @@ class InprocWorkers:
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Never: this process would be gone with it."""
-        raise AssertionError(f"{', '.join(workers)}: the only Worker is the process that would start it anew")
+        raise AssertionError(
+            f"{', '.join(workers)}: the only Worker is the process that would start it anew"
+        )
 
     def reports(self) -> list[Report]:
         """Its metrics since the last call."""

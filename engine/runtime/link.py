@@ -1,4 +1,5 @@
-"""One end of a control socket: frames with descriptors, over a socket pair that two processes hold and nobody else.
+"""One end of a control socket: frames with descriptors, over a socket pair that two processes hold
+and nobody else.
 
 Owns: framing, limits, descriptors on their way. Does not own: what the frames say (wire.py).
 
@@ -34,7 +35,8 @@ class Frame:
 
 
 class Link:
-    """Whole frames in both directions. With a blocking socket `send` and `receive` block; else they do what they can.
+    """Whole frames in both directions. With a blocking socket `send` and `receive` block; else they
+    do what they can.
 
     Sending is safe from several threads; receiving is one thread's.
     """
@@ -57,14 +59,16 @@ class Link:
         return bool(self._unsent)
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame, or keep what a socket that does not block has no room for: `flush` goes on with it.
+        """Send one frame, or keep what a socket that does not block has no room for: `flush` goes
+        on with it.
 
-        The descriptors are closed here once they are sent. Raises RunError for what is too large, OSError where the
-        other end is gone.
+        The descriptors are closed here once they are sent. Raises RunError for what is too large,
+        OSError where the other end is gone.
         """
         if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
             raise RunError(
-                f"control message: expected at most {LIMIT} bytes, found {len(payload)}. Fix: send less at once."
+                f"control message: expected at most {LIMIT} bytes, found {len(payload)}. Fix: send"
+                " less at once."
             )
         head = _HEADER.pack(len(payload), len(descriptors))
         with self._lock:
@@ -77,7 +81,8 @@ class Link:
             self._flush()
 
     def receive(self) -> list[Frame] | None:
-        """The frames that one read completes (none, one or several); None where the other end is gone.
+        """The frames that one read completes (none, one or several); None where the other end is
+        gone.
 
         Raises RunError where what comes is no frame.
         """
@@ -91,7 +96,10 @@ class Link:
             return None
         self._take(ancillary)
         if flags & socket.MSG_CTRUNC:
-            raise RunError("control socket: descriptors were cut off. Fix: raise the limit of open files (ulimit -n).")
+            raise RunError(
+                "control socket: descriptors were cut off. Fix: raise the limit of open files"
+                " (ulimit -n)."
+            )
         if not data:
             return None
         self.moved += len(data)
@@ -124,14 +132,23 @@ class Link:
         while len(self._read) - start >= _HEADER.size:
             size, count = _HEADER.unpack_from(self._read, start)
             if size > LIMIT or count > _MOST_DESCRIPTORS:
-                raise RunError(f"control socket: expected a frame of at most {LIMIT} bytes, found one of {size}.")
+                raise RunError(
+                    f"control socket: expected a frame of at most {LIMIT} bytes, found one of"
+                    f" {size}."
+                )
             end = start + _HEADER.size + size
             if len(self._read) < end:
                 break
             if count > len(self._came):
-                raise RunError(f"control socket: expected {count} descriptors, found {len(self._came)}.")
+                raise RunError(
+                    f"control socket: expected {count} descriptors, found {len(self._came)}."
+                )
             payload = bytes(memoryview(self._read)[start + _HEADER.size : end])
-            found.append(Frame(payload=payload, descriptors=tuple(self._came.popleft() for _ in range(count))))
+            found.append(
+                Frame(
+                    payload=payload, descriptors=tuple(self._came.popleft() for _ in range(count))
+                )
+            )
             start = end
         del self._read[:start]
         return found
@@ -139,7 +156,11 @@ class Link:
     def _flush(self) -> None:
         while self._unsent:
             data, descriptors = self._unsent[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            rights = (
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                if descriptors
+                else []
+            )
             try:
                 sent = self.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:

@@ -7,9 +7,9 @@
 Owns: the Step's metrics, checkpoints and best versions on disk, the stop on Ctrl-C. Does not own:
 any decision (coordinator), any kernel (worker.py), where Workers are (inproc.py, engine/launch).
 
-What is the loop's own (StepClosed, Warn, Checkpoint, Respawn, GoBack, Finish) is carried out as soon as it is said.
-When no Worker has anything to do, no event is left and the coordinator has not finished, nothing will ever happen
-again: that is an error that says who waits for whom.
+What is the loop's own (StepClosed, Warn, Checkpoint, Respawn, GoBack, Finish) is carried out as
+soon as it is said. When no Worker has anything to do, no event is left and the coordinator has not
+finished, nothing will ever happen again: that is an error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Observers:
 
 @contextmanager
 def _settled_memory() -> Iterator[None]:
-    """What was made by imports and by opening stays: Python's collector does not walk through it at every turn."""
+    """What was made by imports and by opening stays: Python's collector does not walk through it at
+    every turn.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -118,10 +120,11 @@ class Loop:
         """Who asked for the end last, a host that others lend among them."""
 
     def run(self, restore: Callable[[], Restored | None]) -> Finish | GoBack:
-        """Until the coordinator finishes, or says that the run has to go back to its last checkpoint.
+        """Until the coordinator finishes, or says that the run has to go back to its last
+        checkpoint.
 
-        restore: reads a checkpoint into the opened Workers, or answers None. Raises RunError where the run fails or
-        where nothing can move any more, and what a kernel raised.
+        restore: reads a checkpoint into the opened Workers, or answers None. Raises RunError where
+        the run fails or where nothing can move any more, and what a kernel raised.
         """
         try:
             opened = list(self._workers.open())
@@ -149,7 +152,9 @@ class Loop:
             return
         event = self._workers.next(_TICK)
         if event is None and not self._workers.busy:
-            event = self._workers.next(0.0)  # one may have come just before the last Worker was done
+            event = self._workers.next(
+                0.0
+            )  # one may have come just before the last Worker was done
             if event is None:
                 raise RunError(self._starved())
         if event is not None:
@@ -205,7 +210,7 @@ class Loop:
         lines = "\n  ".join(self._coordinator.waiting())
         return f"nothing is under way and the run has not finished; who waits for whom:\n  {lines}"
 
-    # --- Steps --------------------------------------------------------------------------------------------------
+    # --- Steps ------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         """What Workers have measured and done since the last time."""
@@ -216,16 +221,22 @@ class Loop:
                 self._observers.trace.span(track, name, start, end)
 
     def _close_step(self, closed: StepClosed) -> None:
-        """One row of metrics. What was measured before Step 1 goes into its row, under eval/initial/."""
+        """One row of metrics. What was measured before Step 1 goes into its row, under
+        eval/initial/.
+        """
         self._drain()
         self._accounts.add(self._reported.rest(), ())
         again = closed.step == self._observers.lines.last
-        row = self._accounts.close(closed.step, closed.metrics, time.monotonic(), self._workers.doing(), again=again)
+        row = self._accounts.close(
+            closed.step, closed.metrics, time.monotonic(), self._workers.doing(), again=again
+        )
         if closed.step > 0:
             self._tell(closed.step, row, again=again)
 
     def _tell(self, step: int, numbers: Mapping[str, float], *, again: bool) -> None:
-        """Write a Step's row. again: it is there, and an evaluation came after it that belongs into it."""
+        """Write a Step's row. again: it is there, and an evaluation came after it that belongs into
+        it.
+        """
         lines = self._observers.lines
         if again:
             numbers = lines.amend(step, numbers)
@@ -240,12 +251,14 @@ class Loop:
         if until is not None and not again and until(self.last):
             self._hear(StopRequested(reason=f"its condition held after step {step}", at_once=True))
 
-    # --- files --------------------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def _checkpoint(self, message: Checkpoint) -> None:
-        """Write it; the metrics up to it are on the disk first, and later lines are cut off by a resume.
+        """Write it; the metrics up to it are on the disk first, and later lines are cut off by a
+        resume.
 
-        Where a Worker is lost meanwhile there is none: the coordinator hears of the loss, and decides.
+        Where a Worker is lost meanwhile there is none: the coordinator hears of the loss, and
+        decides.
         """
         self._drain()
         start = time.monotonic()
@@ -266,7 +279,9 @@ class Loop:
         self._hear(Checkpointed(step=message.step))
 
     def _keep_best(self, event: Evaluated) -> None:
-        """Keep the version that was evaluated where it is among the best; the writer has it until the next Step."""
+        """Keep the version that was evaluated where it is among the best; the writer has it until
+        the next Step.
+        """
         self._drain()
         self._accounts.writing(time.monotonic())
         try:

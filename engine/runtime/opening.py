@@ -43,13 +43,16 @@ def kernel_class(node: PlannedNode) -> type:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise PlanError(
-            f"{node.name}: kernel {node.kernel} cannot be imported: {error}. Fix: install what it needs."
+            f"{node.name}: kernel {node.kernel} cannot be imported: {error}. Fix: install what it"
+            " needs."
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What the metrics of a further train node are labelled with; `every`: all of them, not the optimizer's alone."""
+    """What the metrics of a further train node are labelled with; `every`: all of them, not the
+    optimizer's alone.
+    """
 
     model: str = ""
     every: bool = False
@@ -62,7 +65,9 @@ class Label:
 
 
 def metric_labels(plan: Plan) -> dict[str, Label]:
-    """For each train node. The first has none; one whose Model has the head of an earlier one labels everything."""
+    """For each train node. The first has none; one whose Model has the head of an earlier one
+    labels everything.
+    """
     assert plan.program is not None
     found: dict[str, Label] = {}
     heads: list[str] = []
@@ -70,6 +75,8 @@ def metric_labels(plan: Plan) -> dict[str, Label]:
         if planned.work == "train":
             model = plan.program.node(planned.name).states["model"]
             assert isinstance(model, Model)
-            found[planned.name] = Label(model=model.name, every=model.head in heads) if heads else Label()
+            found[planned.name] = (
+                Label(model=model.name, every=model.head in heads) if heads else Label()
+            )
             heads.append(model.head)
     return found

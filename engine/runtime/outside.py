@@ -1,11 +1,12 @@
-"""A watch on this process from outside: what holds the interpreter's lock stops the threads that watch, too.
+"""A watch on this process from outside: what holds the interpreter's lock stops the threads that
+watch, too.
 
     the watcher waits for          unblocked by
     a beat, or a while without one the watchdog's thread of the run, while it can run
     the end of the run             its end of the pipe is closed, by whatever ended it
 
-Owns: the watcher's process and what it is shown of what is under way. Does not own: what it does when beats stay away
-(watcher.py), nor when nothing has moved for too long (stop.py).
+Owns: the watcher's process and what it is shown of what is under way. Does not own: what it does
+when beats stay away (watcher.py), nor when nothing has moved for too long (stop.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from dataflow.errors import RunError
 from engine.runtime import watcher
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
-"""Makes a process of a run write the stacks of its threads, whoever holds the interpreter's lock."""
+"""Makes a process of a run write the stacks of its threads, whoever holds the interpreter's lock.
+"""
 
 TO_END = 60.0
 """Seconds in which a run that was interrupted has ended."""
@@ -35,14 +37,18 @@ _board: mmap.mmap | None = None
 def show(text: str) -> None:
     """What is under way from now on; for the watcher of this process, where there is one."""
     if _board is not None:
-        _board[:] = text.encode(errors="backslashreplace")[: watcher.BOARD].ljust(watcher.BOARD, b"\0")
+        _board[:] = text.encode(errors="backslashreplace")[: watcher.BOARD].ljust(
+            watcher.BOARD, b"\0"
+        )
 
 
 class Outside:
     """The watcher of this process; started by the constructor."""
 
     def __init__(self, limit: float, *, kills: bool) -> None:
-        """limit: seconds without a beat. kills: whether it then ends this process, or only says where it stands."""
+        """limit: seconds without a beat. kills: whether it then ends this process, or only says
+        where it stands.
+        """
         global _board
         board = os.memfd_create("doing", os.MFD_CLOEXEC)
         os.ftruncate(board, watcher.BOARD)
@@ -62,8 +68,8 @@ class Outside:
             )
         except OSError as error:
             raise RunError(
-                f"expected the process that watches this one to start, found: {error}. Fix: allow more processes and "
-                "open files (ulimit -u, ulimit -n), or --watchdog 0."
+                f"expected the process that watches this one to start, found: {error}. Fix: allow"
+                " more processes and open files (ulimit -u, ulimit -n), or --watchdog 0."
             ) from error
         finally:
             for descriptor in given:
@@ -84,7 +90,9 @@ class Outside:
             _board = None
         os.close(self._beats)
         self._process.wait()
-        faulthandler.register(STACK_SIGNAL, 2, all_threads=True)  # not undone: it would then end the process
+        faulthandler.register(
+            STACK_SIGNAL, 2, all_threads=True
+        )  # not undone: it would then end the process
         os.close(self._stacks)
 
     def _say(self, what: bytes) -> None:

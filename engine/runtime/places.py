@@ -21,8 +21,8 @@ from engine.runtime.session import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A Worker's channel with what is below it. book: addresses on other hosts, None where there are none. pairs: the
-    worlds in which weights and device columns come and go.
+    """A Worker's channel with what is below it. book: addresses on other hosts, None where there
+    are none. pairs: the worlds in which weights and device columns come and go.
     """
 
     channel: RoutedChannel
@@ -33,7 +33,9 @@ class Place:
     """How many were told of."""
 
     def serve(self, peer: str, connection: socket.socket, meeting: int | None) -> None:
-        """A peer on this host reads over this socket, and may ask over it for tensors by the world that is met here."""
+        """A peer on this host reads over this socket, and may ask over it for tensors by the world
+        that is met here.
+        """
         if meeting is not None:
             self.pairs.meet(peer, meeting, writes=True)
         self.shm.serve(peer, connection)
@@ -45,7 +47,9 @@ class Place:
                 self.book.write(peer, Entry(endpoint=endpoint, epoch=epoch))
 
     def reports(self) -> list[Report]:
-        """Since the last call: payload bytes that came, by route, and messages of peers that were refused."""
+        """Since the last call: payload bytes that came, by route, and messages of peers that were
+        refused.
+        """
         moved = self.channel.moved()
         if came := self.pairs.moved():
             moved["collective"] = came
@@ -60,16 +64,25 @@ class Place:
 def place(opened: Open, dial: Callable[[str], socket.socket]) -> Place:
     """The channel of a Worker. Raises RunError where its address is none of this host."""
     shm = ShmChannel(
-        opened.worker, opened.epoch, dial, limit=opened.outbox, directory=opened.spill, verify=opened.verify
+        opened.worker,
+        opened.epoch,
+        dial,
+        limit=opened.outbox,
+        directory=opened.spill,
+        verify=opened.verify,
     )
-    pairs = Pairs(opened.worker, shm.have_sent, content=opened.verify == "content", alive=shm.require)
+    pairs = Pairs(
+        opened.worker, shm.have_sent, content=opened.verify == "content", alive=shm.require
+    )
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:
         return Place(channel=RoutedChannel(shm), shm=shm, pairs=pairs)
     book = Book(network.peers)
     far = _far(opened, network, book, shm)
-    channel = RoutedChannel(shm, near=frozenset(network.near), far=far, book=book, lease=network.lease)
+    channel = RoutedChannel(
+        shm, near=frozenset(network.near), far=far, book=book, lease=network.lease
+    )
     return Place(channel=channel, shm=shm, pairs=pairs, book=book)
 
 

@@ -14,7 +14,9 @@ from engine.coordinator.messages import Probed
 from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
 
 KEPT = 64
-"""Versions of which a writer's numbers are remembered: a reader that begins anew may take an old one again."""
+"""Versions of which a writer's numbers are remembered: a reader that begins anew may take an old
+one again.
+"""
 
 
 class Probes:
@@ -27,7 +29,9 @@ class Probes:
         """Of readers that were faster than their writer."""
 
     def hear(self, said: Probed) -> None:
-        """Compare with the other end, where that has spoken. Raises RunError where they do not mean the same."""
+        """Compare with the other end, where that has spoken. Raises RunError where they do not mean
+        the same.
+        """
         if said.reads:
             writer = next((w for w in self._writers if _same(w, said)), None)
             if writer is None:
@@ -42,7 +46,9 @@ class Probes:
 
     def _compare(self, writer: Probed, reader: Probed) -> None:
         rows = probe_rows(self._seed, reader.vocabulary)
-        ends = Ends(model=writer.model, writer=writer.node, reader=reader.node, version=writer.version)
+        ends = Ends(
+            model=writer.model, writer=writer.node, reader=reader.node, version=writer.version
+        )
         compare(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
 
 

@@ -85,7 +85,8 @@ from engine.runtime.workers import Doing, SpanOf
 BEAT = 1.0
 """Seconds between two heartbeats."""
 KINDS: Mapping[str, type[DataflowError]] = {
-    kind.__name__: kind for kind in (PlanError, DataError, KernelError, RunError, CheckpointError, StorageError)
+    kind.__name__: kind
+    for kind in (PlanError, DataError, KernelError, RunError, CheckpointError, StorageError)
 }
 """Errors that arrive as what they were; of a subclass the nearest of these."""
 
@@ -117,12 +118,14 @@ class Outgoing:
             self._number_event(event)
 
     def _number_event(self, event: Event) -> None:
-        self._events.append(From(worker=self._worker, epoch=self._epoch, number=self._number, event=event))
+        self._events.append(
+            From(worker=self._worker, epoch=self._epoch, number=self._number, event=event)
+        )
         self._number += 1
 
     def spilled(self, nbytes: Callable[[], int]) -> bool:
-        """To be told, likewise, when it begins and when it ends; returns whether one of them is the case. Asked within
-        the lock, so that the last word is true.
+        """To be told, likewise, when it begins and when it ends; returns whether one of them is the
+        case. Asked within the lock, so that the last word is true.
         """
         with self._lock:
             now = nbytes()
@@ -184,19 +187,22 @@ class Peers:
             earlier.close()
 
     def dial(self, peer: str) -> socket.socket:
-        """A socket to this peer's channel. Raises PeerLost where there is none: the Supervisor sends one before the
-        instruction that needs it, if the peer is alive.
+        """A socket to this peer's channel. Raises PeerLost where there is none: the Supervisor
+        sends one before the instruction that needs it, if the peer is alive.
         """
         with self._lock:
             sock = self._sockets.pop(peer, None)
         if sock is None:
-            raise PeerLost(peer, "expected its process, found none that runs. Fix: see its log for why it ended.")
+            raise PeerLost(
+                peer,
+                "expected its process, found none that runs. Fix: see its log for why it ended.",
+            )
         return sock
 
 
 class Telling:
-    """Whatever leaves this context as an exception, an exit of the user's code included, is told to the Supervisor, and
-    `failed` is set.
+    """Whatever leaves this context as an exception, an exit of the user's code included, is told to
+    the Supervisor, and `failed` is set.
     """
 
     def __init__(self, link: Link, worker: str) -> None:
@@ -207,7 +213,10 @@ class Telling:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if error is None:
             return False
@@ -218,12 +227,19 @@ class Telling:
 
 
 def failure(error: BaseException, worker: str) -> Failed:
-    """What an exception is told as; one that is not ours is a fault of the engine, whose traceback the log has."""
+    """What an exception is told as; one that is not ours is a fault of the engine, whose traceback
+    the log has.
+    """
     if isinstance(error, DataflowError):
-        kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__)
+        kind = next(
+            (k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__
+        )
         return Failed(kind=kind, text=str(error))
     told = " ".join(f"{type(error).__name__}: {error}".split())
-    text = f"worker {worker}: internal error: {told}. Fix: report it with the traceback at the end of its log."
+    text = (
+        f"worker {worker}: internal error: {told}. Fix: report it with the traceback at the end of"
+        " its log."
+    )
     return Failed(kind=RunError.__name__, text=text)
 
 
@@ -248,10 +264,12 @@ class Incarnation:
         self._busy = False
         self._over = threading.Event()
 
-    # --- the control thread -------------------------------------------------------------------------------------
+    # --- the control thread -----------------------------------------------------------------------
 
     def listen(self, early: Sequence[Frame] = ()) -> None:
-        """Frames and heartbeats, until the process ends. early: frames that came with the one that opened it."""
+        """Frames and heartbeats, until the process ends. early: frames that came with the one that
+        opened it.
+        """
         for frame in early:
             self._hear(frame)
         poll = select.poll()  # select knows no descriptor above 1,023
@@ -290,8 +308,8 @@ class Incarnation:
                 self._inbox.close()
 
     def _told(self, instruction: ToWorker) -> None:
-        """Released at once, of which nothing is told. Weights interrupt a running chunk that takes them, unless others
-        wait, which come first.
+        """Released at once, of which nothing is told. Weights interrupt a running chunk that takes
+        them, unless others wait, which come first.
         """
         if isinstance(instruction, Release):
             self._worker.release(instruction.blocks)
@@ -315,13 +333,17 @@ class Incarnation:
 
     def _doing(self) -> Doing:
         if self._worker is None:
-            return Doing(worker=self._open.worker, node="its start", what="imports", since=self._began)
+            return Doing(
+                worker=self._open.worker, node="its start", what="imports", since=self._began
+            )
         return self._worker.doing
 
-    # --- the main thread ----------------------------------------------------------------------------------------
+    # --- the main thread --------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Open the kernels and carry out what comes, until Quit; after a failure only that is waited for."""
+        """Open the kernels and carry out what comes, until Quit; after a failure only that is
+        waited for.
+        """
         with Telling(self._link, self._open.worker) as telling:
             self._busy = True
             self._begin()
@@ -403,11 +425,15 @@ def _samples(opened: Open) -> Any:
     """Written before they are told of, so that who writes them has no state."""
     from engine.observe.samples import SampleWriter
 
-    return None if opened.samples is None else SampleWriter(opened.samples, every=opened.samples_every)
+    return (
+        None if opened.samples is None else SampleWriter(opened.samples, every=opened.samples_every)
+    )
 
 
 def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
-    """The process group of this Worker's ranks, and its end of broadcasts of rows to those that have the same."""
+    """The process group of this Worker's ranks, and its end of broadcasts of rows to those that
+    have the same.
+    """
     if (seat := opened.seat) is None:
         return None, None
     from engine.channels.rowcast import join
@@ -422,7 +448,7 @@ def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any,
     return group, join(store, seat.rank, tensor, node.workers, content=opened.verify == "content")
 
 
-# --- the process ------------------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -453,7 +479,9 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _listen(life: Incarnation, early: Sequence[Frame]) -> None:
-    """The control thread: where it fails, or the Supervisor's end is closed, nobody can reach this process any more."""
+    """The control thread: where it fails, or the Supervisor's end is closed, nobody can reach this
+    process any more.
+    """
     try:
         life.listen(early)
     except ConnectionError:
@@ -474,7 +502,9 @@ def _first(link: Link) -> list[Frame]:
 
 
 def end(code: int, why: str = "") -> NoReturn:
-    """End this process now. Children end with it: they hold a pipe to it, and die with their parent."""
+    """End this process now. Children end with it: they hold a pipe to it, and die with their
+    parent.
+    """
     if why:
         print(f"ended: {why}", file=sys.stderr)
     sys.stdout.flush()
@@ -483,7 +513,9 @@ def end(code: int, why: str = "") -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """On Linux: SIGKILL for this process when the thread that started it ends, also where that has ended already."""
+    """On Linux: SIGKILL for this process when the thread that started it ends, also where that has
+    ended already.
+    """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -1,7 +1,8 @@
 """Metrics of chunks, each counted of one run.
 
-Owns: those of runs that have not ended. Does not own: what becomes of a number (engine/observe), nor which chunks are
-run again (coordinator: of one that has ended before, a further run reports nothing).
+Owns: those of runs that have not ended. Does not own: what becomes of a number (engine/observe),
+nor which chunks are run again (coordinator: of one that has ended before, a further run reports
+nothing).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class RunReports:
         self._runs: dict[int, list[Reported]] = {}
 
     def hear(self, event: Any) -> Iterable[Report]:
-        """What counts now: all that was reported of a run that ends. Those of a Worker that is lost come to nothing, as
-        their chunks are run by others.
+        """What counts now: all that was reported of a run that ends. Those of a Worker that is lost
+        come to nothing, as their chunks are run by others.
         """
         match event:
             case Reported(chunk=chunk):
@@ -29,11 +30,15 @@ class RunReports:
             case ChunkDone(chunk=chunk):
                 return _metrics(self._runs.pop(chunk, []))
             case WorkerLost(worker=worker):
-                self._runs = {chunk: said for chunk, said in self._runs.items() if said[0].worker != worker}
+                self._runs = {
+                    chunk: said for chunk, said in self._runs.items() if said[0].worker != worker
+                }
         return ()
 
     def rest(self) -> Iterable[Report]:
-        """What runs have reported that have not ended, as a Step closes: of rows that came before it."""
+        """What runs have reported that have not ended, as a Step closes: of rows that came before
+        it.
+        """
         found = [each for said in self._runs.values() for each in said]
         self._runs.clear()
         return _metrics(found)

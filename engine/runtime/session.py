@@ -53,8 +53,9 @@ class Modules:
 
 
 class NodeSession:
-    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group, where it has one.
-    memory: where `allocate` takes it from; ordinary memory where there is no outbox.
+    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group,
+    where it has one. memory: where `allocate` takes it from; ordinary memory where there is no
+    outbox.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class NodeSession:
         kind = np.dtype(dtype)
         if count < 0 or kind.hasobject:
             raise KernelError(
-                f"{self._node}: allocate: expected at least 0 numbers of a fixed size, found {count} of {kind}. "
-                "Fix: the length of the column, and the type that its schema declares."
+                f"{self._node}: allocate: expected at least 0 numbers of a fixed size, found"
+                f" {count} of {kind}. Fix: the length of the column, and the type that its schema"
+                " declares."
             )
         return self._memory(count * kind.itemsize).view(kind)
 

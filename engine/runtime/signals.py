@@ -5,11 +5,11 @@
     `grace` seconds later     the process ends without a checkpoint; the last one stays good
     a second                  the process ends at once
 
-Owns: the handlers, the time that stopping may take, how the process of a command ends. Does not own: what ends a Step
-(the coordinator), processes that only serve a run (dataflow/signals.py).
+Owns: the handlers, the time that stopping may take, how the process of a command ends. Does not
+own: what ends a Step (the coordinator), processes that only serve a run (dataflow/signals.py).
 
-Some send one request several times: `timeout` to a process and to its group, `uv run` on top of the terminal, a shell
-on top of the kernel. What comes within 0.1 s of the first is the same request.
+Some send one request several times: `timeout` to a process and to its group, `uv run` on top of the
+terminal, a shell on top of the kernel. What comes within 0.1 s of the first is the same request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _OVER = 0
 """In the place of a signal: the run is over."""
 
 _command = False
-"""Whether this process is a command's own, which may be ended; else a notebook's or a script's, which may go on."""
+"""Whether this process is a command's own, which may be ended; else a notebook's or a script's,
+which may go on.
+"""
 
 
 class Signalled(KeyboardInterrupt):
@@ -48,13 +50,15 @@ class Signalled(KeyboardInterrupt):
 
 
 class StopSignals:
-    """`requested` after the first signal. A context manager; outside of the main thread it never hears of any.
+    """`requested` after the first signal. A context manager; outside of the main thread it never
+    hears of any.
 
-    grace: seconds after the first, after which the run ends without a checkpoint. kept: says which checkpoint there is.
-    asked: called at the first, in a thread of its own. doing: what is done then, in words.
+    grace: seconds after the first, after which the run ends without a checkpoint. kept: says which
+    checkpoint there is. asked: called at the first, in a thread of its own. doing: what is done
+    then, in words.
 
-    A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may be in a kernel for
-    long, and Python's handlers wait for it.
+    A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may
+    be in a kernel for long, and Python's handlers wait for it.
     """
 
     def __init__(
@@ -104,7 +108,9 @@ class StopSignals:
         self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
         self._thread.start()
         self._previous_fd = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
-        self._previous = {number: signal.getsignal(number) for number in STOPS if not _nohup(number)}
+        self._previous = {
+            number: signal.getsignal(number) for number in STOPS if not _nohup(number)
+        }
         for number in self._previous:
             signal.signal(number, self._on_signal)
         _handling.append(self)
@@ -128,7 +134,9 @@ class StopSignals:
             signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
-        """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a lock."""
+        """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a
+        lock.
+        """
         self._raises = why
         signal.pthread_kill(self._runs, signal.SIGINT)
 
@@ -138,7 +146,7 @@ class StopSignals:
         if self._raises:
             raise Signalled(self.number or number, self._raises)
 
-    # --- the thread that watches ----------------------------------------------------------------------------------
+    # --- the thread that watches ------------------------------------------------------------------
 
     def _watch(self) -> None:
         first = self._until(None)
@@ -162,7 +170,9 @@ class StopSignals:
             self._end(second, f"ended at once by {name(second)}; {self._kept()}")
 
     def _until(self, end: float | None) -> int | None:
-        """The next stop signal, _OVER where the run is over; None where neither comes before this time."""
+        """The next stop signal, _OVER where the run is over; None where neither comes before this
+        time.
+        """
         assert self._heard is not None
         poller = select.poll()
         poller.register(self._heard, select.POLLIN)
@@ -187,7 +197,9 @@ _handling: list[StopSignals] = []
 
 
 def _forget_in_child() -> None:
-    """A forked child is none of the run's: a signal to it asks the run nothing, and ends it as it would any process."""
+    """A forked child is none of the run's: a signal to it asks the run nothing, and ends it as it
+    would any process.
+    """
     for each in _handling:
         each.let_go()
     _handling.clear()
@@ -198,7 +210,9 @@ in_forked_child(_forget_in_child)
 
 @contextmanager
 def ending_command() -> Iterator[None]:
-    """Within it this process is a command's: a stop signal that no run handles ends it at once, with one line."""
+    """Within it this process is a command's: a stop signal that no run handles ends it at once,
+    with one line.
+    """
     global _command
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -216,8 +230,9 @@ def ending_command() -> Iterator[None]:
 
 
 def end_command(number: int, why: str) -> NoReturn:
-    """End this process now, as its shell expects of one that a signal ended. No clean-up is run, which may be what
-    hangs: processes below it are ended by the kernel, and files are whole or temporary at any moment.
+    """End this process now, as its shell expects of one that a signal ended. No clean-up is run,
+    which may be what hangs: processes below it are ended by the kernel, and files are whole or
+    temporary at any moment.
     """
     with suppress(OSError):
         os.write(2, f"{why}\n".encode())
@@ -246,7 +261,8 @@ def _is_terminal(fd: int) -> bool:
 
 
 def _leave_terminals(terminals: list[int]) -> None:
-    """A terminal that is gone refuses every write: what was to be shown there is shown to nobody."""
+    """A terminal that is gone refuses every write: what was to be shown there is shown to nobody.
+    """
     for fd in [fd for fd in terminals if not _is_terminal(fd)]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, fd)

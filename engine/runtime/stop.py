@@ -1,7 +1,8 @@
-"""The watchdog: what stops an attempt at a run in which nothing moves; and whether its end was asked for.
+"""The watchdog: what stops an attempt at a run in which nothing moves; and whether its end was
+asked for.
 
-Owns: the thread that notices that nothing moves. Does not own: signals (signals.py), what stopping means (the
-coordinator ends the Step under way and writes a checkpoint).
+Owns: the thread that notices that nothing moves. Does not own: signals (signals.py), what stopping
+means (the coordinator ends the Step under way and writes a checkpoint).
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from engine.runtime.outside import Outside
 from engine.runtime.signals import StopSignals
 
 _OUTSIDE = 30.0
-"""Seconds at least for which the interpreter's lock may be held: an import of large libraries takes some."""
+"""Seconds at least for which the interpreter's lock may be held: an import of large libraries takes
+some.
+"""
 
 
 class Stop:
     """`requested` once the end of the run was asked for. Use as a context manager.
 
-    watchdog: seconds in which neither `alive` was called nor `sign` gave another value, after which `describe` is
-    printed with the stack of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A
-    thread other than the main one gets no signals, and what never returns to Python cannot be interrupted, only named.
-    In the main thread, what cannot be interrupted ends by the end of the process, and so does what holds the
-    interpreter's lock, by a process outside (outside.py).
+    watchdog: seconds in which neither `alive` was called nor `sign` gave another value, after which
+    `describe` is printed with the stack of every thread, and the thread that runs is interrupted
+    (`hung` says why); 0 is never. A thread other than the main one gets no signals, and what never
+    returns to Python cannot be interrupted, only named. In the main thread, what cannot be
+    interrupted ends by the end of the process, and so does what holds the interpreter's lock, by a
+    process outside (outside.py).
     """
 
     def __init__(
@@ -70,7 +74,8 @@ class Stop:
         if self._watchdog > 0:
             if sys.platform == "linux":
                 self._outside = Outside(
-                    max(self._watchdog, _OUTSIDE), kills=threading.current_thread() is threading.main_thread()
+                    max(self._watchdog, _OUTSIDE),
+                    kills=threading.current_thread() is threading.main_thread(),
                 )
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
@@ -105,7 +110,9 @@ class Stop:
         if self.signals.handles:
             self.signals.interrupt(self.hung)
         else:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runs), ctypes.py_object(KeyboardInterrupt))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._runs), ctypes.py_object(KeyboardInterrupt)
+            )
 
 
 def _print_stacks() -> None:

@@ -1,10 +1,11 @@
-"""The process that watches another one from outside: `watcher.py BEATS BOARD STACKS SIGNAL LIMIT TO_END KILLS`.
+"""The process that watches another one from outside: `watcher.py BEATS BOARD STACKS SIGNAL LIMIT
+TO_END KILLS`.
 
-Where beats stay away for so long that its threads cannot run any more, it says what the process was doing and where it
-stands, and ends it if it is to.
+Where beats stay away for so long that its threads cannot run any more, it says what the process was
+doing and where it stands, and ends it if it is to.
 
-Owns: that judgement. Does not own: beats (stop.py), the board (outside.py). Imports the standard library alone, and
-little of it: one is started with each run.
+Owns: that judgement. Does not own: beats (stop.py), the board (outside.py). Imports the standard
+library alone, and little of it: one is started with each run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _STOOD_STILL = 4.0
 _STACKS = 1.0
 
 
-def main(beats: int, board: int, stacks: int, number: int, limit: float, to_end: float, kills: bool) -> None:
+def main(
+    beats: int, board: int, stacks: int, number: int, limit: float, to_end: float, kills: bool
+) -> None:
     """Until the run ends, or does not move."""
     watched = os.getppid()
     poll = select.poll()
@@ -43,7 +46,11 @@ def main(beats: int, board: int, stacks: int, number: int, limit: float, to_end:
         silent = 0.0 if said else silent if stood else silent + now - before
         before = now
     doing = os.pread(board, BOARD, 0).rstrip(b"\0").decode(errors="replace") or "something unknown"
-    end = "The process is ended; dataflow resume goes on from the last checkpoint" if kills else "It goes on"
+    end = (
+        "The process is ended; dataflow resume goes on from the last checkpoint"
+        if kills
+        else "It goes on"
+    )
     told = f"nothing has moved for {limit:g} s: {doing}, {why}. {end}. Fix: see where it stands:\n"
     with contextlib.suppress(OSError):  # nobody may read it
         os.write(2, told.encode(errors="backslashreplace") + _stacks(watched, stacks, number))
@@ -52,7 +59,8 @@ def main(beats: int, board: int, stacks: int, number: int, limit: float, to_end:
 
 
 def _stacks(watched: int, stacks: int, number: int) -> bytes:
-    """Those of its threads, which it writes at C level; what has come after a second without more."""
+    """Those of its threads, which it writes at C level; what has come after a second without more.
+    """
     poll = select.poll()
     poll.register(stacks, select.POLLIN)
     os.kill(watched, number)

@@ -1,4 +1,5 @@
-"""Messages as bytes: msgpack, each tagged by the name of its class out of one closed table; no pickle.
+"""Messages as bytes: msgpack, each tagged by the name of its class out of one closed table; no
+pickle.
 
 Owns: the codec of events, instructions, requests and control messages. Does not own: the
 messages (engine/coordinator/messages.py, workers.py, control.py), nor framing (link.py).
@@ -33,7 +34,9 @@ INSTRUCTIONS: tuple[type, ...] = get_args(ToWorker)
 ASKS: tuple[type, ...] = get_args(Ask)
 CONTROL: tuple[type, ...] = get_args(Control)
 HOSTING: tuple[type, ...] = get_args(Hosting)
-_CLASSES = {kind.__name__: kind for kind in (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)}
+_CLASSES = {
+    kind.__name__: kind for kind in (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
+}
 _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     From: ("event", EVENTS),
     Tell: ("instruction", INSTRUCTIONS),
@@ -43,26 +46,34 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     RelayAsked: ("requests", ASKS),
     HostTold: ("events", (From, WorkerLost, StopRequested)),
 }
-"""Classes with a field that holds any message of several classes, or a tuple of such: the field, the classes."""
+"""Classes with a field that holds any message of several classes, or a tuple of such: the field,
+the classes.
+"""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
 """All that bytes of somebody else can lead to here."""
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message. Raises RunError for a class that is not in the table and a value that no field has."""
+    """The bytes of a message. Raises RunError for a class that is not in the table and a value that
+    no field has.
+    """
     name = type(message).__name__
     if _CLASSES.get(name) is not type(message):
         raise RunError(
-            f"control message: expected one of {', '.join(_CLASSES)}, found a {name}. Fix: put it in wire.py."
+            f"control message: expected one of {', '.join(_CLASSES)}, found a {name}. Fix: put it"
+            " in wire.py."
         )
     try:
         return _ENCODER.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise RunError(f"control message {name}: {error}. Fix: see its class for what each field is.") from error
+        raise RunError(
+            f"control message {name}: {error}. Fix: see its class for what each field is."
+        ) from error
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
-    """The message in these bytes. among: classes that are expected. Raises RunError for anything else, whatever it is.
+    """The message in these bytes. among: classes that are expected. Raises RunError for anything
+    else, whatever it is.
 
     Arrays are views of the bytes, and read-only.
     """
@@ -70,8 +81,8 @@ def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = 
         return _decode(data, among)
     except _WRONG as error:
         raise RunError(
-            f"control message of {len(data)} bytes: expected one of the table in wire.py, found {error}. "
-            "Fix: both ends have to be of the same version."
+            f"control message of {len(data)} bytes: expected one of the table in wire.py, found"
+            f" {error}. Fix: both ends have to be of the same version."
         ) from error
 
 
@@ -125,7 +136,8 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.str not in _DTYPES:
             raise TypeError(
-                f"expected an array of one dimension of {', '.join(_DTYPES)}, found {value.dtype} {value.shape}"
+                f"expected an array of one dimension of {', '.join(_DTYPES)}, found {value.dtype}"
+                f" {value.shape}"
             )
         return value.dtype.str, np.ascontiguousarray(value).data
     if isinstance(value, np.generic):

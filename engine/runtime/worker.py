@@ -94,9 +94,10 @@ class Worker:
         cast: RowCast | None = None,
         pairs: Pairs | None = None,
     ) -> None:
-        """channel: where what it makes is kept, and others' rows come from. samples: where the recorder writes them.
-        group: the process group of the ranks that this Worker is one of; cast: its end of the broadcasts of rows to
-        those that have the same. pairs: its worlds with others, if there are.
+        """channel: where what it makes is kept, and others' rows come from. samples: where the
+        recorder writes them. group: the process group of the ranks that this Worker is one of;
+        cast: its end of the broadcasts of rows to those that have the same. pairs: its worlds with
+        others, if there are.
         """
         assert plan.program is not None
         self.name = name
@@ -108,7 +109,9 @@ class Worker:
         self._nodes = {n.name: n for n in plan.nodes if name in n.workers}
         self._aligned = {name: Alignment(plan.program.node(name)) for name in self._nodes}
         self._inproc = inproc
-        self._digests = len(plan.workers) > 1 and name not in plan.stateful  # whose rows are not made again
+        self._digests = (
+            len(plan.workers) > 1 and name not in plan.stateful
+        )  # whose rows are not made again
         self._labels = metric_labels(plan)
         self._modules = Modules()
         self._sessions: dict[str, NodeSession] = {}
@@ -119,24 +122,34 @@ class Worker:
         self._prepared: dict[str, tuple[TrainStep, Assignment]] = {}
         self._reports: list[Report] = []
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event]:
-        """Open every kernel, in running order; a source says how many rows it has. One of a lease then sleeps.
+        """Open every kernel, in running order; a source says how many rows it has. One of a lease
+        then sleeps.
 
-        Raises what a kernel refuses its node with (DataError, KernelError, ...); anything else as KernelError.
+        Raises what a kernel refuses its node with (DataError, KernelError, ...); anything else as
+        KernelError.
         """
         assert self._plan.program is not None
         for node in self._nodes.values():
             names = {use.model: use.module for use in node.models}
-            ranks = Ranks(rank=self._rank(node), world=node.ranks, group=self._group if node.ranks > 1 else None)
-            session = NodeSession(node.name, self._plan.seed, self._modules, names, ranks, self.channel.allocate)
+            ranks = Ranks(
+                rank=self._rank(node),
+                world=node.ranks,
+                group=self._group if node.ranks > 1 else None,
+            )
+            session = NodeSession(
+                node.name, self._plan.seed, self._modules, names, ranks, self.channel.allocate
+            )
             with self._timing.during(node.name, "imports", counted=False):
                 kernel = kernel_class(node)()
             self._sessions[node.name] = session
             self._kernels[node.name] = kernel
             with self._during(node.name, "open"):
-                kernel.open(kernel_node(node, self._plan.program, inproc=self._inproc), node.layout, session)
+                kernel.open(
+                    kernel_node(node, self._plan.program, inproc=self._inproc), node.layout, session
+                )
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
         if any(self.name in lease for lease in self._plan.leases):
@@ -164,8 +177,8 @@ class Worker:
         self._timing.span = told
 
     def reports(self) -> list[Report]:
-        """Metrics since the last call, but for those of chunks, which are Reported; of a node's ranks the first speaks
-        for all.
+        """Metrics since the last call, but for those of chunks, which are Reported; of a node's
+        ranks the first speaks for all.
         """
         found, self._reports = self._reports, []
         found += self._timing.reports()
@@ -183,12 +196,13 @@ class Worker:
         counted = node not in self._nodes or self._rank(self._nodes[node]) == 0
         return self._timing.during(node, what, counted=counted)
 
-    # --- instructions -------------------------------------------------------------------------------------------
+    # --- instructions -----------------------------------------------------------------------------
 
     def execute(self, instruction: ToWorker) -> Generator[Event, None, None]:
         """Carry out one instruction, yielding events as they come about.
 
-        Where the Worker that keeps some of its rows is gone, that is Unfetched, and nothing was begun.
+        Where the Worker that keeps some of its rows is gone, that is Unfetched, and nothing was
+        begun.
         """
         try:
             yield from self._carry_out(instruction)
@@ -204,14 +218,18 @@ class Worker:
             case TrainStep():
                 yield self._train(instruction)
             case Go():
-                yield self._stepped(instruction.node, self._shared(*self._prepared.pop(instruction.node)))
+                yield self._stepped(
+                    instruction.node, self._shared(*self._prepared.pop(instruction.node))
+                )
             case Evaluate():
                 yield self._evaluate(instruction)
             case Record():
                 self._record(instruction)
                 yield Recorded(step=instruction.step)
             case Offer():
-                yield from self._delivery.offer(instruction, first=self._rank(self._nodes[instruction.writer]) == 0)
+                yield from self._delivery.offer(
+                    instruction, first=self._rank(self._nodes[instruction.writer]) == 0
+                )
             case Publish() | Follow():
                 yield from self._delivery.bring(instruction)
             case Release():
@@ -231,8 +249,9 @@ class Worker:
     def interrupt_with(self, message: Publish | Follow) -> bool:
         """From any thread, while `execute` runs a chunk: let it go on under this version.
 
-        True: the running `execute` brings the weights in and yields what comes of it. False: no chunk runs that can
-        take them; execute the message after what is running, before anything else.
+        True: the running `execute` brings the weights in and yields what comes of it. False: no
+        chunk runs that can take them; execute the message after what is running, before anything
+        else.
         """
         return self._delivery.interrupt_with(message)
 
@@ -244,20 +263,37 @@ class Worker:
             self._device.release(block)
 
     def keep(self, node: str, batch: Batch) -> Ref:
-        """Put rows that a node made into the outbox; returns them by reference. What is on a device stays there."""
+        """Put rows that a node made into the outbox; returns them by reference. What is on a device
+        stays there.
+        """
         self._device.require(node, batch)
         has_tokens = "completion_ids" in batch.names
-        lengths = batch.ragged("completion_ids").lengths if has_tokens else np.zeros(len(batch), np.int64)
+        lengths = (
+            batch.ragged("completion_ids").lengths if has_tokens else np.zeros(len(batch), np.int64)
+        )
         digest = row_digests(batch) if self._digests else np.zeros(0, dtype=np.uint64)
         block = self.channel.keep(batch)
         self._device.keep(block, batch)
         version = ages(self._plan, node, _oldest(batch))
-        return Ref(worker=self.name, block=block, keys=batch.keys, lengths=lengths, version=version, digest=digest)
+        return Ref(
+            worker=self.name,
+            block=block,
+            keys=batch.keys,
+            lengths=lengths,
+            version=version,
+            digest=digest,
+        )
 
     def rows(self, node: str, ref: Ref) -> Batch:
         """Rows that it keeps of a node, all of their columns."""
         row = np.arange(len(ref.keys))
-        here = Gather(producer=node, columns=(), refs=((ref.worker, ref.block),), block=np.zeros_like(row), row=row)
+        here = Gather(
+            producer=node,
+            columns=(),
+            refs=((ref.worker, ref.block),),
+            block=np.zeros_like(row),
+            row=row,
+        )
         return assemble(ref.keys, {"rows": (here,)}, self.channel, self._device)["rows"]
 
     def _each(self, what: str) -> None:
@@ -271,7 +307,9 @@ class Worker:
         inputs, aligned = self._assembled(chunk.keys, chunk.inputs), self._aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
         self._delivery.begins(self._nodes[chunk.node])
-        rows = self._kernels[chunk.node].run(Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs))
+        rows = self._kernels[chunk.node].run(
+            Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
+        )
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
         while True:
             with self._during(chunk.node, what):
@@ -296,8 +334,8 @@ class Worker:
             yield Reported(chunk=chunk.id, worker=self.name, metrics=tuple(made))
 
     def _train(self, message: TrainStep) -> Stepped | Prepared:
-        """Train, or with several ranks fetch everything (what another rank gives excepted) and wait for Go; what waited
-        before is wanted no longer.
+        """Train, or with several ranks fetch everything (what another rank gives excepted) and wait
+        for Go; what waited before is wanted no longer.
         """
         self._prepared.pop(message.node, None)
         keys = message.keys if message.mine is None else message.keys.take(message.mine)
@@ -306,7 +344,9 @@ class Worker:
             sequence=message.sequence,
             step=message.step,
             keys=keys,
-            inputs=self._assembled(keys, message.inputs) if message.giver in ("", self.name) else {},
+            inputs=(
+                self._assembled(keys, message.inputs) if message.giver in ("", self.name) else {}
+            ),
             whole=message.keys if split else None,
             mine=message.mine,
         )
@@ -322,13 +362,17 @@ class Worker:
             return assignment
         assert self._cast is not None
         try:
-            with self._during(message.node, f"rows of step {message.step}, {len(assignment.keys)} rows"):
+            with self._during(
+                message.node, f"rows of step {message.step}, {len(assignment.keys)} rows"
+            ):
                 if message.giver == self.name:
                     self._cast.give(assignment.inputs)
                     return assignment
                 found = self._cast.take(list(message.inputs))
         except PeerLost as lost:
-            raise RunError(f"{self._plan.place(message.node)}: rows of step {message.step}: {lost}") from lost
+            raise RunError(
+                f"{self._plan.place(message.node)}: rows of step {message.step}: {lost}"
+            ) from lost
         inputs = {
             name: Batch(assignment.keys, records, self._device.placed(values))
             for name, (records, values) in found.items()
@@ -339,7 +383,9 @@ class Worker:
         with self._during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[node].step(assignment)
         if self._rank(self._nodes[node]) == 0:
-            self._reports += [(self._labels[node].on(name), value, 1.0) for name, value in metrics.items()]
+            self._reports += [
+                (self._labels[node].on(name), value, 1.0) for name, value in metrics.items()
+            ]
         return Stepped(node=node, step=assignment.step, worker=self.name)
 
     def _evaluate(self, message: Evaluate) -> Evaluated:
@@ -352,16 +398,23 @@ class Worker:
         return Evaluated(node=message.node, version=message.version, score=score)
 
     def _record(self, message: Record) -> None:
-        rows = {node: self._assembled(keys, {node: message.inputs[node]})[node] for node, keys in message.keys.items()}
+        rows = {
+            node: self._assembled(keys, {node: message.inputs[node]})[node]
+            for node, keys in message.keys.items()
+        }
         self._reports += step_metrics(self._plan.recorded, rows)
-        if self._samples is not None and self._samples.due(message.step) and any(map(len, rows.values())):
+        if (
+            self._samples is not None
+            and self._samples.due(message.step)
+            and any(map(len, rows.values()))
+        ):
             with self._during("record", f"samples of step {message.step}"):
                 self._samples.write(message.step, sample_table(message.step, rows))
 
     def _assembled(self, keys: Keys, inputs: Inputs) -> dict[str, Batch]:
         return assemble(keys, inputs, self.channel, self._device)
 
-    # --- files --------------------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def answer(self, request: Ask) -> Any:
         """Do what the loop asks: None for Save, Restore and SaveWeights, the Ref of KeepRows.
@@ -374,7 +427,9 @@ class Worker:
             case Restore():
                 self._restore(request)
             case SaveWeights():
-                with self._timing.during(request.node, f"save weights to {request.directory.name}", counted=False):
+                with self._timing.during(
+                    request.node, f"save weights to {request.directory.name}", counted=False
+                ):
                     self._kernels[request.node].save_weights(request.directory)
             case KeepRows():
                 node = request.file.stem
@@ -389,7 +444,10 @@ class Worker:
                 self._kernels[node].save(request.directory / path)
         for name, (keys, gather) in request.rows.items():
             rows = collect([gather], self.channel, self._device)[0]
-            write_rows(request.directory / "rows" / f"{name}.arrow", Batch(keys, rows.records, rows.device).on_host())
+            write_rows(
+                request.directory / "rows" / f"{name}.arrow",
+                Batch(keys, rows.records, rows.device).on_host(),
+            )
 
     def _restore(self, request: Restore) -> None:
         """Read weights back; every node that reads a follower is told how old it is."""
@@ -408,7 +466,9 @@ def _unfetched(instruction: ToWorker, worker: str, peer: str) -> Unfetched:
         case RunChunk():
             return Unfetched(node=instruction.node, worker=worker, peer=peer, chunk=instruction.id)
         case TrainStep():
-            return Unfetched(node=instruction.node, worker=worker, peer=peer, sequence=instruction.sequence)
+            return Unfetched(
+                node=instruction.node, worker=worker, peer=peer, sequence=instruction.sequence
+            )
         case Evaluate():
             return Unfetched(node=instruction.node, worker=worker, peer=peer)
         case _:
@@ -425,7 +485,9 @@ def _close_all(kernels: list[Any]) -> None:
 
 
 def _oldest(batch: Batch) -> np.ndarray:
-    """int32 [rows]: the oldest version among each row's tokens; NO_VERSION without tokens or without the column."""
+    """int32 [rows]: the oldest version among each row's tokens; NO_VERSION without tokens or
+    without the column.
+    """
     oldest = np.full(len(batch), NO_VERSION, dtype=np.int32)
     if "version" in batch.names:
         tokens_ = batch.ragged("version")

@@ -18,12 +18,16 @@ from engine.coordinator.messages import Event, From, Gather, ToWorker
 from engine.runtime.session import Report
 
 SpanOf = tuple[str, str, float, float]
-"""(track, name, start, end) of something that was done; the track is worker/node, times are the monotonic clock's."""
+"""(track, name, start, end) of something that was done; the track is worker/node, times are the
+monotonic clock's.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
-    """What a Worker is doing, for the watchdog. since: the monotonic clock's; node is empty where it is idle."""
+    """What a Worker is doing, for the watchdog. since: the monotonic clock's; node is empty where
+    it is idle.
+    """
 
     worker: str
     node: str = ""
@@ -33,8 +37,9 @@ class Doing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Write the state of these nodes (train nodes: model, optimizer; readers: the follower that they have) into
-    `directory`/<its path>; flush samples. `rows`: finished untrained rows to write under `directory`/rows, by node.
+    """Write the state of these nodes (train nodes: model, optimizer; readers: the follower that
+    they have) into `directory`/<its path>; flush samples. `rows`: finished untrained rows to write
+    under `directory`/rows, by node.
     """
 
     directory: Path
@@ -53,8 +58,8 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRows:
-    """Put rows from a file into the outbox, as if the kernel of the node whose name the file has had made them; answers
-    with their Ref.
+    """Put rows from a file into the outbox, as if the kernel of the node whose name the file has
+    had made them; answers with their Ref.
     """
 
     file: Path
@@ -83,9 +88,11 @@ class Workers(Protocol):
     """The Workers of a run. All methods are called from the loop's thread."""
 
     def open(self) -> Iterator[Event | From]:
-        """Start every Worker and open its kernels; yields what they tell, SourceOpened and WorkerOpened among it.
+        """Start every Worker and open its kernels; yields what they tell, SourceOpened and
+        WorkerOpened among it.
 
-        Raises what a kernel refuses its node with, WorkerGone where a Worker dies meanwhile; nothing is left running.
+        Raises what a kernel refuses its node with, WorkerGone where a Worker dies meanwhile;
+        nothing is left running.
         """
         ...
 
@@ -94,10 +101,11 @@ class Workers(Protocol):
         ...
 
     def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next event, in the order of each Worker. None: none came within so many seconds (None: however long it
-        takes); or, where `busy` is false, none will come.
+        """The next event, in the order of each Worker. None: none came within so many seconds
+        (None: however long it takes); or, where `busy` is false, none will come.
 
-        Raises the first cause where a kernel raised: the same type of error, with node, row and traceback in its text.
+        Raises the first cause where a kernel raised: the same type of error, with node, row and
+        traceback in its text.
         """
         ...
 
@@ -107,9 +115,10 @@ class Workers(Protocol):
         ...
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Let these Workers do something with files, all at the same time (ranks of one node save in lock-step), each
-        after the weights and whatever else but chunks it was told before; wait for every answer, by Worker. Events
-        that come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where one is lost meanwhile.
+        """Let these Workers do something with files, all at the same time (ranks of one node save
+        in lock-step), each after the weights and whatever else but chunks it was told before; wait
+        for every answer, by Worker. Events that come meanwhile are kept for `next`. Raises as
+        `next` does; WorkerGone where one is lost meanwhile.
         """
         ...
 
@@ -118,7 +127,9 @@ class Workers(Protocol):
         ...
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Kill what is left of these and start them anew with the next epoch; they are told of as WorkerOpened."""
+        """Kill what is left of these and start them anew with the next epoch; they are told of as
+        WorkerOpened.
+        """
         ...
 
     def reports(self) -> list[Report]:
@@ -134,11 +145,13 @@ class Workers(Protocol):
         ...
 
     def stacks(self) -> list[str]:
-        """Where the Workers of this host that are doing something stand, each in a process of its own; takes up to a
-        second, and is for what hangs. Callable from any thread.
+        """Where the Workers of this host that are doing something stand, each in a process of its
+        own; takes up to a second, and is for what hangs. Callable from any thread.
         """
         ...
 
     def close(self) -> None:
-        """End every Worker, whatever it is doing; afterwards no process, file descriptor or memory of them is left."""
+        """End every Worker, whatever it is doing; afterwards no process, file descriptor or memory
+        of them is left.
+        """
         ...

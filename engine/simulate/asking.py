@@ -1,7 +1,8 @@
-"""What the simulated loop asks of Workers about files: it waits for all answers, and hears nothing else meanwhile.
+"""What the simulated loop asks of Workers about files: it waits for all answers, and hears nothing
+else meanwhile.
 
-Owns: whose answer is awaited, what has come meanwhile. Does not own: what is asked (workers.py), nor how a Worker does
-it (incarnation.py).
+Owns: whose answer is awaited, what has come meanwhile. Does not own: what is asked (workers.py),
+nor how a Worker does it (incarnation.py).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Done = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request to one Worker: to save what it has of these nodes, each together with the node's other ranks, and to
-    read these rows.
+    """A request to one Worker: to save what it has of these nodes, each together with the node's
+    other ranks, and to read these rows.
     """
 
     number: int
@@ -37,9 +38,11 @@ class Asking:
         self._lost: set[str] = set()
         """Who is known to be gone, and not begun anew."""
 
-    def ask(self, workers: Sequence[str], send: Callable[[str, int], None], then: Callable[[bool], None]) -> None:
-        """Send all these a request with a number of its own; `then` is told whether all have answered. Of one that is
-        gone nothing is awaited.
+    def ask(
+        self, workers: Sequence[str], send: Callable[[str, int], None], then: Callable[[bool], None]
+    ) -> None:
+        """Send all these a request with a number of its own; `then` is told whether all have
+        answered. Of one that is gone nothing is awaited.
         """
         assert self._then is None
         self._left, self._then = set(workers), then

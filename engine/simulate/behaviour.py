@@ -2,8 +2,8 @@
 
 Owns: the models of time and of outcome. Does not own: who does what (workers.py).
 
-Time is drawn from a generator of its own: two timings of one run differ in nothing else. Outcomes are keyed by row,
-as every draw in a real run is.
+Time is drawn from a generator of its own: two timings of one run differ in nothing else. Outcomes
+are keyed by row, as every draw in a real run is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataflow.randomness import row_seeds, uniform
 class Outcomes:
     """What comes of a row, keyed by (seed, node, row key).
 
-    keep: for each select, the share that it keeps; groups: the selects that keep or remove whole groups. fail: for
-    each node, the share of its output rows that fail for good.
+    keep: for each select, the share that it keeps; groups: the selects that keep or remove whole
+    groups. fail: for each node, the share of its output rows that fail for good.
     """
 
     seed: int = 0
@@ -34,7 +34,11 @@ class Outcomes:
 
     def kept(self, node: str, keys: Keys) -> np.ndarray:
         """Boolean [rows]: what a select keeps."""
-        by = Keys(keys.position, np.zeros_like(keys.sample), keys.attempt) if node in self.groups else keys
+        by = (
+            Keys(keys.position, np.zeros_like(keys.sample), keys.attempt)
+            if node in self.groups
+            else keys
+        )
         return self._draw(f"{node}/keep", by) < self.keep.get(node, 1.0)
 
     def failed(self, node: str, keys: Keys) -> np.ndarray:
@@ -51,8 +55,9 @@ class Outcomes:
 class Timing:
     """How long things take, in seconds. Nodes that are not named in `row` take 1 second a row.
 
-    tail: sigma of the log-normal factor of each row. slow, slower: the share of rows that take that many times as long.
-    loads: whether a reader takes new weights between chunks (drain) or at once (interrupt).
+    tail: sigma of the log-normal factor of each row. slow, slower: the share of rows that take that
+    many times as long. loads: whether a reader takes new weights between chunks (drain) or at once
+    (interrupt).
     """
 
     seed: int = 0

@@ -19,7 +19,9 @@ class Clock:
         self._set = 0
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Let something happen so many seconds from now. Raises ValueError for a time that has passed."""
+        """Let something happen so many seconds from now. Raises ValueError for a time that has
+        passed.
+        """
         if seconds < 0:
             raise ValueError(f"expected a time from now on, found {seconds} seconds")
         heapq.heappush(self._actions, (self.now + seconds, self._set, action))

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 class Faults:
     """Times are in simulated seconds.
 
-    deaths: how many at most. rate: the chance of one for each event that the coordinator hears. stateful: the chance
-    that a Worker with state may be hit as well. stops: the share that stops first, and is killed when it has not
-    answered for `patience`, if it does not go on before. again: the chance that a Worker is hit once more while it is
-    begun anew, or soon after. detect, respawn: the longest that it takes to tell of a death, and to begin anew.
-    fetch: the longest that a fetch takes. delay: the longest that a message takes; doubles: the share that comes twice.
+    deaths: how many at most. rate: the chance of one for each event that the coordinator hears.
+    stateful: the chance that a Worker with state may be hit as well. stops: the share that stops
+    first, and is killed when it has not answered for `patience`, if it does not go on before.
+    again: the chance that a Worker is hit once more while it is begun anew, or soon after. detect,
+    respawn: the longest that it takes to tell of a death, and to begin anew. fetch: the longest
+    that a fetch takes. delay: the longest that a message takes; doubles: the share that comes
+    twice.
     """
 
     seed: int = 0
@@ -40,7 +42,9 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """Somebody is hit, so many seconds from now. stopped: for how long it does not answer first; 0 is death at once."""
+    """Somebody is hit, so many seconds from now. stopped: for how long it does not answer first; 0
+    is death at once.
+    """
 
     worker: str
     after: float
@@ -61,11 +65,16 @@ class Fate:
 
     def strike(self, stateless: Sequence[str], stateful: Sequence[str]) -> Blow | None:
         """Who of these it is; None where nobody is left of the kind."""
-        at_risk = stateful if stateful and self._draw.random() < self._faults.stateful else stateless
+        at_risk = (
+            stateful if stateful and self._draw.random() < self._faults.stateful else stateless
+        )
         if not at_risk:
             return None
         self._left -= 1
-        blow = Blow(worker=self._draw.choice(at_risk), after=self._draw.choice((0.0, self._draw.uniform(0.0, 5.0))))
+        blow = Blow(
+            worker=self._draw.choice(at_risk),
+            after=self._draw.choice((0.0, self._draw.uniform(0.0, 5.0))),
+        )
         if self._draw.random() < self._faults.stops:
             stopped = self._draw.choice((0.2, 0.8, 2.0)) * self._faults.patience
             return Blow(worker=blow.worker, after=blow.after, stopped=stopped)
@@ -81,7 +90,10 @@ class Fate:
     def arrivals(self) -> list[float]:
         """After how many seconds a message comes, each time that it does."""
         copies = 2 if self._draw.random() < self._faults.doubles else 1
-        return [self.upto(self._faults.delay) * self._draw.choice((0.0, 0.1, 1.0)) for _ in range(copies)]
+        return [
+            self.upto(self._faults.delay) * self._draw.choice((0.0, 0.1, 1.0))
+            for _ in range(copies)
+        ]
 
     def upto(self, seconds: float) -> float:
         """Some time, no longer than this."""

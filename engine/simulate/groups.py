@@ -1,8 +1,9 @@
 """Simulated Workers that act together: ranks of one node, and Workers on the same devices.
 
-Owns: that no rank goes on in a collective before all have come to it; checking that a rank begins only what it is
-prepared for, with every row in one share, whose ranks have the same rows, and that of the Workers of a lease one at
-most is awake and nobody is told anything in its sleep. Does not own: when any of this happens (workers.py).
+Owns: that no rank goes on in a collective before all have come to it; checking that a rank begins
+only what it is prepared for, with every row in one share, whose ranks have the same rows, and that
+of the Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not
+own: when any of this happens (workers.py).
 """
 
 from __future__ import annotations
@@ -46,16 +47,23 @@ class RankGroups:
             self._waiting[at] = message
 
     def begin(self, go: Go) -> TrainStep:
-        """What a rank begins with now. Raises RunError where it is not prepared for this assignment."""
+        """What a rank begins with now. Raises RunError where it is not prepared for this
+        assignment.
+        """
         found = self._waiting.pop((go.node, go.worker), None)
         if found is None or found.sequence != go.sequence:
-            raise RunError(f"{go.node}: {go.worker} was told to begin {go.sequence} without being prepared for it")
+            raise RunError(
+                f"{go.node}: {go.worker} was told to begin {go.sequence} without being prepared"
+                " for it"
+            )
         return found
 
     def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
-        """A rank has done its updates; after the last one, the assignment as if one had had all rows.
+        """A rank has done its updates; after the last one, the assignment as if one had had all
+        rows.
 
-        Raises RunError where a row was with no share or with two, or the ranks of a share had others than the first.
+        Raises RunError where a row was with no share or with two, or the ranks of a share had
+        others than the first.
         """
         parts = self._ended.setdefault((message.node, message.sequence), [])
         parts.append((message, versions))
@@ -66,12 +74,17 @@ class RankGroups:
         mine = [m.mine for m, _ in parts if m.mine is not None]
         rows = np.concatenate(mine)
         if not np.array_equal(np.sort(rows), np.arange(len(message.keys))):
-            raise RunError(f"{message.node}: of {len(message.keys)} rows, the ranks had {sorted(rows.tolist())}")
+            raise RunError(
+                f"{message.node}: of {len(message.keys)} rows, the ranks had"
+                f" {sorted(rows.tolist())}"
+            )
         order = np.argsort(rows)
         whole = {name: np.concatenate([v[name] for _, v in parts])[order] for name in versions}
         return replace(message, worker=self._ranks[message.node][0], mine=None, inputs={}), whole
 
-    def _once(self, node: str, parts: list[tuple[TrainStep, Versions]]) -> list[tuple[TrainStep, Versions]]:
+    def _once(
+        self, node: str, parts: list[tuple[TrainStep, Versions]]
+    ) -> list[tuple[TrainStep, Versions]]:
         """Those that fetched rows, one of each share."""
         ranks, tensor = self._ranks[node], self._tensor[node]
         if tensor == 1:
@@ -79,10 +92,15 @@ class RankGroups:
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         for at, rank in enumerate(ranks):
             told, first = by_rank[rank][0], by_rank[ranks[at - at % tensor]][0]
-            same = told.mine is not None and first.mine is not None and np.array_equal(told.mine, first.mine)
+            same = (
+                told.mine is not None
+                and first.mine is not None
+                and np.array_equal(told.mine, first.mine)
+            )
             if told.giver != first.worker or not same:
                 raise RunError(
-                    f"{node}: {rank} had the rows {told.mine} of {told.giver}, not {first.worker}'s {first.mine}"
+                    f"{node}: {rank} had the rows {told.mine} of {told.giver}, not {first.worker}'s"
+                    f" {first.mine}"
                 )
         return [by_rank[rank] for rank in ranks[::tensor]]
 
@@ -130,7 +148,9 @@ class Devices:
         """Raises RunError where another one of its lease is awake."""
         others = self._awake.intersection(self._mates[worker])
         if others:
-            raise RunError(f"worker {worker} was woken while {', '.join(sorted(others))} had its devices")
+            raise RunError(
+                f"worker {worker} was woken while {', '.join(sorted(others))} had its devices"
+            )
         self._awake.add(worker)
 
     def sleep(self, worker: str) -> None:

@@ -86,7 +86,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A chunk saw a trained Model: at its begin `first`, at its end `last`; `step` as the coordinator numbered it."""
+    """A chunk saw a trained Model: at its begin `first`, at its end `last`; `step` as the
+    coordinator numbered it.
+    """
 
     node: str
     region: str
@@ -96,7 +98,9 @@ class Read:
 
 
 class Incarnation:
-    """A Worker of this epoch. told: how many instructions were sent to it; said: how many events it has sent."""
+    """A Worker of this epoch. told: how many instructions were sent to it; said: how many events it
+    has sent.
+    """
 
     def __init__(self, world: Simulation, name: str, epoch: int) -> None:
         self.name = name
@@ -118,7 +122,7 @@ class Incarnation:
         self._loads: dict[str, list[tuple[float, int]]] = {}
         """Node -> (time, version) of everything published that was loaded."""
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def die(self) -> None:
         """Whatever it was doing comes to nothing, and what it kept is gone."""
@@ -128,7 +132,8 @@ class Incarnation:
         self._world.devices.sleep(self.name)
 
     def stop(self, seconds: float) -> None:
-        """It does nothing for a time, then goes on as if nothing had been; the longest time counts."""
+        """It does nothing for a time, then goes on as if nothing had been; the longest time counts.
+        """
         self._stopped_until = max(self._stopped_until, self._world.clock.now + seconds)
 
     @property
@@ -164,7 +169,7 @@ class Incarnation:
     def _vary(self, seconds: float) -> float:
         return seconds * self._times.lognormvariate(0.0, self._timing.tail)
 
-    # --- instructions -------------------------------------------------------------------------------------------
+    # --- instructions -----------------------------------------------------------------------------
 
     def obey(self, instruction: ToWorker | Asked) -> None:
         """Take an instruction up, or a request."""
@@ -172,18 +177,25 @@ class Incarnation:
             case Asked():
                 self._pass(partial(self._save, instruction, instruction.nodes))
             case RunChunk():
-                self._enqueue(partial(self._fetch, instruction, partial(self._run_chunk, instruction)), chunk=True)
+                self._enqueue(
+                    partial(self._fetch, instruction, partial(self._run_chunk, instruction)),
+                    chunk=True,
+                )
             case TrainStep() if instruction.mine is not None:
                 self._world.devices.check(self.name)
                 self._world.groups.told(instruction)
-                self._enqueue(partial(self._fetch, instruction, partial(self._prepare, instruction)))
+                self._enqueue(
+                    partial(self._fetch, instruction, partial(self._prepare, instruction))
+                )
             case Go():
                 message = self._world.groups.begin(instruction)
                 self._enqueue(partial(self._train, message), first=True)
             case TrainStep():
                 self._enqueue(partial(self._fetch, instruction, partial(self._train, instruction)))
             case Evaluate():
-                self._enqueue(partial(self._fetch, instruction, partial(self._evaluate, instruction)))
+                self._enqueue(
+                    partial(self._fetch, instruction, partial(self._evaluate, instruction))
+                )
             case Offer():
                 self._enqueue(partial(self._offer, instruction))
             case Publish() | Follow():
@@ -192,7 +204,9 @@ class Incarnation:
                 self._enqueue(partial(self._fetch, instruction, partial(self._record, instruction)))
             case Wake():
                 self._world.devices.wake(self.name)
-                self.after(self._vary(self._timing.load), lambda: self._hear(Woken(worker=self.name)))
+                self.after(
+                    self._vary(self._timing.load), lambda: self._hear(Woken(worker=self.name))
+                )
             case Sleep():
                 self._sleep()
             case Release():
@@ -226,15 +240,17 @@ class Incarnation:
         self._busy = False
         self._next()
 
-    # --- rows from others ---------------------------------------------------------------------------------------
+    # --- rows from others -------------------------------------------------------------------------
 
     def _check(self, message: Rows) -> None:
-        """Raises RunError where the rows that it is to read are gone though nobody died, or are others, or where it has
-        some to read that it is to be given.
+        """Raises RunError where the rows that it is to read are gone though nobody died, or are
+        others, or where it has some to read that it is to be given.
         """
         if isinstance(message, TrainStep) and message.giver not in ("", self.name):
             if any(message.inputs.values()):
-                raise RunError(f"{message.node}: {self.name} is to fetch what {message.giver} gives it")
+                raise RunError(
+                    f"{message.node}: {self.name} is to fetch what {message.giver} gives it"
+                )
             return
         if isinstance(message, Record):
             for recorded in self._plan.recorded:
@@ -245,7 +261,9 @@ class Incarnation:
         self._world.outbox.check(keys, message.inputs, self._world.nodes[message.node].inputs)
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
-        """Fetch what a message names and go on; Unfetched where a Worker that kept some of it is gone meanwhile."""
+        """Fetch what a message names and go on; Unfetched where a Worker that kept some of it is
+        gone meanwhile.
+        """
 
         def end() -> None:
             peer = self._world.outbox.absent(gathers(message.inputs))
@@ -258,18 +276,28 @@ class Incarnation:
         self._check(message)
         self.after(self._world.fetching(), end)
 
-    # --- chunks -------------------------------------------------------------------------------------------------
+    # --- chunks -----------------------------------------------------------------------------------
 
     def _run_chunk(self, chunk: RunChunk, done: Done) -> None:
-        """Produce the rows of a chunk in batches as they get ready, some of them failing; then end it."""
-        node, begun, outcomes = self._world.nodes[chunk.node], self._world.clock.now, self._world.outcomes
-        keys = chunk.keys.expand(node.rows // node.inner) if node.relation == "expand" else chunk.keys
+        """Produce the rows of a chunk in batches as they get ready, some of them failing; then end
+        it.
+        """
+        node, begun, outcomes = (
+            self._world.nodes[chunk.node],
+            self._world.clock.now,
+            self._world.outcomes,
+        )
+        keys = (
+            chunk.keys.expand(node.rows // node.inner) if node.relation == "expand" else chunk.keys
+        )
         starts, ends = self._times_of(node, len(keys))
         failed = outcomes.failed(node.name, keys) | _without_any(node, chunk)
         wanted = ~failed & outcomes.kept(node.name, keys) if node.relation == "subset" else ~failed
         for rows in self._batches(ends):
             when = max(ends[rows].tolist(), default=0.0)
-            self.after(when, partial(self._yield, chunk, keys, rows, wanted, failed, begun + starts))
+            self.after(
+                when, partial(self._yield, chunk, keys, rows, wanted, failed, begun + starts)
+            )
 
         def end() -> None:
             self._check(chunk)
@@ -280,19 +308,29 @@ class Incarnation:
         self.after(max(ends.tolist(), default=0.0), end)
 
     def _yield(
-        self, chunk: RunChunk, keys: Keys, rows: np.ndarray, wanted: np.ndarray, failed: np.ndarray, starts: np.ndarray
+        self,
+        chunk: RunChunk,
+        keys: Keys,
+        rows: np.ndarray,
+        wanted: np.ndarray,
+        failed: np.ndarray,
+        starts: np.ndarray,
     ) -> None:
         good = rows[wanted[rows]]
         version = self._ages(
-            chunk.node, np.array([self._version(chunk.node, float(starts[r])) for r in good], np.int32)
+            chunk.node,
+            np.array([self._version(chunk.node, float(starts[r])) for r in good], np.int32),
         )
         ref = self._world.outbox.keep(self.name, chunk.node, keys.take(good), version)
         self._hear(Produced(chunk=chunk.id, node=chunk.node, ref=ref))
         for key in keys.take(rows[failed[rows]]).rows():
-            self._hear(Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error="the outcome says so"))
+            self._hear(
+                Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error="the outcome says so")
+            )
 
     def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds from the chunk's begin at which each row begins and ends, given the node's slots."""
+        """Seconds from the chunk's begin at which each row begins and ends, given the node's slots.
+        """
         free = [0.0] * (self._timing.slots if node.work == "decode" else 1)
         starts, ends = np.zeros(rows), np.zeros(rows)
         for row in range(rows):
@@ -302,10 +340,14 @@ class Incarnation:
         return starts, ends
 
     def _batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """The rows in the order in which they end, cut at random; now and then an empty batch comes first."""
+        """The rows in the order in which they end, cut at random; now and then an empty batch comes
+        first.
+        """
         order = np.argsort(ends, kind="stable")
         parts = self._times.choice((1, 1, 2, len(order)))
-        cuts = sorted({0, len(order), *(self._times.randint(0, len(order)) for _ in range(parts - 1))})
+        cuts = sorted(
+            {0, len(order), *(self._times.randint(0, len(order)) for _ in range(parts - 1))}
+        )
         if self._times.random() < 0.1:
             yield order[:0]
         for first, last in pairwise(cuts):
@@ -313,21 +355,31 @@ class Incarnation:
             yield rows[self._times.sample(range(len(rows)), len(rows))]
 
     def _version(self, node: str, start: float) -> int:
-        """The version that a row which began then is made with; NO_VERSION without a published Model."""
-        return max((version for when, version in self._loads.get(node, ()) if when <= start), default=NO_VERSION)
+        """The version that a row which began then is made with; NO_VERSION without a published
+        Model.
+        """
+        return max(
+            (version for when, version in self._loads.get(node, ()) if when <= start),
+            default=NO_VERSION,
+        )
 
     def _ages(self, node: str, versions: np.ndarray) -> np.ndarray:
-        """What the rows count as. A decode node records version 0 until its Model's first other one."""
+        """What the rows count as. A decode node records version 0 until its Model's first other
+        one.
+        """
         recorded = np.maximum(versions, 0) if self._world.nodes[node].work == "decode" else versions
         return ages(self._plan, node, recorded)
 
     def _seen(self, chunk: RunChunk, node: PlannedNode, begun: float) -> None:
-        first, last = self._version(chunk.node, begun), self._version(chunk.node, self._world.clock.now)
+        first, last = (
+            self._version(chunk.node, begun),
+            self._version(chunk.node, self._world.clock.now),
+        )
         if first != NO_VERSION:
             read = Read(node=node.name, region=node.region, step=chunk.step, first=first, last=last)
             self._world.history.reads.append(read)
 
-    # --- Steps, evaluations, samples ----------------------------------------------------------------------------
+    # --- Steps, evaluations, samples --------------------------------------------------------------
 
     def _train(self, message: TrainStep, done: Done) -> None:
         def end() -> None:
@@ -379,18 +431,28 @@ class Incarnation:
         self.after(0.0, lambda: self._world.asking.answered(asked.number, self.name, well=well))
         done()
 
-    # --- weights and devices ------------------------------------------------------------------------------------
+    # --- weights and devices ----------------------------------------------------------------------
 
     def _offer(self, message: Offer, done: Done) -> None:
         def end() -> None:
             block = self._world.outbox.offer(self.name, message.model, message.version)
-            self._hear(Offered(model=message.model, version=message.version, worker=self.name, block=block, digest=""))
+            self._hear(
+                Offered(
+                    model=message.model,
+                    version=message.version,
+                    worker=self.name,
+                    block=block,
+                    digest="",
+                )
+            )
             done()
 
         self._with_all(("offer", message.writer, message.version), self._timing.load, end)
 
     def _with_all(self, what: Work, seconds: float, end: Done) -> None:
-        """Something that takes a time; where the node has ranks, from when all of them have come to it."""
+        """Something that takes a time; where the node has ranks, from when all of them have come to
+        it.
+        """
         begin = partial(self.after, self._vary(seconds), end)
         if self._world.nodes[what[1]].ranks > 1:
             self._world.groups.meet(what, self.name, begin)
@@ -398,26 +460,38 @@ class Incarnation:
             begin()
 
     def _load(self, message: Publish | Follow) -> None:
-        """Weights overtake the chunks that wait; in a reader that can be interrupted also the one that runs."""
+        """Weights overtake the chunks that wait; in a reader that can be interrupted also the one
+        that runs.
+        """
         self._world.devices.check(self.name)
         seconds, now = self._vary(self._timing.load), self._world.clock.now
         if self._timing.loads == "interrupt":
             self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
             self.after(self._loaded_at - now, partial(self._loaded, message, _nothing))
         else:
-            self._enqueue(lambda done: self.after(seconds, partial(self._loaded, message, done)), first=True)
+            self._enqueue(
+                lambda done: self.after(seconds, partial(self._loaded, message, done)), first=True
+            )
 
     def _loaded(self, message: Publish | Follow, done: Done) -> None:
         if message.source:
             model = message.model if isinstance(message, Publish) else message.leader
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
         if isinstance(message, Publish) or self._world.nodes[message.reader].work == "decode":
-            self._loads.setdefault(message.reader, []).append((self._world.clock.now, message.version))
-        self._hear(Loaded(node=message.reader, model=message.model, version=message.version, worker=self.name))
+            self._loads.setdefault(message.reader, []).append(
+                (self._world.clock.now, message.version)
+            )
+        self._hear(
+            Loaded(
+                node=message.reader, model=message.model, version=message.version, worker=self.name
+            )
+        )
         done()
 
     def _sleep(self) -> None:
-        """Give the devices back. Raises RunError for a Worker with something under way that it cannot let go."""
+        """Give the devices back. Raises RunError for a Worker with something under way that it
+        cannot let go.
+        """
 
         def end(done: Done) -> None:
             self._world.devices.sleep(self.name)
@@ -431,12 +505,16 @@ class Incarnation:
 
 
 def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
-    """Boolean [rows], or False: the rows of which no descendant is left, where they are made of these."""
+    """Boolean [rows], or False: the rows of which no descendant is left, where they are made of
+    these.
+    """
     for i in node.inputs:
         if i.fan_in:
             owners = chunk.inputs[i.name][0].keys
             assert owners is not None
-            return ~np.isin(codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample))
+            return ~np.isin(
+                codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample)
+            )
     return np.zeros(1, dtype=bool)
 
 

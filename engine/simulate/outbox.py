@@ -41,7 +41,14 @@ class Outbox:
         self.blocks[worker, self._made] = Block(node, keys, version)
         lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but those of the row
         digest = _digests(keys, version)
-        return Ref(worker=worker, block=self._made, keys=keys, lengths=lengths, version=version, digest=digest)
+        return Ref(
+            worker=worker,
+            block=self._made,
+            keys=keys,
+            lengths=lengths,
+            version=version,
+            digest=digest,
+        )
 
     def lose(self, worker: str) -> None:
         """A worker has died, with everything that it kept."""
@@ -55,58 +62,92 @@ class Outbox:
     def offer(self, worker: str, model: str, version: int) -> int:
         """Keep the weights of a version."""
         self._made += 1
-        self.blocks[worker, self._made] = Block(model, Keys.of([]), np.array([version], dtype=np.int32))
+        self.blocks[worker, self._made] = Block(
+            model, Keys.of([]), np.array([version], dtype=np.int32)
+        )
         return self._made
 
     def check_offer(self, worker: str, number: int, model: str, version: int) -> None:
         """Raises RunError where these weights are gone, or others."""
         found = self.blocks.get((worker, number)) or self._lost.get((worker, number))
         if found is None:
-            raise RunError(f"{model} version {version} was to be loaded from block {number} of {worker}, which is gone")
+            raise RunError(
+                f"{model} version {version} was to be loaded from block {number} of {worker}, which"
+                " is gone"
+            )
         if (found.node, found.version.tolist()) != (model, [version]):
-            raise RunError(f"block {number} of {worker} has {found.node} {found.version}, not {model} {version}")
+            raise RunError(
+                f"block {number} of {worker} has {found.node} {found.version}, not {model}"
+                f" {version}"
+            )
 
     def release(self, worker: str, numbers: Iterable[int]) -> None:
-        """Let blocks go. Raises RunError for one that is not there: it was never made, or released before."""
+        """Let blocks go. Raises RunError for one that is not there: it was never made, or released
+        before.
+        """
         for number in numbers:
             if self.blocks.pop((worker, number), None) is None:
-                raise RunError(f"block {number} of {worker} was released a second time, or never made")
+                raise RunError(
+                    f"block {number} of {worker} was released a second time, or never made"
+                )
 
-    def check(self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], planned: Iterable[PlannedInput]) -> None:
-        """Raises RunError where a gather of these rows names a block that is gone, or rows of other keys."""
+    def check(
+        self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], planned: Iterable[PlannedInput]
+    ) -> None:
+        """Raises RunError where a gather of these rows names a block that is gone, or rows of other
+        keys.
+        """
         for i in planned:
             gathers = inputs[i.name]
             if len(gathers) != len(i.fetches):
-                raise RunError(f"input {i.name}: {len(i.fetches)} gathers were expected, {len(gathers)} found")
+                raise RunError(
+                    f"input {i.name}: {len(i.fetches)} gathers were expected, {len(gathers)} found"
+                )
             for fetch, gather in zip(i.fetches, gathers, strict=True):
                 if (fetch.producer, fetch.columns) != (gather.producer, gather.columns):
-                    raise RunError(f"input {i.name}: a gather from {gather.producer}, planned was {fetch.producer}")
+                    raise RunError(
+                        f"input {i.name}: a gather from {gather.producer}, planned was"
+                        f" {fetch.producer}"
+                    )
                 if i.fan_in:
                     self._check_owners(keys, gather)
-                self.check_rows(keys if gather.keys is None else gather.keys, gather, fetch.ratio, i.fan_in)
+                self.check_rows(
+                    keys if gather.keys is None else gather.keys, gather, fetch.ratio, i.fan_in
+                )
 
     def _check_owners(self, keys: Keys, gather: Gather) -> None:
         """Raises RunError where rows that are reduced belong to none of these."""
         owners = gather.keys
         if owners is None or not set(owners.rows()) <= set(keys.rows()):
-            raise RunError(f"a gather from {gather.producer} is to be reduced, and its rows belong to others")
+            raise RunError(
+                f"a gather from {gather.producer} is to be reduced, and its rows belong to others"
+            )
 
     def check_rows(self, keys: Keys, gather: Gather, ratio: int = 1, fan_in: int = 0) -> None:
-        """The same for one gather. fan_in: the keys are those of the rows that so many of these are reduced to."""
+        """The same for one gather. fan_in: the keys are those of the rows that so many of these are
+        reduced to.
+        """
         blocks = [self._block(worker, number, gather) for worker, number in gather.refs]
         for number in range(len(blocks)):
             mine = gather.block == number
             if not mine.any():
-                raise RunError(f"a gather from {gather.producer} names block {gather.refs[number]} without need")
+                raise RunError(
+                    f"a gather from {gather.producer} names block {gather.refs[number]} without"
+                    " need"
+                )
             found, wanted = blocks[number].keys.take(gather.row[mine]), keys.take(mine)
             at = wanted.sample if fan_in else wanted.sample // ratio * ratio
             same = (
                 np.array_equal(found.position, wanted.position)
-                and np.array_equal(found.sample * ratio // fan_in if fan_in else found.sample * ratio, at)
+                and np.array_equal(
+                    found.sample * ratio // fan_in if fan_in else found.sample * ratio, at
+                )
                 and np.array_equal(found.attempt, wanted.attempt)
             )
             if not same:
-                raise RunError(f"a gather from {gather.producer}: wanted {wanted.rows()}, found {found.rows()}")
+                raise RunError(
+                    f"a gather from {gather.producer}: wanted {wanted.rows()}, found {found.rows()}"
+                )
 
     def versions(self, gather: Gather) -> np.ndarray:
         """int32: the version that each row of a gather is stamped with."""
@@ -117,13 +158,20 @@ class Outbox:
     def _block(self, worker: str, number: int, gather: Gather) -> Block:
         found = self.blocks.get((worker, number)) or self._lost.get((worker, number))
         if found is None:
-            raise RunError(f"a gather from {gather.producer} names block {number} of {worker}, which is gone")
+            raise RunError(
+                f"a gather from {gather.producer} names block {number} of {worker}, which is gone"
+            )
         if found.node != gather.producer:
-            raise RunError(f"a gather from {gather.producer} names block {number} of {worker}, made by {found.node}")
+            raise RunError(
+                f"a gather from {gather.producer} names block {number} of {worker}, made by"
+                f" {found.node}"
+            )
         return found
 
 
 def _digests(keys: Keys, version: np.ndarray) -> np.ndarray:
-    """uint64 [rows]: what stands for a row's content: made again from the same draws and weights it is the same."""
+    """uint64 [rows]: what stands for a row's content: made again from the same draws and weights it
+    is the same.
+    """
     made = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
     return (made * 1019 + version).astype(np.uint64)

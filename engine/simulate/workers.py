@@ -5,8 +5,9 @@ and Workers that die, stop, and are begun anew. Does not own: what a Worker does
 how long that takes and what comes of it (behaviour.py), who is hit when (faults.py), nor whether
 what was done makes sense (the tests).
 
-Without faults every message arrives at once. With them it takes a time of its own, may come twice, and may come after
-its sender's death; both ends put that right by numbers (engine/coordinator/fence.py).
+Without faults every message arrives at once. With them it takes a time of its own, may come twice,
+and may come after its sender's death; both ends put that right by numbers
+(engine/coordinator/fence.py).
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ from engine.simulate.outbox import Outbox
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stored:
-    """A checkpoint that is on disk: the message, and for each node the finished rows (keys, versions)."""
+    """A checkpoint that is on disk: the message, and for each node the finished rows (keys,
+    versions).
+    """
 
     message: Checkpoint
     rows: dict[str, tuple[Keys, np.ndarray]]
@@ -113,24 +116,28 @@ class Simulation:
         self._stateful = plan.stateful
         trains = [n for n in plan.nodes if n.work == "train"]
         self._writers = {w: [n.name for n in trains if w in n.workers] for w in plan.stateful}
-        """Worker -> the nodes that it writes into a checkpoint; in every Worker in the same order."""
+        """Worker -> the nodes that it writes into a checkpoint; in every Worker in the same order.
+        """
         self._closed = 0
         """The last Step that was closed."""
 
-    # --- running ------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     def begin(self, restored: Stored | None = None) -> None:
         """Start the coordinator, with what a checkpoint kept put into the outbox anew."""
         for worker in self._workers.values():
             worker.opened = True
         self._closed = restored.message.step if restored is not None else 0
-        self._say(self.coordinator.start(self._restored(restored) if restored is not None else None))
+        self._say(
+            self.coordinator.start(self._restored(restored) if restored is not None else None)
+        )
         for node in self.plan.nodes:
             if node.work == "source":
                 self._open_source(self._workers[node.workers[0]], node.name)
 
     def run(self, *, until: Callable[[], bool] | None = None) -> Finish | None:
-        """Until the run is over and every worker idle, until it goes back (None), or until something holds (None).
+        """Until the run is over and every worker idle, until it goes back (None), or until
+        something holds (None).
 
         Raises RunError for a deadlock.
         """
@@ -139,7 +146,9 @@ class Simulation:
                 return None
             if not self.clock.step():
                 if self.finish is None:
-                    raise RunError("nothing is under way and the run has not finished:\n  " + self._waiting())
+                    raise RunError(
+                        "nothing is under way and the run has not finished:\n  " + self._waiting()
+                    )
                 return self.finish
         return None
 
@@ -154,11 +163,15 @@ class Simulation:
         rows: dict[str, dict[str, Ref]] = {}
         for name, (keys, version) in stored.rows.items():
             node = self.nodes[name]
-            rows.setdefault(node.source, {})[name] = self.outbox.keep(node.workers[0], name, keys, version)
+            rows.setdefault(node.source, {})[name] = self.outbox.keep(
+                node.workers[0], name, keys, version
+            )
         message = stored.message
-        return Restored(step=message.step, sources=message.sources, rows=rows, evaluated=message.evaluated)
+        return Restored(
+            step=message.step, sources=message.sources, rows=rows, evaluated=message.evaluated
+        )
 
-    # --- events -------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def sent(self, worker: Incarnation, event: Event) -> None:
         """A Worker says something."""
@@ -175,7 +188,9 @@ class Simulation:
         for event in events:
             self.history.events.append((self.clock.now, event))
             if isinstance(event, (ChunkDone, Recorded, Evaluated)):
-                self._hits[message.worker] = int(self._workers[message.worker].gone)  # that one is told of later
+                self._hits[message.worker] = int(
+                    self._workers[message.worker].gone
+                )  # that one is told of later
         self._handle(message, events)
         self._strike()
 
@@ -184,7 +199,9 @@ class Simulation:
         self._handle(event, [event])
 
     def _handle(self, message: Event | From, events: Sequence[Event]) -> None:
-        """The coordinator hears of it; of an evaluation when its version was kept, as if each were the best so far."""
+        """The coordinator hears of it; of an evaluation when its version was kept, as if each were
+        the best so far.
+        """
         writer = next((m.writer for m in self.plan.models if m.writer), "")
         if writer and any(isinstance(event, Evaluated) for event in events):
             ranks = self.nodes[writer].workers
@@ -197,7 +214,11 @@ class Simulation:
 
     def fetching(self) -> float:
         """How long a fetch takes."""
-        return self._fate.upto(self._faults.fetch) if self._fate is not None and self._faults is not None else 0.0
+        return (
+            self._fate.upto(self._faults.fetch)
+            if self._fate is not None and self._faults is not None
+            else 0.0
+        )
 
     def _open_source(self, worker: Incarnation, node: str) -> None:
         event = SourceOpened(node=node, rows=self._rows[node])
@@ -206,7 +227,7 @@ class Simulation:
     def _vary(self, seconds: float) -> float:
         return seconds * self.times.lognormvariate(0.0, self.timing.tail)
 
-    # --- instructions -------------------------------------------------------------------------------------------
+    # --- instructions -----------------------------------------------------------------------------
 
     def _say(self, instructions: Sequence[Instruction]) -> None:
         for number, instruction in enumerate(instructions):
@@ -234,7 +255,9 @@ class Simulation:
     def _tell(self, instruction: ToWorker) -> None:
         worker = self._workers[instruction.worker]
         if not worker.opened:
-            raise RunError(f"worker {worker.name} was told something before it was open: {instruction}")
+            raise RunError(
+                f"worker {worker.name} was told something before it was open: {instruction}"
+            )
         self._send(worker, instruction)
 
     def _send(self, worker: Incarnation, message: ToWorker | Asked) -> None:
@@ -249,21 +272,28 @@ class Simulation:
         for each in worker.fence.take(worker.epoch, number, message):
             worker.obey(each)
 
-    # --- files --------------------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def _ask(
-        self, nodes: Mapping[str, Sequence[str]], rows: Mapping[str, Sequence[Gather]], then: Callable[[bool], None]
+        self,
+        nodes: Mapping[str, Sequence[str]],
+        rows: Mapping[str, Sequence[Gather]],
+        then: Callable[[bool], None],
     ) -> None:
         """Ask all these Workers at once to save these nodes, and to read these rows."""
 
         def send(name: str, number: int) -> None:
-            asked = Asked(number=number, nodes=tuple(nodes.get(name, ())), rows=tuple(rows.get(name, ())))
+            asked = Asked(
+                number=number, nodes=tuple(nodes.get(name, ())), rows=tuple(rows.get(name, ()))
+            )
             self._send(self._workers[name], asked)
 
         self.asking.ask(sorted({*nodes, *rows}), send, then)
 
     def _begin_to_store(self, message: Checkpoint, rest: Sequence[Instruction]) -> None:
-        """Every Worker with state writes it, the recorder the rows; then what was to be said with it."""
+        """Every Worker with state writes it, the recorder the rows; then what was to be said with
+        it.
+        """
         for keys, gather in message.rows.values():
             self.outbox.check_rows(keys, gather)
         rows = {self.plan.recorder: [gather for _, gather in message.rows.values()]}
@@ -279,7 +309,7 @@ class Simulation:
             self._hear(Checkpointed(step=message.step))
         self._say(rest)
 
-    # --- faults -------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def _strike(self) -> None:
         """Whoever is hit now is; never so often that the run would be right to fail."""
@@ -287,7 +317,9 @@ class Simulation:
             return
         at_risk = [name for name, w in self._workers.items() if not w.gone and self._hits[name] < 2]
         stateful = [name for name in at_risk if name in self._stateful]
-        self._hit(self._fate.strike([name for name in at_risk if name not in self._stateful], stateful))
+        self._hit(
+            self._fate.strike([name for name in at_risk if name not in self._stateful], stateful)
+        )
 
     def _hit(self, blow: Blow | None) -> None:
         if blow is None:
@@ -298,10 +330,13 @@ class Simulation:
             self.clock.after(blow.after, partial(self._kill, worker))
             return
         self.clock.after(blow.after, partial(worker.stop, blow.stopped))
-        self.clock.after(blow.after + patience, lambda: self._kill(worker) if worker.stopped else None)
+        self.clock.after(
+            blow.after + patience, lambda: self._kill(worker) if worker.stopped else None
+        )
 
     def _kill(self, worker: Incarnation) -> None:
-        """The process is gone; what it had sent may still arrive, now or after its death is known."""
+        """The process is gone; what it had sent may still arrive, now or after its death is known.
+        """
         if worker.gone or self._hits[worker.name] >= 2:
             return
         assert self._fate is not None

@@ -3,8 +3,8 @@
 Owns: what each message of a transfer plan holds, and its verification. Does not own: the plan
 (transfer.py), the ranks' connections (engine/channels/collective.py), loading (kernels).
 
-One message a pair of ranks and version: the hashes of its moves, then their rows. A receiver gives nothing out before
-everything that it gets is verified.
+One message a pair of ranks and version: the hashes of its moves, then their rows. A receiver gives
+nothing out before everything that it gets is verified.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _HASH = 16
 
 
 class WeightEdge:
-    """One rank's end of an edge. source and destination: layouts of writer and reader, the same on every rank.
+    """One rank's end of an edge. source and destination: layouts of writer and reader, the same on
+    every rank.
 
-    sources and destinations: the ranks in the channel's world of the writer's and of the reader's ranks. Raises
-    RunError for layouts that do not go together.
+    sources and destinations: the ranks in the channel's world of the writer's and of the reader's
+    ranks. Raises RunError for layouts that do not go together.
     """
 
     def __init__(
@@ -47,27 +48,36 @@ class WeightEdge:
         self._version = 0
 
     def send(self, rank: int, pieces: Iterable[Piece]) -> None:
-        """Send what writer rank `rank` has to send of one version; `pieces` are its rows of them, in layout order.
+        """Send what writer rank `rank` has to send of one version; `pieces` are its rows of them,
+        in layout order.
 
-        Returns once the tensors may be changed. Raises RunError for pieces that are not those of the layout, and what
-        the channel raises.
+        Returns once the tensors may be changed. Raises RunError for pieces that are not those of
+        the layout, and what the channel raises.
         """
         parts = _held(self._source, rank, pieces)
         for (source, destination), moves in self._pairs.items():
             if source == rank:
                 rows = [_rows(parts[move.piece], move) for move in moves]
-                hashes = torch.stack([self._hash(move, part) for move, part in zip(moves, rows, strict=True)])
+                hashes = torch.stack(
+                    [self._hash(move, part) for move, part in zip(moves, rows, strict=True)]
+                )
                 self._channel.send(self._destinations[destination], self._version, [hashes, *rows])
         self._version += 1
 
     def receive(self, rank: int, *, device: torch.device | str = "cpu") -> list[Piece]:
-        """The rows of one version that reader rank `rank` holds, on `device`; a piece of which it has none is left out.
+        """The rows of one version that reader rank `rank` holds, on `device`; a piece of which it
+        has none is left out.
 
-        Raises RunError naming the piece and the sender where what came is not what was sent, and what the channel
-        raises.
+        Raises RunError naming the piece and the sender where what came is not what was sent, and
+        what the channel raises.
         """
         parts = {
-            number: (held, torch.empty((held.high - held.low, *placed.shape[1:]), dtype=_dtype(placed), device=device))
+            number: (
+                held,
+                torch.empty(
+                    (held.high - held.low, *placed.shape[1:]), dtype=_dtype(placed), device=device
+                ),
+            )
             for number, placed in enumerate(self._destination)
             for held in _of_rank(placed, rank)
         }
@@ -88,13 +98,16 @@ class WeightEdge:
             for number, (placed, piece) in enumerate(zip(self._destination, pieces, strict=True))
         )
 
-    def _verify(self, source: int, moves: Sequence[Move], rows: Sequence[Tensor], hashes: Tensor) -> None:
+    def _verify(
+        self, source: int, moves: Sequence[Move], rows: Sequence[Tensor], hashes: Tensor
+    ) -> None:
         for move, part, sent in zip(moves, rows, hashes, strict=True):
             if not torch.equal(self._hash(move, part), sent):
                 raise RunError(
-                    f"weights: piece {self._destination[move.piece].name!r}, rows {move.low} to {move.high}, does not "
-                    f"have the content that rank {source} of its writer hashed. Fix: look for what changed it on its "
-                    "way; memory or a transport is at fault."
+                    f"weights: piece {self._destination[move.piece].name!r}, rows {move.low} to"
+                    f" {move.high}, does not have the content that rank {source} of its writer"
+                    " hashed. Fix: look for what changed it on its way; memory or a transport is"
+                    " at fault."
                 )
 
     def _hash(self, move: Move, part: Tensor) -> Tensor:
@@ -109,20 +122,30 @@ def _hash(number: int, placed: Placed, shape: tuple[int, ...], data: Tensor) -> 
     return running.digest()
 
 
-def _held(layout: Sequence[Placed], rank: int, pieces: Iterable[Piece]) -> dict[int, tuple[Held, Tensor]]:
-    """Number -> the rows that a rank has of a piece, and their tensor. Raises RunError where they do not match."""
-    wanted = [(number, placed, held) for number, placed in enumerate(layout) for held in _of_rank(placed, rank)]
+def _held(
+    layout: Sequence[Placed], rank: int, pieces: Iterable[Piece]
+) -> dict[int, tuple[Held, Tensor]]:
+    """Number -> the rows that a rank has of a piece, and their tensor. Raises RunError where they
+    do not match.
+    """
+    wanted = [
+        (number, placed, held)
+        for number, placed in enumerate(layout)
+        for held in _of_rank(placed, rank)
+    ]
     given = list(pieces)
     if [p.name for p in given] != [placed.name for _, placed, _ in wanted]:
         raise RunError(
-            f"weights: rank {rank} has the pieces {[p.name for p in given][:5]}, its layout "
-            f"{[placed.name for _, placed, _ in wanted][:5]}. Fix: make the layout of the pieces themselves."
+            f"weights: rank {rank} has the pieces {[p.name for p in given][:5]}, its layout"
+            f" {[placed.name for _, placed, _ in wanted][:5]}. Fix: make the layout of the pieces"
+            " themselves."
         )
     for piece, (_, placed, held) in zip(given, wanted, strict=True):
         if (tuple(piece.data.shape), piece.data.dtype) != (_shape(placed, held), _dtype(placed)):
             raise RunError(
-                f"weights: rank {rank}: piece {piece.name!r} is {piece.data.dtype} {list(piece.data.shape)}, expected "
-                f"{placed.dtype} {list(_shape(placed, held))}. Fix: make the layout of the pieces themselves."
+                f"weights: rank {rank}: piece {piece.name!r} is {piece.data.dtype}"
+                f" {list(piece.data.shape)}, expected {placed.dtype} {list(_shape(placed, held))}."
+                " Fix: make the layout of the pieces themselves."
             )
     rows = ((held.high - held.low, *placed.shape[1:]) for _, placed, held in wanted)
     return {
@@ -135,7 +158,10 @@ def _of_rank(placed: Placed, rank: int) -> list[Held]:
     """What a rank holds of a piece: one interval at most."""
     found = [held for held in placed.held if held.rank == rank]
     if len(found) > 1:
-        raise RunError(f"weights: rank {rank} holds {placed.name!r} in {len(found)} parts. Fix: one interval a rank.")
+        raise RunError(
+            f"weights: rank {rank} holds {placed.name!r} in {len(found)} parts. Fix: one interval a"
+            " rank."
+        )
     return found
 
 

@@ -3,9 +3,10 @@
 Owns: the block's columns, hashes and digest, and their verification. Does not own: how the
 block travels (engine/channels), what a module does with pieces (kernels).
 
-The hash is XXH3-128 of number, name, dtype, shape and bytes; the digest, which is the version's id, that of all
-hashes in order. It finds damage and mistakes, at the speed of memory (32 GB/s a core measured, where BLAKE2b has 0.9);
-it is no signature: who may speak on a channel is the channel's to know.
+The hash is XXH3-128 of number, name, dtype, shape and bytes; the digest, which is the version's id,
+that of all hashes in order. It finds damage and mistakes, at the speed of memory (32 GB/s a core
+measured, where BLAKE2b has 0.9); it is no signature: who may speak on a channel is the channel's to
+know.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ SCHEMA = pa.schema(
         pa.field("number", pa.int64(), nullable=False),
         pa.field("name", pa.utf8(), nullable=False),
         pa.field("dtype", pa.utf8(), nullable=False),
-        pa.field("shape", pa.large_list(pa.field("item", pa.int64(), nullable=False)), nullable=False),
+        pa.field(
+            "shape", pa.large_list(pa.field("item", pa.int64(), nullable=False)), nullable=False
+        ),
         pa.field("hash", pa.binary(16), nullable=False),
         pa.field("data", pa.large_binary(), nullable=False),
     ]
 )
-"""number: the piece's place among the pieces. dtype: torch's name of it. data: its elements, as they lie in memory."""
+"""number: the piece's place among the pieces. dtype: torch's name of it. data: its elements, as
+they lie in memory.
+"""
 
 DTYPES = (
     "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
@@ -50,11 +55,12 @@ Allocate = Callable[[int], Any]
 
 
 def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
-    """A snapshot of the pieces as a batch of `SCHEMA`, and its digest; the tensors may be changed afterwards.
+    """A snapshot of the pieces as a batch of `SCHEMA`, and its digest; the tensors may be changed
+    afterwards.
 
-    Every tensor is copied once, from whatever device, into one buffer: that of `allocate` (a channel's own memory, so
-    that nothing is copied again), else one of this process. Raises RunError for a name that comes twice and for a dtype
-    that cannot travel.
+    Every tensor is copied once, from whatever device, into one buffer: that of `allocate` (a
+    channel's own memory, so that nothing is copied again), else one of this process. Raises
+    RunError for a name that comes twice and for a dtype that cannot travel.
     """
     given = list(pieces)
     require_complete([piece.name for piece in given], range(len(given)))
@@ -62,7 +68,9 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
         _Row(number, piece.name, dtype_of(piece), tuple(piece.data.shape), bytes_of(piece.data))
         for number, piece in enumerate(given)
     ]
-    offsets = np.concatenate([[0], np.cumsum([len(row.data) for row in rows], dtype=np.int64)]).astype(np.int64)
+    offsets = np.concatenate(
+        [[0], np.cumsum([len(row.data) for row in rows], dtype=np.int64)]
+    ).astype(np.int64)
     size = int(offsets[-1])
     data = np.frombuffer((allocate or _own)(size) if size else b"", dtype=np.uint8)
     parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
@@ -73,26 +81,29 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
         pa.array([row.dtype for row in rows], pa.utf8()),
         pa.array([list(row.shape) for row in rows], SCHEMA.field("shape").type),
         pa.array(hashes, pa.binary(16)),
-        pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), _buffer(data)]),
+        pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), _buffer(data)]
+        ),
     ]
     batch = Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
     return batch, digest_of(hashes)
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
-    """The pieces of a block, as views of its memory that are not to be written to and keep it alive.
+    """The pieces of a block, as views of its memory that are not to be written to and keep it
+    alive.
 
-    Everything is verified before the first piece is given out. Raises RunError naming the piece that is changed,
-    missing, doubled or out of its order, and for records that are no weights.
+    Everything is verified before the first piece is given out. Raises RunError naming the piece
+    that is changed, missing, doubled or out of its order, and for records that are no weights.
     """
     _require_schema(records)
     rows, hashes = _verified(records)
     require_complete([row.name for row in rows], [row.number for row in rows])
     if digest_of(hashes) != digest:
         raise RunError(
-            f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r}, have digest "
-            f"{digest_of(hashes)}, expected {digest}: pieces after it are missing, or it is another "
-            "version. Fix: fetch the block that Offered names, whole."
+            f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r},"
+            f" have digest {digest_of(hashes)}, expected {digest}: pieces after it are missing, or"
+            " it is another version. Fix: fetch the block that Offered names, whole."
         )
     return iter([Piece(row.name, _tensor(row)) for row in rows])
 
@@ -103,7 +114,8 @@ def dtypes_of(records: pa.RecordBatch) -> list[str]:
 
 
 def digest_of(hashes: Iterable[bytes]) -> str:
-    """The id of a version: the hash of its pieces' hashes, in their order; 32 hexadecimal digits."""
+    """The id of a version: the hash of its pieces' hashes, in their order; 32 hexadecimal digits.
+    """
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
 
@@ -112,8 +124,8 @@ def dtype_of(piece: Piece) -> str:
     name = str(piece.data.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise RunError(
-            f"weights: piece {piece.name!r}: expected a dtype of {', '.join(DTYPES)}, found {name}. "
-            "Fix: keep it out of the module's state, or convert it."
+            f"weights: piece {piece.name!r}: expected a dtype of {', '.join(DTYPES)}, found {name}."
+            " Fix: keep it out of the module's state, or convert it."
         )
     return name
 
@@ -135,14 +147,18 @@ def require_complete(names: Sequence[str], numbers: Iterable[int]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise RunError(f"weights: expected every piece once, found {name!r} twice. Fix: one row for each name.")
+            raise RunError(
+                f"weights: expected every piece once, found {name!r} twice. Fix: one row for each"
+                " name."
+            )
         seen.add(name)
     for row, (name, number) in enumerate(zip(names, numbers, strict=True)):
         if number != row:
             before = f"after {names[row - 1]!r}" if row else "at the beginning"
             raise RunError(
-                f"weights: expected piece {row} {before}, found {name!r}, which is piece {number}: one is missing or "
-                "out of its order. Fix: fetch the block that Offered names, all rows in order."
+                f"weights: expected piece {row} {before}, found {name!r}, which is piece {number}:"
+                " one is missing or out of its order. Fix: fetch the block that Offered names, all"
+                " rows in order."
             )
 
 
@@ -173,7 +189,9 @@ def _buffer(data: np.ndarray) -> pa.Buffer:
 
 
 def _copied(row: _Row, part: np.ndarray) -> bytes:
-    """The one copy, from the tensor's device into its place in the block; returns the hash of what is there then."""
+    """The one copy, from the tensor's device into its place in the block; returns the hash of what
+    is there then.
+    """
     import torch
 
     if len(part):
@@ -182,15 +200,21 @@ def _copied(row: _Row, part: np.ndarray) -> bytes:
 
 
 def _verified(records: pa.RecordBatch) -> tuple[list[_Row], list[bytes]]:
-    """The rows and their hashes. Raises RunError for one that does not have the content that was hashed."""
+    """The rows and their hashes. Raises RunError for one that does not have the content that was
+    hashed.
+    """
     columns = [records.column(name).to_pylist() for name in ("number", "name", "dtype", "shape")]
     parts, hashes = _parts(records.column("data")), records.column("hash").to_pylist()
-    rows = [_Row(n, name, dtype, tuple(s), p) for n, name, dtype, s, p in zip(*columns, parts, strict=True)]
+    rows = [
+        _Row(n, name, dtype, tuple(s), p)
+        for n, name, dtype, s, p in zip(*columns, parts, strict=True)
+    ]
     for row, hashed in zip(rows, hashes, strict=True):
         if _hash(row, row.data) != hashed:
             raise RunError(
-                f"weights: piece {row.name!r} ({row.dtype} {list(row.shape)}) does not have the content that its "
-                "writer hashed. Fix: look for what changed it on its way; memory or a transport is at fault."
+                f"weights: piece {row.name!r} ({row.dtype} {list(row.shape)}) does not have the"
+                " content that its writer hashed. Fix: look for what changed it on its way; memory"
+                " or a transport is at fault."
             )
     return rows, hashes
 
@@ -201,8 +225,13 @@ def _parts(data: pa.Array) -> list[np.ndarray]:
     if not len(data):
         return []
     offsets = np.frombuffer(starts, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
-    flat = np.frombuffer(values, dtype=np.uint8) if values is not None else np.zeros(0, dtype=np.uint8)
-    return [flat[low:high] for low, high in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    flat = (
+        np.frombuffer(values, dtype=np.uint8) if values is not None else np.zeros(0, dtype=np.uint8)
+    )
+    return [
+        flat[low:high]
+        for low, high in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    ]
 
 
 def _tensor(row: _Row) -> Tensor:
@@ -213,15 +242,16 @@ def _tensor(row: _Row) -> Tensor:
     kind = getattr(torch, row.dtype) if row.dtype in DTYPES else None
     if kind is None or min(shape, default=0) < 0 or len(part) != prod(shape) * kind.itemsize:
         raise RunError(
-            f"weights: piece {row.name!r}: {len(part)} bytes are no {row.dtype} of shape {list(shape)}. "
-            "Fix: writer and reader need the same version of this package."
+            f"weights: piece {row.name!r}: {len(part)} bytes are no {row.dtype} of shape"
+            f" {list(shape)}. Fix: writer and reader need the same version of this package."
         )
     if not len(part):
         return torch.empty(shape, dtype=kind)
     if part.ctypes.data % kind.itemsize:
         # Behind an odd number of narrow elements: a view would not be aligned.
         part = part.copy()
-    # torch knows no read-only tensor and warns of such memory; through ctypes it takes it, and keeps its owner alive.
+    # torch knows no read-only tensor and warns of such memory; through ctypes it takes it, and
+    # keeps its owner alive.
     raw = (ctypes.c_uint8 * len(part)).from_address(part.ctypes.data)
     raw.owner = part  # type: ignore[attr-defined]
     return torch.frombuffer(raw, dtype=kind).reshape(shape)
@@ -230,6 +260,7 @@ def _tensor(row: _Row) -> Tensor:
 def _require_schema(records: pa.RecordBatch) -> None:
     if not records.schema.equals(SCHEMA):
         raise RunError(
-            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types "
-            f"{[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names, all columns of it."
+            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types"
+            f" {[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names,"
+            " all columns of it."
         )

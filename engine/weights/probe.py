@@ -1,10 +1,12 @@
-"""The log-prob probe: whether a reader that has a version's weights says with them what their writer says.
+"""The log-prob probe: whether a reader that has a version's weights says with them what their
+writer says.
 
-Owns: the fixed token rows, the tolerances, the comparison. Does not own: the numbers (kernels), nor their way to the
-reader (they are a row of the weights' block, pieces.py).
+Owns: the fixed token rows, the tolerances, the comparison. Does not own: the numbers (kernels), nor
+their way to the reader (they are a row of the weights' block, pieces.py).
 
-Hashes prove that the bytes arrived; a wrong dtype, a weight under another's name, stale tied weights or another
-implementation of the model pass them. The probe is computed on both sides after each publish that moves weights.
+Hashes prove that the bytes arrived; a wrong dtype, a weight under another's name, stale tied
+weights or another implementation of the model pass them. The probe is computed on both sides after
+each publish that moves weights.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ ROWS, LENGTH = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The greatest mean and the greatest single |difference| of two sides that mean the same, for numbers whose
-    standard deviation is 1 or less; what varies more is allowed more, as rounding grows with it.
+    """The greatest mean and the greatest single |difference| of two sides that mean the same, for
+    numbers whose standard deviation is 1 or less; what varies more is allowed more, as rounding
+    grows with it.
     """
 
     mean: float
@@ -35,8 +38,9 @@ TOLERANCES = {
     "float16": Tolerance(1e-2, 1e-1),
     "bfloat16": Tolerance(5e-2, 3e-1),
 }
-"""By the coarsest dtype among the weights. Packed forward against transformers' own eager one, random weights of 2 to 8
-layers: float32 1.5e-6 and 1.1e-5, float16 4e-3 and 2.3e-2, bfloat16 3.6e-2 and 2.2e-1 of the standard deviation.
+"""By the coarsest dtype among the weights. Packed forward against transformers' own eager one,
+random weights of 2 to 8 layers: float32 1.5e-6 and 1.1e-5, float16 4e-3 and 2.3e-2, bfloat16 3.6e-2
+and 2.2e-1 of the standard deviation.
 """
 
 
@@ -51,14 +55,18 @@ class Ends:
 
 
 def probe_rows(seed: int, vocabulary: int) -> Ragged:
-    """int32 rows of tokens, the same for both sides: ROWS of LENGTH tokens, uniform over the vocabulary."""
+    """int32 rows of tokens, the same for both sides: ROWS of LENGTH tokens, uniform over the
+    vocabulary.
+    """
     draw = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, vocabulary]))
     values = draw.integers(0, vocabulary, ROWS * LENGTH, dtype=np.int32)
     return Ragged(values, np.arange(0, ROWS * LENGTH + 1, LENGTH))
 
 
 def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
-    """The tolerance for weights of these dtypes: that of the coarsest; integers and float64 count as float32."""
+    """The tolerance for weights of these dtypes: that of the coarsest; integers and float64 count
+    as float32.
+    """
     known = [TOLERANCES[d] for d in dtypes if d in TOLERANCES]
     return max(known, key=lambda t: t.max, default=TOLERANCES["float32"])
 
@@ -66,27 +74,37 @@ def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
 def compare(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
-    """Mean and greatest |difference| of what both sides say of the rows: float32, of each token but a row's first.
+    """Mean and greatest |difference| of what both sides say of the rows: float32, of each token but
+    a row's first.
 
-    Raises RunError naming both nodes, the version and the worst token where they differ by more than the tolerance, or
-    where a number is not finite on one side alone.
+    Raises RunError naming both nodes, the version and the worst token where they differ by more
+    than the tolerance, or where a number is not finite on one side alone.
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:
         raise RunError(
-            f"probe of {ends.model!r}: expected {expected} numbers, found {len(writer)} of {ends.writer} and "
-            f"{len(reader)} of {ends.reader}. Fix: a kernel whose `probe` says one number for each token but the first."
+            f"probe of {ends.model!r}: expected {expected} numbers, found {len(writer)} of"
+            f" {ends.writer} and {len(reader)} of {ends.reader}. Fix: a kernel whose `probe` says"
+            " one number for each token but the first."
         )
     with np.errstate(invalid="ignore"):  # infinity less infinity is settled below
         off = np.abs(writer.astype(np.float64) - reader.astype(np.float64))
-    # Equal infinities, and numbers that are none on both sides, are the same diverged model: no fault of the edge.
+    # Equal infinities, and numbers that are none on both sides, are the same diverged model: no
+    # fault of the edge.
     off[(writer == reader) | (np.isnan(writer) & np.isnan(reader))] = 0.0
     off[np.isnan(off)] = np.inf
     mean, worst = float(off.mean()), float(off.max())
     scale = _scale(writer)
     if mean > scale * tolerance.mean or worst > scale * tolerance.max:
         raise RunError(
-            _refusal(writer, reader, rows, Tolerance(scale * tolerance.mean, scale * tolerance.max), ends, off)
+            _refusal(
+                writer,
+                reader,
+                rows,
+                Tolerance(scale * tolerance.mean, scale * tolerance.max),
+                ends,
+                off,
+            )
         )
     return mean, worst
 
@@ -97,16 +115,23 @@ def _scale(numbers: np.ndarray) -> float:
 
 
 def _refusal(
-    writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends, off: np.ndarray
+    writer: np.ndarray,
+    reader: np.ndarray,
+    rows: Ragged,
+    tolerance: Tolerance,
+    ends: Ends,
+    off: np.ndarray,
 ) -> str:
     at = int(off.argmax())
     counted = rows.lengths - 1
     row = int(np.searchsorted(np.cumsum(counted), at, side="right"))
     place = at - int(counted[:row].sum()) + 1
     return (
-        f"probe of {ends.model!r}: {ends.reader} has version {ends.version} of {ends.writer}, to the bit, and says "
-        f"other things with it: |difference| {off.mean():.3g} in the mean and {off.max():.3g} at most, expected "
-        f"{tolerance.mean:.3g} and {tolerance.max:.3g}; the worst is token {int(rows[row][place])} at place {place} of "
-        f"row {row}: {float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader}). Fix: the "
-        "same base, dtype and kernel family on both sides; names of weights that both mean alike."
+        f"probe of {ends.model!r}: {ends.reader} has version {ends.version} of {ends.writer}, to"
+        f" the bit, and says other things with it: |difference| {off.mean():.3g} in the mean and"
+        f" {off.max():.3g} at most, expected {tolerance.mean:.3g} and {tolerance.max:.3g}; the"
+        f" worst is token {int(rows[row][place])} at place {place} of row {row}:"
+        f" {float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader})."
+        " Fix: the same base, dtype and kernel family on both sides; names of weights that both"
+        " mean alike."
     )

@@ -3,8 +3,8 @@
 Owns: layouts of pieces over ranks, the plan from one to another, and the order of its
 messages. Does not own: sending (collective.py), tensors (there is none here), placement (plan).
 
-A piece is split along its dimension 0, as FSDP2 does, or is whole on several ranks. Every byte that a reader needs
-moves once, straight from a rank that holds it.
+A piece is split along its dimension 0, as FSDP2 does, or is whole on several ranks. Every byte that
+a reader needs moves once, straight from a rank that holds it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from dataflow.errors import RunError
 from dataflow.kernel import Piece
 
 CUTS = 16
-"""A replicated interval is cut for balance into parts of at most 1/CUTS of what a sender sends on average."""
+"""A replicated interval is cut for balance into parts of at most 1/CUTS of what a sender sends on
+average.
+"""
 
 Distance = Callable[[int, int], int]
 """(source, destination) -> how far they are apart: 0 one device, 1 one host, 2 elsewhere, say."""
@@ -37,7 +39,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where one piece lies on one side of an edge. item: bytes of an element. Ranks are counted on that side."""
+    """Where one piece lies on one side of an edge. item: bytes of an element. Ranks are counted on
+    that side.
+    """
 
     name: str
     dtype: str
@@ -68,14 +72,20 @@ class Move:
 
 
 def layout_of(pieces: Iterable[Piece], ranks: int, *, sharded: bool) -> tuple[Placed, ...]:
-    """The layout of whole pieces on `ranks` ranks: each of them whole on every rank, or split as FSDP2 splits it."""
+    """The layout of whole pieces on `ranks` ranks: each of them whole on every rank, or split as
+    FSDP2 splits it.
+    """
     return tuple(
         Placed(
             name=piece.name,
             dtype=str(piece.data.dtype).removeprefix("torch."),
             shape=tuple(piece.data.shape),
             item=piece.data.element_size(),
-            held=shards(tuple(piece.data.shape), ranks) if sharded else copies(tuple(piece.data.shape), ranks),
+            held=(
+                shards(tuple(piece.data.shape), ranks)
+                if sharded
+                else copies(tuple(piece.data.shape), ranks)
+            ),
         )
         for piece in pieces
     )
@@ -87,33 +97,43 @@ def copies(shape: tuple[int, ...], ranks: int) -> tuple[Held, ...]:
 
 
 def shards(shape: tuple[int, ...], ranks: int) -> tuple[Held, ...]:
-    """Rows over ranks as torch.chunk deals them, and so FSDP2; the last ranks may have fewer, or none."""
+    """Rows over ranks as torch.chunk deals them, and so FSDP2; the last ranks may have fewer, or
+    none.
+    """
     rows = shape[0] if shape else 1
     each = -(-rows // ranks)
-    found = (Held(rank, min(rank * each, rows), min((rank + 1) * each, rows)) for rank in range(ranks))
+    found = (
+        Held(rank, min(rank * each, rows), min((rank + 1) * each, rows)) for rank in range(ranks)
+    )
     return tuple(held for held in found if held.low < held.high)
 
 
 def transfer_plan(
     source: Sequence[Placed], destination: Sequence[Placed], *, distance: Distance | None = None
 ) -> tuple[Move, ...]:
-    """The moves that give every destination rank its rows, each once, in the order in which they are to be made.
+    """The moves that give every destination rank its rows, each once, in the order in which they
+    are to be made.
 
-    Of several holders the nearest is taken, then the one that sends least so far, then the lowest. Adjacent rows of a
-    pair are one move. The moves come by rounds: in round r source s sends to destination (s + r) modulo the number of
-    ranks, so that in each round nobody sends or receives twice. Deterministic. Raises RunError for a piece that one
-    side lacks or has in another shape or dtype, for rows that nobody holds, or that a rank is to get twice.
+    Of several holders the nearest is taken, then the one that sends least so far, then the lowest.
+    Adjacent rows of a pair are one move. The moves come by rounds: in round r source s sends to
+    destination (s + r) modulo the number of ranks, so that in each round nobody sends or receives
+    twice. Deterministic. Raises RunError for a piece that one side lacks or has in another shape or
+    dtype, for rows that nobody holds, or that a rank is to get twice.
     """
     _require_same(source, destination)
     atoms = [
-        atom for n, (have, want) in enumerate(zip(source, destination, strict=True)) for atom in _atoms(n, have, want)
+        atom
+        for n, (have, want) in enumerate(zip(source, destination, strict=True))
+        for atom in _atoms(n, have, want)
     ]
     senders = len({held.rank for piece in source for held in piece.held}) or 1
     quantum = max(1, sum(atom.nbytes for atom in atoms) // (senders * CUTS))
     cut = [part for atom in atoms for part in _cut(atom, quantum)]
     moves = _coalesced(_assigned(cut, distance or (lambda s, d: 0)))
     around = 1 + max((max(m.source, m.destination) for m in moves), default=0)
-    return tuple(sorted(moves, key=lambda m: ((m.destination - m.source) % around, m.source, m.piece, m.low)))
+    return tuple(
+        sorted(moves, key=lambda m: ((m.destination - m.source) % around, m.source, m.piece, m.low))
+    )
 
 
 def pairs_of(moves: Iterable[Move]) -> dict[tuple[int, int], list[Move]]:
@@ -144,8 +164,9 @@ def _require_same(source: Sequence[Placed], destination: Sequence[Placed]) -> No
     for have, want in zip(source, destination, strict=False):
         if (have.name, have.dtype, have.shape) != (want.name, want.dtype, want.shape):
             raise RunError(
-                f"weights: the writer has {have.name!r} ({have.dtype} {list(have.shape)}) where the reader expects "
-                f"{want.name!r} ({want.dtype} {list(want.shape)}). Fix: writer and reader need the same base."
+                f"weights: the writer has {have.name!r} ({have.dtype} {list(have.shape)}) where the"
+                f" reader expects {want.name!r} ({want.dtype} {list(want.shape)}). Fix: writer and"
+                " reader need the same base."
             )
     if len(source) != len(destination):
         longer = max(source, destination, key=len)
@@ -168,20 +189,28 @@ def _atoms(number: int, have: Placed, want: Placed) -> Iterable[_Atom]:
             holders = tuple(sorted({h.rank for h in have.held if h.low <= low and high <= h.high}))
             if not holders:
                 raise RunError(
-                    f"weights: rank {need.rank} needs rows {low} to {high} of {want.name!r}, and no rank of the writer "
-                    "has them. Fix: a layout whose ranks hold every row."
+                    f"weights: rank {need.rank} needs rows {low} to {high} of {want.name!r}, and no"
+                    " rank of the writer has them. Fix: a layout whose ranks hold every row."
                 )
             yield _Atom(
-                destination=need.rank, piece=number, low=low, high=high, row_bytes=want.row_bytes, holders=holders
+                destination=need.rank,
+                piece=number,
+                low=low,
+                high=high,
+                row_bytes=want.row_bytes,
+                holders=holders,
             )
 
 
 def _require_once(want: Placed, need: Held) -> None:
-    other = [h for h in want.held if h.rank == need.rank and h.low < need.high and need.low < h.high]
+    other = [
+        h for h in want.held if h.rank == need.rank and h.low < need.high and need.low < h.high
+    ]
     if len(other) > 1 or not 0 <= need.low <= need.high <= want.rows:
         raise RunError(
-            f"weights: rank {need.rank} is to get rows {need.low} to {need.high} of {want.name!r}, which has "
-            f"{want.rows}, and others that overlap with them. Fix: a layout that gives a rank each row once."
+            f"weights: rank {need.rank} is to get rows {need.low} to {need.high} of {want.name!r},"
+            f" which has {want.rows}, and others that overlap with them. Fix: a layout that gives a"
+            " rank each row once."
         )
 
 
@@ -198,10 +227,20 @@ def _assigned(atoms: list[_Atom], distance: Distance) -> list[Move]:
     """A holder for each atom: those without a choice first, then the greatest first."""
     load: dict[int, int] = defaultdict(int)
     moves = []
-    for atom in sorted(atoms, key=lambda a: (len(a.holders), -a.nbytes, a.piece, a.low, a.destination)):
+    for atom in sorted(
+        atoms, key=lambda a: (len(a.holders), -a.nbytes, a.piece, a.low, a.destination)
+    ):
         chosen = min(atom.holders, key=lambda s: (distance(s, atom.destination), load[s], s))
         load[chosen] += atom.nbytes
-        moves.append(Move(source=chosen, destination=atom.destination, piece=atom.piece, low=atom.low, high=atom.high))
+        moves.append(
+            Move(
+                source=chosen,
+                destination=atom.destination,
+                piece=atom.piece,
+                low=atom.low,
+                high=atom.high,
+            )
+        )
     return moves
 
 
@@ -210,7 +249,11 @@ def _coalesced(moves: list[Move]) -> list[Move]:
     found: list[Move] = []
     for move in sorted(moves, key=lambda m: (m.source, m.destination, m.piece, m.low)):
         before = found[-1] if found else None
-        if before is not None and replace(before, low=move.low, high=move.high) == move and before.high == move.low:
+        if (
+            before is not None
+            and replace(before, low=move.low, high=move.high) == move
+            and before.high == move.low
+        ):
             found[-1] = replace(before, high=move.high)
         else:
             found.append(move)

@@ -1,10 +1,11 @@
 """Sources: prompts to answer and demonstrations to imitate.
 
-Owns: which row of the data each source position is, and making it. Does not own: finding and parsing files
-(operators/data_files.py), nor which positions are asked for and when (the engine's admission).
+Owns: which row of the data each source position is, and making it. Does not own: finding and
+parsing files (operators/data_files.py), nor which positions are asked for and when (the engine's
+admission).
 
-A position is made from the seed, the node's name and itself alone, so any position can be made at any time, again,
-and in any process; the only state is the cursor.
+A position is made from the seed, the node's name and itself alone, so any position can be made at
+any time, again, and in any process; the only state is the cursor.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class Rows:
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.table.column_names:
-                raise DataError(f"{self.name}: no column {name!r}, data has: {', '.join(self.table.column_names)}")
+                raise DataError(
+                    f"{self.name}: no column {name!r}, data has:"
+                    f" {', '.join(self.table.column_names)}"
+                )
         return replace(self, table=self.table.select(wanted).combine_chunks())
 
 
 class Order:
-    """Which row stands at which position: epoch after epoch, each a permutation of its own or file order."""
+    """Which row stands at which position: epoch after epoch, each a permutation of its own or file
+    order.
+    """
 
     def __init__(self, rows: int, seed: int, name: str, shuffle: bool) -> None:
         self._rows, self._seed, self._name, self._shuffle = rows, seed, name, shuffle
@@ -77,18 +83,24 @@ class Order:
             while len(self._kept) >= _KEPT_EPOCHS:
                 self._kept.pop(next(iter(self._kept)))
             key = int(stream_seed(self._seed, f"{self._name}/epoch {epoch}"))
-            self._kept[epoch] = np.random.Generator(np.random.Philox(key=key)).permutation(self._rows)
+            self._kept[epoch] = np.random.Generator(np.random.Philox(key=key)).permutation(
+                self._rows
+            )
         return self._kept[epoch]
 
 
 class Prompts:
-    """Kernel of `prompts`: one row of Prompt, with the dataset columns that are read, for each position.
+    """Kernel of `prompts`: one row of Prompt, with the dataset columns that are read, for each
+    position.
 
-    params: data, split, shuffle. The order is a permutation per epoch, or the file's with shuffle=False.
+    params: data, split, shuffle. The order is a permutation per epoch, or the file's with
+    shuffle=False.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read the data. Raises DataError where it has not the form of prompts or lacks a column that is read."""
+        """Read the data. Raises DataError where it has not the form of prompts or lacks a column
+        that is read.
+        """
         rows = open_rows(node.params["data"], node.params.get("split"))
         self._data = rows.select(("prompt", *node.returns))
         self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
@@ -103,7 +115,9 @@ class Prompts:
         """One batch: the rows of the chunk's positions. An attempt is the same row again."""
         self._next = _after(self._next, chunk)
         found = self._data.take(self._order.at(chunk.keys.position))
-        yield Batch.make(chunk.keys, dict(zip(found.schema.names, found.columns, strict=True)), Prompt)
+        yield Batch.make(
+            chunk.keys, dict(zip(found.schema.names, found.columns, strict=True)), Prompt
+        )
 
     def position(self) -> int:
         """The first position that was not made yet."""
@@ -120,15 +134,18 @@ class Prompts:
 class Demonstrations:
     """Kernel of `demonstrations`: one row of Completion, already tokenized, for each position.
 
-    params: data, split, shuffle, assistant_only, overlong. models: `tokenizer`, the Model whose directory has it. The
-    data has `prompt` with `completion` (texts, or message lists), or `messages`, or `text`; see text.py for what each
-    becomes.
+    params: data, split, shuffle, assistant_only, overlong. models: `tokenizer`, the Model whose
+    directory has it. The data has `prompt` with `completion` (texts, or message lists), or
+    `messages`, or `text`; see text.py for what each becomes.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read data and tokenizer. Raises DataError where either has not the form that is needed."""
+        """Read data and tokenizer. Raises DataError where either has not the form that is needed.
+        """
         self._data = open_demonstrations(node.params["data"], node.params.get("split"))
-        self._order = Order(len(self._data), session.seed, node.name, node.params.get("shuffle", True))
+        self._order = Order(
+            len(self._data), session.seed, node.name, node.params.get("shuffle", True)
+        )
         model = node.models["tokenizer"]
         self._tokenizer, self._session = load_tokenizer(model.base), session
         self._tokenizer.eos()  # every demonstration ends with it
@@ -147,9 +164,15 @@ class Demonstrations:
         found = self._data.take(self._order.at(chunk.keys.position))
         pairs = _tokenized(self._data, found, self._tokenizer, self._assistant_only)
         given = (pairs.completion, pairs.mask)
-        stay, prompt, (completion, mask) = self._room.fitted(pairs.prompt, given, chunk.keys, self._session)
+        stay, prompt, (completion, mask) = self._room.fitted(
+            pairs.prompt, given, chunk.keys, self._session
+        )
         whole = len(stay) == len(found) and completion is pairs.completion
-        texts = found.column("completion") if whole and _has_text_answers(found) else self._tokenizer.decode(completion)
+        texts = (
+            found.column("completion")
+            if whole and _has_text_answers(found)
+            else self._tokenizer.decode(completion)
+        )
         columns = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask}
         if len(stay):
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
@@ -167,7 +190,8 @@ class Demonstrations:
 
 
 def open_rows(data: str, split: str | None = None) -> Rows:
-    """The rows of a source of prompts: a Parquet or JSONL file, a directory of either, or a procedural task.
+    """The rows of a source of prompts: a Parquet or JSONL file, a directory of either, or a
+    procedural task.
 
     Raises DataError naming the file, and the columns or the line that it found.
     """
@@ -177,7 +201,9 @@ def open_rows(data: str, split: str | None = None) -> Rows:
     _refuse_silent_messages(data, split, table, "prompt")
     kind = table.schema.field("prompt").type
     if not is_conversational(kind):
-        table = table.set_column(table.column_names.index("prompt"), "prompt", table.column("prompt").cast(pa.utf8()))
+        table = table.set_column(
+            table.column_names.index("prompt"), "prompt", table.column("prompt").cast(pa.utf8())
+        )
     return Rows(name=data, shape=shape, table=table)
 
 
@@ -194,7 +220,10 @@ def open_demonstrations(data: str, split: str | None = None) -> Rows:
         _refuse_silent_messages(data, split, table, name)
     if "prompt" in names and _is_messages(table, "prompt") != _is_messages(table, "completion"):
         kinds = ", ".join(f"{name}: {table.schema.field(name).type}" for name in names)
-        raise DataError(f"{data}: expected prompt and completion both as text or both as messages, found {kinds}.")
+        raise DataError(
+            f"{data}: expected prompt and completion both as text or both as messages, found"
+            f" {kinds}."
+        )
     return Rows(name=data, shape=shape, table=table).select(names)
 
 
@@ -216,12 +245,15 @@ def _refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> N
         where = data_files.row_place(data, split, pc.index(column.is_null(), True).as_py())
         fix = f"leave such rows out, or give each a {name}"
         raise DataError(
-            f"{where}: expected a {name}, found null ({column.null_count} of {len(table)} rows). Fix: {fix}."
+            f"{where}: expected a {name}, found null ({column.null_count} of {len(table)} rows)."
+            f" Fix: {fix}."
         )
 
 
 def _refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: str) -> None:
-    """Raises DataError for a list of no messages, and for a message of nobody or of nothing (but a call of tools)."""
+    """Raises DataError for a list of no messages, and for a message of nobody or of nothing (but a
+    call of tools).
+    """
     if not _is_messages(table, name):
         return
     column: Any = table.column(name).combine_chunks()
@@ -237,7 +269,9 @@ def _refuse_silent_messages(data: str, split: str | None, table: pa.Table, name:
     for told, rows in wrong.items():
         if len(rows):
             where = data_files.row_place(data, split, int(rows[0]))
-            raise DataError(f"{where}: {name}: {told}. Fix: leave the row out, or give it what is missing.")
+            raise DataError(
+                f"{where}: {name}: {told}. Fix: leave the row out, or give it what is missing."
+            )
 
 
 def _nulls(messages: Any, field: str) -> np.ndarray:
@@ -249,11 +283,15 @@ def _after(cursor: int, chunk: Chunk) -> int:
     return max(cursor, int(chunk.keys.position.max()) + 1) if len(chunk.keys) else cursor
 
 
-def _tokenized(rows: Rows, found: pa.RecordBatch, tokenizer: Tokenizer, assistant_only: bool) -> Pairs:
+def _tokenized(
+    rows: Rows, found: pa.RecordBatch, tokenizer: Tokenizer, assistant_only: bool
+) -> Pairs:
     if rows.shape == "text":
         return tokenizer.encode_texts(found.column("text").to_pylist())
     if _has_text_answers(found):
-        return tokenizer.encode_pairs(found.column("prompt").to_pylist(), found.column("completion").to_pylist())
+        return tokenizer.encode_pairs(
+            found.column("prompt").to_pylist(), found.column("completion").to_pylist()
+        )
     if rows.shape == "messages":
         turns = prompts_of(found.column("messages"))
         first = [_first_answer(rows, row) for row in turns]  # type: ignore[arg-type]
@@ -267,5 +305,7 @@ def _tokenized(rows: Rows, found: pa.RecordBatch, tokenizer: Tokenizer, assistan
 def _first_answer(rows: Rows, turns: list[dict[str, str]]) -> int:
     found = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
     if not found:
-        raise DataError(f"{rows.name}: expected messages in which an assistant answers, found {turns!r:.120}.")
+        raise DataError(
+            f"{rows.name}: expected messages in which an assistant answers, found {turns!r:.120}."
+        )
     return found

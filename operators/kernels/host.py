@@ -31,15 +31,21 @@ class ColumnFunction:
         self._function = node.function
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch: what the function returns for the chunk's rows. Raises KernelError where it raises or misfits."""
-        arguments = [Columns(batch, self._node.schemas[name]) for name, batch in chunk.inputs.items()]
+        """One batch: what the function returns for the chunk's rows. Raises KernelError where it
+        raises or misfits.
+        """
+        arguments = [
+            Columns(batch, self._node.schemas[name]) for name, batch in chunk.inputs.items()
+        ]
         made = None
         with Caught() as caught:  # it is the user's code: anything may come out of it
             made = self._function(*arguments, **self._node.params)
         if caught.fault is not None:
             raise self._failed(chunk, f"it {caught.fault.text}\n{caught.fault.detail}".rstrip())
         if not isinstance(made, Columns):
-            raise self._failed(chunk, f"expected Columns, found {type(made).__name__}. Fix: return score.set(...)")
+            raise self._failed(
+                chunk, f"expected Columns, found {type(made).__name__}. Fix: return score.set(...)"
+            )
         if not made.keyed and len(made) == len(chunk.keys):
             raise self._failed(chunk, f"nothing says which rows those are that it returned. {LIKE}")
         try:
@@ -55,7 +61,9 @@ class ColumnFunction:
         """Nothing is held."""
 
     def _is_read(self, name: str) -> bool:
-        """Whether somebody reads a column; where nothing is said of that, all are. On a device, room is dear."""
+        """Whether somebody reads a column; where nothing is said of that, all are. On a device,
+        room is dear.
+        """
         return not self._node.returns or name in self._node.returns
 
     def _refuse_unusable(self, chunk: Chunk, made: Batch) -> None:
@@ -64,7 +72,9 @@ class ColumnFunction:
             if name not in made.names:
                 if name.endswith("/*"):
                     continue
-                raise self._failed(chunk, f"it returned no column {name!r}; there are: {', '.join(made.names)}")
+                raise self._failed(
+                    chunk, f"it returned no column {name!r}; there are: {', '.join(made.names)}"
+                )
             row = _first_not_finite(made, name)
             if row is not None:
                 raise self._failed(chunk, f"column {name!r} has a value that is not finite", row)
@@ -73,17 +83,24 @@ class ColumnFunction:
         keys = chunk.keys.rows()
         shown = f"row (position, sample, attempt) {keys[row]}" if keys else "no row"
         whole = f"{len(keys)} rows from" if not row else "a chunk with"
-        return KernelError(f"{self._node.name}: operator {self._node.operator!r} failed on {whole} {shown}: {why}")
+        return KernelError(
+            f"{self._node.name}: operator {self._node.operator!r} failed on {whole} {shown}: {why}"
+        )
 
 
 def _first_not_finite(made: Batch, name: str) -> int | None:
-    """The first row with a value that is not finite; None where there is none, or where these are no floats."""
+    """The first row with a value that is not finite; None where there is none, or where these are
+    no floats.
+    """
     if name in made.device:
         return first_not_finite(made.tensor(name))
     array = made.array(name)
     is_list = pa.types.is_large_list(array.type)
     values = array.values if is_list else array
-    if not pa.types.is_floating(values.type) or np.isfinite(values.to_numpy(zero_copy_only=False)).all():
+    if (
+        not pa.types.is_floating(values.type)
+        or np.isfinite(values.to_numpy(zero_copy_only=False)).all()
+    ):
         return None
     found = made.ragged(name) if is_list else None
     flat = array.to_numpy(zero_copy_only=False) if found is None else found.values
@@ -102,7 +119,9 @@ class Select:
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch without columns: the kept rows' keys."""
         keep = chunk.inputs["where"].flat("keep") != 0
-        self._session.metric(f"{self._name}/kept", float(keep.mean()) if len(keep) else 0.0, float(len(keep)))
+        self._session.metric(
+            f"{self._name}/kept", float(keep.mean()) if len(keep) else 0.0, float(len(keep))
+        )
         yield chunk.inputs["where"].select([]).take(keep)
 
     def close(self) -> None:
@@ -117,10 +136,12 @@ class Evaluate:
         self._prefix = "eval" if node.name == "evaluate" else f"eval/{node.name}"
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """`eval/reward`, the mean of the reward that the node reads, and `eval/<function>` of each function that it is
-        made of; rows to which a function does not apply are left out of its mean.
+        """`eval/reward`, the mean of the reward that the node reads, and `eval/<function>` of each
+        function that it is made of; rows to which a function does not apply are left out of its
+        mean.
 
-        The first number is what `keep_best` goes by: the reward as the graph defines it, or none where no row has one.
+        The first number is what `keep_best` goes by: the reward as the graph defines it, or none
+        where no row has one.
         """
         rows = assignment.inputs["score"]
         functions = [name for name in rows.names if name.startswith("reward/")]

@@ -1,7 +1,7 @@
 """The kernel of `mean_over`.
 
-Owns: the mean of each row's descendants, and the tombstone of a row without any. Does not own: which descendants a row
-has: the input comes with the key of the row that each belongs to.
+Owns: the mean of each row's descendants, and the tombstone of a row without any. Does not own:
+which descendants a row has: the input comes with the key of the row that each belongs to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataflow.schema import Reward
 
 
 class MeanOver:
-    """See `operators.mean_over.mean_over`. Sums are float64, in the order of the descendants' keys."""
+    """See `operators.mean_over.mean_over`. Sums are float64, in the order of the descendants' keys.
+    """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Nothing to load."""
@@ -33,7 +34,9 @@ class MeanOver:
         total = np.bincount(owner, weights=reward, minlength=len(chunk.keys))
         left = count > 0
         for key in chunk.keys.take(~left).rows():
-            self._session.tombstone(key, "no row made of it is left that has a reward. Fix: select fewer rows away.")
+            self._session.tombstone(
+                key, "no row made of it is left that has a reward. Fix: select fewer rows away."
+            )
         mean = (total[left] / count[left]).astype(np.float32)
         yield Batch.make(chunk.keys.take(left), {"reward": mean}, Reward)
 
@@ -42,7 +45,9 @@ class MeanOver:
 
 
 def _places(chunk: Chunk, below: Batch) -> np.ndarray:
-    """int64 [descendants]: the place in the chunk of the row that each belongs to. The chunk's keys are sorted."""
+    """int64 [descendants]: the place in the chunk of the row that each belongs to. The chunk's keys
+    are sorted.
+    """
     rows, keys = chunk.keys, below.keys
     width = int(max(rows.sample.max(initial=0), keys.sample.max(initial=0))) + 1
     return np.searchsorted(rows.position * width + rows.sample, keys.position * width + keys.sample)

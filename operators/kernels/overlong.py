@@ -1,7 +1,9 @@
-"""Rows that are too long for a Model's positions, and what becomes of prompts that leave no room for an answer.
+"""Rows that are too long for a Model's positions, and what becomes of prompts that leave no room
+for an answer.
 
-Owns: how many tokens fit and why no more, the policies `error`, `drop` and `truncate`, and their metric. Does not own:
-positions (dataflow/positions.py, models.py), tokenizing (text.py), what becomes of a dropped prompt (the coordinator).
+Owns: how many tokens fit and why no more, the policies `error`, `drop` and `truncate`, and their
+metric. Does not own: positions (dataflow/positions.py, models.py), tokenizing (text.py), what
+becomes of a dropped prompt (the coordinator).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ METRIC = "prompt/overlong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Room for prompts. most: tokens of one, None where nothing bounds it; why: the words for that bound."""
+    """Room for prompts. most: tokens of one, None where nothing bounds it; why: the words for that
+    bound.
+    """
 
     node: str
     most: int | None
@@ -33,25 +37,43 @@ class Room:
 
     @staticmethod
     def of(node: KernelNode, model: str, positions: int | None) -> Room:
-        """The least of max_prompt_tokens and of what an answer leaves of the positions of those who read the rows.
+        """The least of max_prompt_tokens and of what an answer leaves of the positions of those who
+        read the rows.
 
-        positions: those of the node's own Model, as its base says. The plan knows the least of all readers'
-        (engine/plan/passes/resolve.py).
+        positions: those of the node's own Model, as its base says. The plan knows the least of all
+        readers' (engine/plan/passes/resolve.py).
         """
         params = node.params
         answer, bounds = int(params["max_tokens"]), []
         if params.get("max_prompt_tokens") is not None:
-            bounds.append((int(params["max_prompt_tokens"]), f"max_prompt_tokens={params['max_prompt_tokens']}"))
-        for limit, name in ((params.get("positions"), params.get("positions_of", model)), (positions, model)):
+            bounds.append(
+                (
+                    int(params["max_prompt_tokens"]),
+                    f"max_prompt_tokens={params['max_prompt_tokens']}",
+                )
+            )
+        for limit, name in (
+            (params.get("positions"), params.get("positions_of", model)),
+            (positions, model),
+        ):
             if limit is not None:
-                bounds.append((limit - answer, f"Model {name!r} has {limit} positions, and max_tokens={answer}"))
+                bounds.append(
+                    (
+                        limit - answer,
+                        f"Model {name!r} has {limit} positions, and max_tokens={answer}",
+                    )
+                )
         most, why = min(bounds, default=(None, ""))
-        return Room(node=node.name, most=most, why=why, policy=params.get("overlong_prompt", "error"))
+        return Room(
+            node=node.name, most=most, why=why, policy=params.get("overlong_prompt", "error")
+        )
 
     def fitted(self, prompts: Ragged, keys: Keys, session: Session) -> tuple[np.ndarray, Ragged]:
-        """The indices of the prompts that stay, and their ids. Those dropped are told to the session.
+        """The indices of the prompts that stay, and their ids. Those dropped are told to the
+        session.
 
-        Raises DataError naming the first that is too long where the policy is `error`, or where no prompt can fit.
+        Raises DataError naming the first that is too long where the policy is `error`, or where no
+        prompt can fit.
         """
         every = np.arange(len(prompts))
         if self.most is None or not len(prompts):
@@ -73,17 +95,22 @@ class Room:
 
     def _message(self, prompts: Ragged, keys: Keys, long: np.ndarray) -> str:
         key, found = keys.take(long[:1]).rows()[0], int(prompts.lengths[long[0]])
-        many = f" ({len(long)} of {len(prompts)} prompts are too long, the longest {int(prompts.lengths.max())})"
+        many = (
+            f" ({len(long)} of {len(prompts)} prompts are too long, the longest"
+            f" {int(prompts.lengths.max())})"
+        )
         return (
-            f"{self.node}: row {key}: expected at most {self.most} prompt tokens ({self.why}), found {found}"
-            f"{many if len(long) > 1 else ''}. "
-            "Fix: overlong_prompt='drop' or 'truncate', a smaller max_tokens, or other data."
+            f"{self.node}: row {key}: expected at most {self.most} prompt tokens ({self.why}),"
+            f" found {found}{many if len(long) > 1 else ''}. Fix: overlong_prompt='drop' or"
+            " 'truncate', a smaller max_tokens, or other data."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRoom:
-    """Room for whole rows, prompt and completion. positions: tokens of one, None where nothing bounds it."""
+    """Room for whole rows, prompt and completion. positions: tokens of one, None where nothing
+    bounds it.
+    """
 
     node: str
     model: str
@@ -95,12 +122,15 @@ class RowRoom:
         """The positions of the Models that read the node's rows, as the plan knows them."""
         params = node.params
         least, of = params.get("positions"), params.get("positions_of", model)
-        return RowRoom(node=node.name, model=of, positions=least, policy=params.get("overlong", "error"))
+        return RowRoom(
+            node=node.name, model=of, positions=least, policy=params.get("overlong", "error")
+        )
 
     def fitted(
         self, prompts: Ragged, rest: Sequence[Ragged], keys: Keys, session: Session
     ) -> tuple[np.ndarray, Ragged, list[Ragged]]:
-        """The indices of the rows that stay, their prompts, and what is aligned with their completions.
+        """The indices of the rows that stay, their prompts, and what is aligned with their
+        completions.
 
         Raises DataError naming the longest where the policy is `error`.
         """
@@ -116,14 +146,19 @@ class RowRoom:
         stay = np.flatnonzero(lengths > 0 if self.policy == "truncate" else over <= 0)
         for index in np.setdiff1d(every, stay).tolist():
             found = f"found {int(prompts.lengths[index] + completions.lengths[index])}"
-            error = f"{self.node}: expected at most {self.positions} tokens for Model {self.model!r}, {found}"
+            error = (
+                f"{self.node}: expected at most {self.positions} tokens for Model {self.model!r},"
+                f" {found}"
+            )
             session.tombstone(keys.rows()[index], error, failed=False)
         cut = [_spans(column, column.offsets[stay], lengths[stay]) for column in rest]
         return stay, rows_of(prompts, stay), cut
 
 
 def last_tokens(rows: Ragged, most: int) -> Ragged:
-    """Each row's last tokens: what stands next to the answer stays, as TRL's and verl's left truncation keep it."""
+    """Each row's last tokens: what stands next to the answer stays, as TRL's and verl's left
+    truncation keep it.
+    """
     lengths = np.minimum(rows.lengths, most)
     return _spans(rows, rows.offsets[1:] - lengths, lengths)
 
@@ -143,7 +178,9 @@ def _spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
 def require_positions(
     node: str, model: str, positions: int | None, keys: Keys, prompts: Ragged, completions: Ragged
 ) -> None:
-    """Raise DataError for a row that is longer than a Model's positions: nothing is computed or trained beyond them."""
+    """Raise DataError for a row that is longer than a Model's positions: nothing is computed or
+    trained beyond them.
+    """
     if positions is None or not len(keys):
         return
     lengths = prompts.lengths + completions.lengths
@@ -151,7 +188,8 @@ def require_positions(
     if lengths[row] > positions:
         count = int((lengths > positions).sum())
         raise DataError(
-            f"{node}: row {keys.rows()[row]}: expected at most {positions} tokens, the positions of Model {model!r}, "
-            f"found {int(lengths[row])} ({count} of {len(keys)} rows are too long). "
-            "Fix: overlong='drop' or 'truncate' (demonstrations), a smaller max_tokens, or a Model with more positions."
+            f"{node}: row {keys.rows()[row]}: expected at most {positions} tokens, the positions of"
+            f" Model {model!r}, found {int(lengths[row])} ({count} of {len(keys)} rows are too"
+            " long). Fix: overlong='drop' or 'truncate' (demonstrations), a smaller max_tokens, or"
+            " a Model with more positions."
         )

@@ -15,7 +15,8 @@ LIKE = "Fix: Columns.make(..., like=one of its arguments), whose rows they then 
 
 
 def in_order(made: Batch, keys: Keys) -> Batch:
-    """The rows of `made` in the order of `keys`; the same object where they are in that order already.
+    """The rows of `made` in the order of `keys`; the same object where they are in that order
+    already.
 
     Raises DataError where they are not just these rows, each of them once.
     """
@@ -32,8 +33,8 @@ def in_order(made: Batch, keys: Keys) -> Batch:
 def refuse_broken_promise(made: Batch, keeps: str | None) -> None:
     """Raise DataError where `keep` leaves of some group what the operator said it would not.
 
-    keeps: `groups` (each whole or not at all), `pairs` (two rows of each, with sign +1 and -1, or none), or None or
-    `rows` (any). A group is the rows of one position.
+    keeps: `groups` (each whole or not at all), `pairs` (two rows of each, with sign +1 and -1, or
+    none), or None or `rows` (any). A group is the rows of one position.
     """
     if keeps not in ("groups", "pairs"):
         return
@@ -45,18 +46,24 @@ def refuse_broken_promise(made: Batch, keeps: str | None) -> None:
         at = int(np.argmax(wrong))
         attempt = int(made.keys.attempt[first[at]])
         expected = (
-            "two rows kept of each group, or none" if keeps == "pairs" else "each group kept whole, or not at all"
+            "two rows kept of each group, or none"
+            if keeps == "pairs"
+            else "each group kept whole, or not at all"
         )
         raise DataError(
-            f"it declares keeps={keeps!r}: expected {expected}, found {int(kept[at])} of the {int(size[at])} rows "
-            f"of the group at position {int(position[at])}, attempt {attempt}. {_FIXES[keeps]}"
+            f"it declares keeps={keeps!r}: expected {expected}, found {int(kept[at])} of the"
+            f" {int(size[at])} rows of the group at position {int(position[at])}, attempt"
+            f" {attempt}. {_FIXES[keeps]}"
         )
     if keeps == "pairs" and "sign" in made.names:
         _refuse_signs(made, keep, group, position)
 
 
 _FIXES = {
-    "pairs": "Fix: keep one chosen and one rejected row (sign 1 and -1), or return a Keep with keeps='rows'",
+    "pairs": (
+        "Fix: keep one chosen and one rejected row (sign 1 and -1), or return a Keep with"
+        " keeps='rows'"
+    ),
     "groups": "Fix: the same number for all rows of a group, or keeps='rows'",
 }
 
@@ -71,8 +78,9 @@ def _refuse_signs(made: Batch, keep: np.ndarray, group: np.ndarray, position: np
         at = int(np.argmax(wrong))
         found = ", ".join(str(s) for s in sign[keep & (group == at)])
         raise DataError(
-            f"expected sign 1 for the chosen row of a pair and -1 for the rejected one, found {found} in the group at "
-            f"position {int(position[at])}. Fix: sign=1 for the better row, -1 for the other"
+            "expected sign 1 for the chosen row of a pair and -1 for the rejected one, found"
+            f" {found} in the group at position {int(position[at])}. Fix: sign=1 for the better"
+            " row, -1 for the other"
         )
 
 
@@ -89,7 +97,9 @@ def _sorting(keys: Keys) -> np.ndarray:
 
 
 def _difference(made: Keys, keys: Keys) -> str:
-    """What is wrong with the rows that were returned: their number, one twice, or one that was not given."""
+    """What is wrong with the rows that were returned: their number, one twice, or one that was not
+    given.
+    """
     if len(made) != len(keys):
         return f"it returned {len(made)} rows for {len(keys)}. {LIKE}"
     given, found = set(keys.rows()), made.rows()
@@ -97,5 +107,8 @@ def _difference(made: Keys, keys: Keys) -> str:
     if unknown is not None:
         what = f"a row (position, sample, attempt) {unknown}, which it was not given"
     else:
-        what = f"the row (position, sample, attempt) {next(k for k in found if found.count(k) > 1)} twice"
+        what = (
+            f"the row (position, sample, attempt) {next(k for k in found if found.count(k) > 1)}"
+            " twice"
+        )
     return f"expected each row that it was given, once, found {what}. {LIKE}"

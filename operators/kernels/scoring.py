@@ -1,8 +1,9 @@
 """Rewards by the user's functions: the kernel of `reward`.
 
-Owns: which columns each function is given, the weighted sum over the functions that apply, and what a failure leads
-to: which row it was, and whether the run stops or the row is given up. Does not own: the declaration
-(operators/reward.py), the processes (scoring_process.py), the call itself (scoring_child.py).
+Owns: which columns each function is given, the weighted sum over the functions that apply, and what
+a failure leads to: which row it was, and whether the run stops or the row is given up. Does not
+own: the declaration (operators/reward.py), the processes (scoring_process.py), the call itself
+(scoring_child.py).
 """
 
 from __future__ import annotations
@@ -39,13 +40,20 @@ _FIXES: dict[FaultKind | Literal["nothing"], str] = {
     "length": "one value per completion; None where it does not apply",
     "value": "one finite number per completion; None where it does not apply",
     "timeout": "a faster function or a longer timeout=",
-    "metric": "log_metric(name, value): a name of 1 to 100 characters that can be printed, and a finite number",
-    "answer": "a function that ends its forks by os._exit and leaves descriptors alone that it did not open",
+    "metric": (
+        "log_metric(name, value): a name of 1 to 100 characters that can be printed, and a finite"
+        " number"
+    ),
+    "answer": (
+        "a function that ends its forks by os._exit and leaves descriptors alone that it did not"
+        " open"
+    ),
     "died": "a function that does not end its process",
     "nothing": "a function that applies to every row",
 }
 _ROWS_ALONE = frozenset({"raised", "timeout", "answer", "died", "nothing"})
-"""Faults for which on_error="drop_group" is advised: the function may be right for all other rows."""
+"""Faults for which on_error="drop_group" is advised: the function may be right for all other rows.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +68,18 @@ class Function:
 class Reward:
     """Kernel of `reward`: each function runs in a child process of its own, all at once.
 
-    params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or `drop_group`. The
-    node's scope is the least rows that a function is given when a failed call is repeated; inproc calls the functions
-    in this process (no time limit).
+    params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or
+    `drop_group`. The node's scope is the least rows that a function is given when a failed call is
+    repeated; inproc calls the functions in this process (no time limit).
     """
 
     def __init__(self) -> None:
         self._scorers: Scorers | None = None
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Start the children. Raises KernelError where a function cannot be shipped, GraphError where it cannot fit."""
+        """Start the children. Raises KernelError where a function cannot be shipped, GraphError
+        where it cannot fit.
+        """
         fns = tuple(node.params["fns"])
         weights = node.params.get("weights") or (1.0,) * len(fns)
         self._node, self._session = node.name, session
@@ -84,12 +94,15 @@ class Reward:
         self._scorers = InProcess(fns) if node.inproc else Children(names, fns, self._timeout)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch with `reward` and, nullable, `reward/<function>`; rows given up are missing and tombstoned.
+        """One batch with `reward` and, nullable, `reward/<function>`; rows given up are missing and
+        tombstoned.
 
         Raises KernelError naming function and rows where a call fails and on_error is `stop`.
         """
         rows = chunk.inputs["rows"]
-        calls = {i: columns_for(f, rows) for i, f in enumerate(self._functions)} if len(rows) else {}
+        calls = (
+            {i: columns_for(f, rows) for i, f in enumerate(self._functions)} if len(rows) else {}
+        )
         outcomes = self._call(calls)
         values = np.full((len(rows), len(self._functions)), np.nan)
         lost = np.zeros(len(rows), dtype=bool)
@@ -113,9 +126,17 @@ class Reward:
         return self._scorers.score(calls)
 
     def _narrow(
-        self, i: int, fault: Fault, records: pa.RecordBatch, chunk: Chunk, values: np.ndarray, lost: np.ndarray
+        self,
+        i: int,
+        fault: Fault,
+        records: pa.RecordBatch,
+        chunk: Chunk,
+        values: np.ndarray,
+        lost: np.ndarray,
     ) -> None:
-        """After a fault: call again on the smallest units in a fresh process, to find the rows that it comes from."""
+        """After a fault: call again on the smallest units in a fresh process, to find the rows that
+        it comes from.
+        """
         units = _units(chunk.keys, self._by_group)
         if len(units) == 1:
             self._give_up(i, fault, units[0], records, chunk, lost)
@@ -133,9 +154,13 @@ class Reward:
         if again:
             return
         self._session.metric(f"reward/{self._functions[i].name}/passed_when_repeated", 1.0)
-        _log.warning("passed when repeated: %s", self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
+        _log.warning(
+            "passed when repeated: %s",
+            self._message(i, fault, slice(0, len(chunk.keys)), records, chunk),
+        )
         if fault.kind in ("type", "length", "value", "metric"):
-            # It answers wrongly only for rows together: which rows share a chunk is chance, so no answer of it holds.
+            # It answers wrongly only for rows together: which rows share a chunk is chance, so no
+            # answer of it holds.
             raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
 
     def _accept(self, i: int, outcome: Outcome, values: np.ndarray, unit: slice) -> None:
@@ -144,7 +169,13 @@ class Reward:
             self._session.metric(f"reward/{self._functions[i].name}/{name}", value)
 
     def _give_up(
-        self, i: int, fault: Fault, unit: slice, records: pa.RecordBatch, chunk: Chunk, lost: np.ndarray
+        self,
+        i: int,
+        fault: Fault,
+        unit: slice,
+        records: pa.RecordBatch,
+        chunk: Chunk,
+        lost: np.ndarray,
     ) -> None:
         message = self._message(i, fault, unit, records, chunk)
         if not self._drop:
@@ -157,12 +188,15 @@ class Reward:
             self._session.tombstone(key, message)
 
     def _none_applied(self, chunk: Chunk, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
-        """bool [rows]: rows for which every function returned None; an error unless they may be given up."""
+        """bool [rows]: rows for which every function returned None; an error unless they may be
+        given up.
+        """
         nothing = np.isnan(values).all(axis=1) & ~lost
         for row in np.flatnonzero(nothing).tolist():
             message = (
-                f"node {self._node!r}: no reward for {_shown(chunk, slice(row, row + 1))}: "
-                f"{', '.join(f.name for f in self._functions)} returned None. Fix: {self._fix('nothing')}."
+                f"node {self._node!r}: no reward for {_shown(chunk, slice(row, row + 1))}:"
+                f" {', '.join(f.name for f in self._functions)} returned None. Fix:"
+                f" {self._fix('nothing')}."
             )
             if not self._drop:
                 raise KernelError(message)
@@ -175,26 +209,36 @@ class Reward:
         columns = {"reward": pa.array(total.astype(np.float32))}
         for i, function in enumerate(self._functions):
             column = values[:, i]
-            columns[f"reward/{function.name}"] = pa.array(column.astype(np.float32), mask=np.isnan(column))
+            columns[f"reward/{function.name}"] = pa.array(
+                column.astype(np.float32), mask=np.isnan(column)
+            )
         return Batch.make(keys, columns, RewardSchema)
 
-    def _message(self, i: int, fault: Fault, unit: slice, records: pa.RecordBatch, chunk: Chunk) -> str:
+    def _message(
+        self, i: int, fault: Fault, unit: slice, records: pa.RecordBatch, chunk: Chunk
+    ) -> str:
         first = records.column("completion")[unit.start].as_py()
         shown = first if len(first) <= 80 else first[:80] + "..."
         limit = f" after {self._timeout:g} s" if fault.kind == "timeout" else ""
         detail = f"\n{fault.detail}" if fault.detail else ""
         return (
-            f"node {self._node!r}: reward {self._functions[i].name!r} {fault.text}{limit} ({_shown(chunk, unit)}); "
-            f"first completion: {shown!r}. Fix: {self._fix(fault.kind)}.{detail}"
+            f"node {self._node!r}: reward {self._functions[i].name!r} {fault.text}{limit}"
+            f" ({_shown(chunk, unit)}); first completion: {shown!r}. Fix:"
+            f" {self._fix(fault.kind)}.{detail}"
         )
 
     def _fix(self, kind: FaultKind | Literal["nothing"]) -> str:
-        goes_on = kind in _ROWS_ALONE and not self._drop  # where rows are dropped already, that is no advice
-        return _FIXES[kind] + (', or on_error="drop_group" to go on without such rows' if goes_on else "")
+        goes_on = (
+            kind in _ROWS_ALONE and not self._drop
+        )  # where rows are dropped already, that is no advice
+        return _FIXES[kind] + (
+            ', or on_error="drop_group" to go on without such rows' if goes_on else ""
+        )
 
 
 def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
-    """What one function is sent: completions, and of the other columns those that its signature takes.
+    """What one function is sent: completions, and of the other columns those that its signature
+    takes.
 
     Raises KernelError where a column that it cannot do without is not there.
     """
@@ -214,11 +258,14 @@ def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
 
 def _is_taken(column: str, asked: Wants) -> bool:
     keyword = "prompts" if column == "prompt" else column
-    return keyword in asked.names or (asked.everything and (keyword in PASSED or column not in _ENGINES))
+    return keyword in asked.names or (
+        asked.everything and (keyword in PASSED or column not in _ENGINES)
+    )
 
 
 def _units(keys: Keys, by_group: bool) -> list[slice]:
-    """The smallest runs of rows that a function may be called on: rows, or the rows of one prompt."""
+    """The smallest runs of rows that a function may be called on: rows, or the rows of one prompt.
+    """
     if not by_group:
         return [slice(row, row + 1) for row in range(len(keys))]
     edges = np.flatnonzero(np.diff(keys.position)) + 1
@@ -227,7 +274,9 @@ def _units(keys: Keys, by_group: bool) -> list[slice]:
 
 
 def _shown(chunk: Chunk, unit: slice) -> str:
-    """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and the last row."""
+    """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and the last
+    row.
+    """
     keys = chunk.keys
     ends = [f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)]
     step = f", step {chunk.step}" if chunk.step else ""

@@ -1,9 +1,10 @@
 """The inside of a reward process: one user's function, called chunk after chunk.
 
-Owns: turning columns into the keywords of TRL's signature, calling, judging what comes back, and the child's loop and
-end. Does not own: the form of frames (scoring_frames.py), the parent's end (scoring_parent.py), what the function
-starts (scoring_keeper.py), what a fault leads to (scoring.py). Imports no torch: that is left to the user's function.
-Also runs in the kernel's own process, for breakpoints (inproc).
+Owns: turning columns into the keywords of TRL's signature, calling, judging what comes back, and
+the child's loop and end. Does not own: the form of frames (scoring_frames.py), the parent's end
+(scoring_parent.py), what the function starts (scoring_keeper.py), what a fault leads to
+(scoring.py). Imports no torch: that is left to the user's function. Also runs in the kernel's own
+process, for breakpoints (inproc).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ CONVERSATIONAL = b"conversational"
 """Schema metadata: prompts are message lists, so completions are to be as well."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
-"""Makes a reward process print the stack of its main thread, even where that holds the interpreter's lock."""
+"""Makes a reward process print the stack of its main thread, even where that holds the
+interpreter's lock.
+"""
 _TEXT, _DETAIL = 300, 20_000
 """Characters of an exception's text, and of its traceback."""
 _CUT_OFF = 1
@@ -55,7 +58,8 @@ _CUT_OFF = 1
 
 
 class Caught:
-    """Keeps what the user's code raises as a Fault, exits included: a function is not what ends a run.
+    """Keeps what the user's code raises as a Fault, exits included: a function is not what ends a
+    run.
 
     interrupts: KeyboardInterrupt, too, where nobody's Ctrl-C can be the cause.
     """
@@ -68,16 +72,22 @@ class Caught:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if error is None or trace is None or isinstance(error, self._passes):
             return False
-        self.fault = Fault(kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace)))
+        self.fault = Fault(
+            kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace))
+        )
         return True
 
 
 def _detail(error: BaseException, trace: TracebackType) -> str:
-    """The traceback; where the error's text alone is longer than it may be, without what led to it."""
+    """The traceback; where the error's text alone is longer than it may be, without what led to it.
+    """
     lines = traceback.format_tb(trace)
     if len(_text(error)) <= _DETAIL:
         lines = traceback.format_exception(type(error), error, trace)
@@ -92,7 +102,8 @@ def _text(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """`ValueError: boom`: the class, and of what the error says the first line that says something."""
+    """`ValueError: boom`: the class, and of what the error says the first line that says something.
+    """
     first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
     return printable(bounded(f"{name}: {first}" if first else name, _TEXT))
@@ -128,12 +139,17 @@ class Scorer:
         self._interrupts = interrupts
         self._runner: asyncio.Runner | None = None
         self._thread: ThreadPoolExecutor | None = None
-        """For async functions where this thread has a loop that runs already, as a notebook's has."""
+        """For async functions where this thread has a loop that runs already, as a notebook's has.
+        """
 
     def score(self, records: pa.RecordBatch) -> Outcome:
-        """One call on these rows: `completion`, and of prompt, completion_ids and dataset columns what there is."""
+        """One call on these rows: `completion`, and of prompt, completion_ids and dataset columns
+        what there is.
+        """
         metrics = Metrics()
-        keywords = {name: value for name, value in as_keywords(records).items() if self._wants.takes(name)}
+        keywords = {
+            name: value for name, value in as_keywords(records).items() if self._wants.takes(name)
+        }
         if "log_metric" in self._wants.names:
             keywords["log_metric"] = metrics.log
         if "log_extra" in self._wants.names:
@@ -185,7 +201,9 @@ def as_keywords(records: pa.RecordBatch) -> dict[str, Any]:
         keyword = {"prompt": "prompts", "completion": "completions"}.get(name)
         found[keyword or name] = _as_list(name, column)
     if CONVERSATIONAL in (records.schema.metadata or {}):
-        found["completions"] = [[{"role": "assistant", "content": text}] for text in found["completions"]]
+        found["completions"] = [
+            [{"role": "assistant", "content": text}] for text in found["completions"]
+        ]
     return found
 
 
@@ -198,16 +216,32 @@ def _as_list(name: str, column: pa.Array) -> list[Any]:
 
 
 def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> Outcome:
-    """What a function returned as an Outcome: a fault unless it is one finite number, or None, for each row."""
-    if isinstance(made, str | bytes | dict) or not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
-        return _faulty("type", f"returned {type(made).__name__}, expected a list with a number for each completion")
+    """What a function returned as an Outcome: a fault unless it is one finite number, or None, for
+    each row.
+    """
+    if (
+        isinstance(made, str | bytes | dict)
+        or not hasattr(made, "__len__")
+        or not hasattr(made, "__getitem__")
+    ):
+        return _faulty(
+            "type",
+            f"returned {type(made).__name__}, expected a list with a number for each completion",
+        )
     if len(getattr(made, "shape", (0,))) != 1:
-        return _faulty("type", f"returned an array of shape {tuple(made.shape)}, expected ({rows},)")
+        return _faulty(
+            "type", f"returned an array of shape {tuple(made.shape)}, expected ({rows},)"
+        )
     if len(made) != rows:
         return _faulty("length", f"returned {len(made)} values for {rows} completions")
-    values = [None if value is None else _number(value) for value in itertools.islice(made, rows + 1)]
+    values = [
+        None if value is None else _number(value) for value in itertools.islice(made, rows + 1)
+    ]
     if len(values) != rows:
-        return _faulty("length", f"returned {type(made).__name__} of length {rows} with another number of values")
+        return _faulty(
+            "length",
+            f"returned {type(made).__name__} of length {rows} with another number of values",
+        )
     for index, value in enumerate(values):
         if isinstance(value, str):
             return _faulty("value", f"returned {value} as value {index} of {rows}")
@@ -243,7 +277,9 @@ def _users_part(trace: TracebackType) -> TracebackType:
 
 
 def main(descriptor: int) -> None:
-    """The child: take the function, then score chunks until the parent's end closes. Its keeper has set it up."""
+    """The child: take the function, then score chunks until the parent's end closes. Its keeper has
+    set it up.
+    """
     left_to_the_run()
     complaints = os.dup(2)  # the function may do what it likes to the other
     faulthandler.enable(complaints)
@@ -273,15 +309,21 @@ def _serve(wire: Wire, scorer: Scorer) -> None:
 
 
 def _end_fork(wire: Wire, outcome: Outcome) -> None:
-    """This process came out of the function as a fork of it: one that returned is told of, which makes it a fault."""
+    """This process came out of the function as a fork of it: one that returned is told of, which
+    makes it a fault.
+    """
     if outcome.fault is None:
         wire.reply(outcome)
-    sys.stderr.write(f"a fork of the function {outcome.fault.text if outcome.fault else 'returned'}\n")
+    sys.stderr.write(
+        f"a fork of the function {outcome.fault.text if outcome.fault else 'returned'}\n"
+    )
     os._exit(1)
 
 
 class Wire:
-    """The socket to the kernel's process; requests are numbered, and answers have the number of theirs."""
+    """The socket to the kernel's process; requests are numbered, and answers have the number of
+    theirs.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._sock = socket.socket(fileno=descriptor)
@@ -298,17 +340,24 @@ class Wire:
         return self._receive(size)
 
     def reply(self, outcome: Outcome) -> None:
-        """Answer the last request. Ends the process where nobody hears it: the parent is gone, or what it was to be
-        said over was closed, or is now something else.
+        """Answer the last request. Ends the process where nobody hears it: the parent is gone, or
+        what it was to be said over was closed, or is now something else.
         """
         payload = msgspec.msgpack.encode(outcome)
         if self._is_there():
-            with contextlib.suppress(OSError):  # the parent has gone, or has hung up: nobody wants to know
-                self._sock.sendall(HEADER.pack(MARK, os.getpid(), self._number, len(payload)) + payload)
+            with contextlib.suppress(
+                OSError
+            ):  # the parent has gone, or has hung up: nobody wants to know
+                self._sock.sendall(
+                    HEADER.pack(MARK, os.getpid(), self._number, len(payload)) + payload
+                )
                 return
         else:
             with contextlib.suppress(OSError, ValueError):
-                print("nothing can be answered: a file descriptor that is not the function's own was closed by it")
+                print(
+                    "nothing can be answered: a file descriptor that is not the function's own was"
+                    " closed by it"
+                )
         os._exit(_CUT_OFF)
 
     def _is_there(self) -> bool:

@@ -1,8 +1,10 @@
-"""What goes between a reward process and the kernel: frames, what an answer may be, how text of the user's is shown.
+"""What goes between a reward process and the kernel: frames, what an answer may be, how text of the
+user's is shown.
 
-Owns: the form and the limits of frames, Outcome and Fault, and the judgement of what a process of the user's code sent:
-it shares memory with whatever the function did, so nothing of it is taken on trust, and nothing is unpickled. Does not
-own: sockets (scoring_parent.py, scoring_child.py), what a fault leads to (scoring.py).
+Owns: the form and the limits of frames, Outcome and Fault, and the judgement of what a process of
+the user's code sent: it shares memory with whatever the function did, so nothing of it is taken on
+trust, and nothing is unpickled. Does not own: sockets (scoring_parent.py, scoring_child.py), what a
+fault leads to (scoring.py).
 
     frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; then the payload
 """
@@ -32,7 +34,9 @@ FaultKind = Literal["raised", "type", "length", "value", "metric", "answer", "ti
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong in one call. detail: a traceback, a stack or what was printed last, where there is one."""
+    """What went wrong in one call. detail: a traceback, a stack or what was printed last, where
+    there is one.
+    """
 
     kind: FaultKind
     text: str
@@ -66,16 +70,23 @@ class Answers:
         return len(self._came)
 
     def take(self, pid: int, number: int) -> bytes | None:
-        """The answer of this process to this call once it is there. Raises Garbled for anything else."""
+        """The answer of this process to this call once it is there. Raises Garbled for anything
+        else.
+        """
         if not MARK.startswith(self._came[: len(MARK)]):
             raise Garbled(f"{shown(bytes(self._came[:40]))} came where its answer was expected")
         if len(self._came) < HEADER.size:
             return None
         _, sender, answered, size = HEADER.unpack_from(self._came)
         if sender != pid:
-            raise Garbled(f"process {sender}, which it had forked, answered, too: a fork has to end by os._exit")
+            raise Garbled(
+                f"process {sender}, which it had forked, answered, too: a fork has to end by"
+                " os._exit"
+            )
         if answered != number:
-            raise Garbled(f"an answer to call {answered} came where one to call {number} was expected")
+            raise Garbled(
+                f"an answer to call {answered} came where one to call {number} was expected"
+            )
         if size > LARGEST_ANSWER:
             raise Garbled(f"an answer of {size} bytes came, and one may have {LARGEST_ANSWER}")
         end = HEADER.size + size
@@ -89,13 +100,17 @@ class Answers:
 
 
 def judged_answer(payload: bytes, rows: int) -> Outcome:
-    """The Outcome in an answer for so many rows. Raises Garbled where it is none, or none that a call can give."""
+    """The Outcome in an answer for so many rows. Raises Garbled where it is none, or none that a
+    call can give.
+    """
     try:
         outcome = msgspec.msgpack.decode(payload, type=Outcome)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Garbled(f"an answer came that cannot be read ({error})") from error
     if (fault := outcome.fault) is not None:
-        cut = Fault(kind=fault.kind, text=bounded(fault.text, _TEXT), detail=bounded(fault.detail, _DETAIL))
+        cut = Fault(
+            kind=fault.kind, text=bounded(fault.text, _TEXT), detail=bounded(fault.detail, _DETAIL)
+        )
         return Outcome(fault=cut)
     if len(outcome.values) != rows:
         raise Garbled(f"an answer with {len(outcome.values)} values came for {rows} rows")
@@ -113,7 +128,9 @@ def is_reward(number: float) -> bool:
 
 
 def metric_problem(name: object, value: object, so_far: int = 0) -> str:
-    """Why this cannot be a metric of a function that has logged so many before it in this call; empty if it can be."""
+    """Why this cannot be a metric of a function that has logged so many before it in this call;
+    empty if it can be.
+    """
     if not isinstance(name, str):
         return f"has a name of type {type(name).__name__}, not str"
     if not name or len(name) > _NAME or not name.isprintable() or name != name.strip():
@@ -124,7 +141,11 @@ def metric_problem(name: object, value: object, so_far: int = 0) -> str:
         return f"{name!r} has the value {shown(value)}, not a number"
     if not math.isfinite(float(value)):  # type: ignore[arg-type]
         return f"{name!r} has the value {float(value)!r}, not a finite number"  # type: ignore[arg-type]
-    return f"{name!r} is number {so_far + 1} of one call, and {_METRICS} are the most" if so_far >= _METRICS else ""
+    return (
+        f"{name!r} is number {so_far + 1} of one call, and {_METRICS} are the most"
+        if so_far >= _METRICS
+        else ""
+    )
 
 
 def shown(value: object, most: int = 60) -> str:
@@ -137,7 +158,8 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def bounded(text: str, most: int) -> str:
-    """The text, or its beginning and its end with how many characters were left out between them."""
+    """The text, or its beginning and its end with how many characters were left out between them.
+    """
     if len(text) <= most:
         return text
     half = most // 2

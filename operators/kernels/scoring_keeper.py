@@ -1,12 +1,14 @@
-"""The process between the kernel and a user's function: nothing that the function starts outlives it.
+"""The process between the kernel and a user's function: nothing that the function starts outlives
+it.
 
     waits for                                      unblocked by
     the function's end                             the kernel (SIGCHLD)
     the end of the socket to the kernel's process  that process, whatever ended it; the death signal where it forked
 
-Owns: starting the function's process, and ending everything below it. Descendants that went into sessions of their own
-come back to it, since it is their subreaper (Linux; elsewhere only the function's own process group is ended). Does not
-own: what the function is asked (scoring_child.py), time limits (scoring_process.py).
+Owns: starting the function's process, and ending everything below it. Descendants that went into
+sessions of their own come back to it, since it is their subreaper (Linux; elsewhere only the
+function's own process group is ended). Does not own: what the function is asked (scoring_child.py),
+time limits (scoring_process.py).
 
     socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; in: its end
 
@@ -27,15 +29,20 @@ from pathlib import Path
 
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _ORPHANED = signal.SIGUSR1
-"""Comes when the kernel's process ends. Signals that ask a whole run to stop mean nothing here: the run decides."""
+"""Comes when the kernel's process ends. Signals that ask a whole run to stop mean nothing here: the
+run decides.
+"""
 _HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECONDS = 5.0
-"""In which everything that is killed has ended, unless it cannot be killed (another user's, or waiting for a disk)."""
+"""In which everything that is killed has ended, unless it cannot be killed (another user's, or
+waiting for a disk).
+"""
 _ROUND = 0.05
 
 
 def main(answers: int, life: int, parent: int) -> None:
-    """Start the function's process on the socket `answers`, and keep it until it or the parent ends.
+    """Start the function's process on the socket `answers`, and keep it until it or the parent
+    ends.
 
     answers, life: descriptors of the two sockets to the parent's process.
     """
@@ -44,7 +51,9 @@ def main(answers: int, life: int, parent: int) -> None:
         os.set_inheritable(descriptor, False)
     for number in _HEARD:
         signal.signal(number, _noted)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whatever the kernel's process held back when it started this
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, []
+    )  # whatever the kernel's process held back when it started this
     _prctl(_SUBREAPER, 1)
     keeper = os.getpid()
     pid = os.fork()
@@ -66,14 +75,18 @@ def main(answers: int, life: int, parent: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """On Linux: SIGKILL for this process when its parent ends, even in the middle of a call that never returns."""
+    """On Linux: SIGKILL for this process when its parent ends, even in the middle of a call that
+    never returns.
+    """
     _prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 class Keeper:
-    """Waits for the end of the function's process or of the kernel's, and then ends whatever is left."""
+    """Waits for the end of the function's process or of the kernel's, and then ends whatever is
+    left.
+    """
 
     def __init__(self, pid: int, to_parent: socket.socket, parent: int) -> None:
         self._pid = pid
@@ -150,7 +163,9 @@ def descendants(of: int) -> list[int]:
 
 
 def sweep(mark: str) -> None:
-    """Kill every process whose environment has this mark: what is left where a keeper itself was killed."""
+    """Kill every process whose environment has this mark: what is left where a keeper itself was
+    killed.
+    """
     wanted = mark.encode()
     for _ in range(int(_SECONDS / _ROUND)):
         found = [pid for pid in _processes() if wanted in _environment(pid)]

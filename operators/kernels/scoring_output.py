@@ -1,7 +1,7 @@
 """What a user's function prints, in the log of its Worker.
 
-Owns: lines, their limits, the last of them. Does not own: the pipe (scoring_parent.py), the log (whoever runs the
-kernel: these are records of logging).
+Owns: lines, their limits, the last of them. Does not own: the pipe (scoring_parent.py), the log
+(whoever runs the kernel: these are records of logging).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LAST = 20
 
 
 class Output:
-    """Of one function's process and all that it started: both its standard output and its standard error."""
+    """Of one function's process and all that it started: both its standard output and its standard
+    error.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -52,7 +54,9 @@ class Output:
             self._keep(bytes(self._pending))
             self._pending.clear()
         if self._skipped:
-            _log.warning("reward %r printed %d bytes more, which are not kept", self._name, self._skipped)
+            _log.warning(
+                "reward %r printed %d bytes more, which are not kept", self._name, self._skipped
+            )
         self._left, self._skipped = _CALL, 0
 
     def last(self) -> list[str]:
@@ -85,7 +89,8 @@ class Output:
             return
         self._left -= size
         self._left_in_all -= size
-        # A warning, since no level means that a user's function prints: it is to be seen where nobody set logging up.
+        # A warning, since no level means that a user's function prints: it is to be seen where
+        # nobody set logging up.
         _log.warning("reward %r printed: %s", self._name, line)
 
 

@@ -3,11 +3,12 @@
     waits for                                   unblocked by
     an answer, room to send, what is printed    the function's process; its keeper, which tells of its end; a deadline
 
-Owns: a keeper and the function's process below it, the sockets to both, the pipe of what they print. Does not own: the
-child's inside (scoring_child.py), how everything below the keeper ends (scoring_keeper.py), frames (scoring_frames.py).
+Owns: a keeper and the function's process below it, the sockets to both, the pipe of what they
+print. Does not own: the child's inside (scoring_child.py), how everything below the keeper ends
+(scoring_keeper.py), frames (scoring_frames.py).
 
-The child is a fresh interpreter and not a spawn of multiprocessing, which would import the parent's main module again.
-Waiting is by poll: descriptors may have any number.
+The child is a fresh interpreter and not a spawn of multiprocessing, which would import the parent's
+main module again. Waiting is by poll: descriptors may have any number.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from dataflow.errors import KernelError
 from dataflow.importing import interpreter
 from dataflow.signals import held_back
 from operators.kernels.scoring_child import STACK_SIGNAL
-from operators.kernels.scoring_frames import HEADER, MARK, Answers, Fault, FaultKind, Garbled, Outcome, judged_answer
+from operators.kernels.scoring_frames import (
+    HEADER,
+    MARK,
+    Answers,
+    Fault,
+    FaultKind,
+    Garbled,
+    Outcome,
+    judged_answer,
+)
 from operators.kernels.scoring_keeper import sweep
 from operators.kernels.scoring_output import Output
 
@@ -48,7 +58,9 @@ _BOOTSTRAP = "from operators.kernels.scoring_keeper import main; main(*map(int, 
 
 
 def await_outcomes(children: Sequence[Child], deadline: float) -> None:
-    """Until each of them has an outcome of what it was asked; who has none at the deadline has timed out."""
+    """Until each of them has an outcome of what it was asked; who has none at the deadline has
+    timed out.
+    """
     while waiting := [child for child in children if child.outcome is None]:
         poll, parts = select.poll(), {}
         for child in waiting:
@@ -68,8 +80,8 @@ def await_outcomes(children: Sequence[Child], deadline: float) -> None:
 class Child:
     """One function's process and its keeper.
 
-    outcome: of what it was asked last; None while that is not known. pid: the function's process, once that is told.
-    process: the keeper.
+    outcome: of what it was asked last; None while that is not known. pid: the function's process,
+    once that is told. process: the keeper.
     """
 
     def __init__(self, name: str, shipped: bytes) -> None:
@@ -86,7 +98,8 @@ class Child:
         self._sock, self._life, self._printed = _closed(), _closed(), -1
 
     def start(self) -> None:
-        """A fresh interpreter, and the function on its way to it; its outcome is whether it could be loaded.
+        """A fresh interpreter, and the function on its way to it; its outcome is whether it could
+        be loaded.
 
         Raises KernelError where no process can be started.
         """
@@ -96,8 +109,8 @@ class Child:
                 undo.pop_all()
         except OSError as error:
             raise KernelError(
-                f"reward {self._name!r}: expected its process to start, found: {error}. Fix: allow more processes and "
-                "open files (ulimit -u, ulimit -n)."
+                f"reward {self._name!r}: expected its process to start, found: {error}. Fix: allow"
+                " more processes and open files (ulimit -u, ulimit -n)."
             ) from error
         for end in (self._sock, self._life):
             end.setblocking(False)
@@ -134,7 +147,8 @@ class Child:
             )
 
     def is_ready(self, *, or_killed: bool) -> bool:
-        """Whether the function is loaded. False where a signal ended its process before, and `or_killed` allows it.
+        """Whether the function is loaded. False where a signal ended its process before, and
+        `or_killed` allows it.
 
         Raises KernelError, with the child's traceback, where it cannot be loaded.
         """
@@ -153,7 +167,9 @@ class Child:
         """Put a question; it is sent, and the outcome comes, while somebody waits for it."""
         self._number += 1
         self._rows = rows
-        self._unsent = memoryview(HEADER.pack(MARK, 0, self._number, len(memoryview(payload))) + bytes(payload))
+        self._unsent = memoryview(
+            HEADER.pack(MARK, 0, self._number, len(memoryview(payload))) + bytes(payload)
+        )
         self.outcome = None
         self._output.forget()
 
@@ -188,7 +204,9 @@ class Child:
         with contextlib.suppress(OSError):
             self._answers.add(self._sock.recv(_READ))
         if self.outcome is not None and len(self._answers):
-            _log.warning("reward %r: %d bytes came after its last answer", self._name, len(self._answers))
+            _log.warning(
+                "reward %r: %d bytes came after its last answer", self._name, len(self._answers)
+            )
         self.hang_up()
         self._await_code(_GOODBYE_SECONDS)
         self.kill()
@@ -244,7 +262,9 @@ class Child:
                 self.outcome = judged_answer(payload, self._rows)
         except Garbled as garbled:
             self.kill()
-            self.outcome = _faulty("answer", f"broke the connection to its process: {garbled}", self._printed_last())
+            self.outcome = _faulty(
+                "answer", f"broke the connection to its process: {garbled}", self._printed_last()
+            )
 
     def _hear_keeper(self) -> None:
         there = self._keeper_says()
@@ -294,7 +314,9 @@ class Child:
         self.outcome = _faulty("died", text, self._printed_last())
 
     def _await_code(self, seconds: float) -> bool:
-        """Until the keeper has told how the function's process ended, or is gone itself, which is False."""
+        """Until the keeper has told how the function's process ended, or is gone itself, which is
+        False.
+        """
         deadline = time.monotonic() + seconds
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)  # the function may have stopped it
@@ -310,7 +332,9 @@ class Child:
         return True
 
     def _stack(self) -> str:
-        """Where the function's main thread stands, asked of the process by a signal; empty where it does not say."""
+        """Where the function's main thread stands, asked of the process by a signal; empty where it
+        does not say.
+        """
         if not self.pid:
             return ""
         self._hear_output()
@@ -322,13 +346,23 @@ class Child:
             while len(lines) < _STACK_LINES and poll.poll(_STACK_SECONDS * 1e3):
                 self._hear_output()
         frames = [line for line in lines if line.startswith("  File ")]
-        ours = next((at for at, line in enumerate(frames) if "scoring_child.py" in line), len(frames))
-        return "It stood at (the innermost call first):\n" + "\n".join(frames[:ours]) if frames[:ours] else ""
+        ours = next(
+            (at for at, line in enumerate(frames) if "scoring_child.py" in line), len(frames)
+        )
+        return (
+            "It stood at (the innermost call first):\n" + "\n".join(frames[:ours])
+            if frames[:ours]
+            else ""
+        )
 
     def _printed_last(self) -> str:
         """What it said before its end: of a crash the stack, without the frames of this package."""
         ours = os.path.dirname(__file__)
-        last = [line for line in self._output.last() if not (line.startswith("  File ") and ours in line)]
+        last = [
+            line
+            for line in self._output.last()
+            if not (line.startswith("  File ") and ours in line)
+        ]
         return "\n".join(["It printed last:", *(f"  | {line}" for line in last)]) if last else ""
 
 

@@ -1,10 +1,11 @@
 """The processes of reward functions: one for each, all asked at once.
 
-Owns: which functions run where, that they are asked at the same time, and their time limit. Does not own: one process
-(scoring_parent.py), the child's inside (scoring_child.py), and what follows from a fault (scoring.py).
+Owns: which functions run where, that they are asked at the same time, and their time limit. Does
+not own: one process (scoring_parent.py), the child's inside (scoring_child.py), and what follows
+from a fault (scoring.py).
 
-Columns go out as an Arrow IPC stream, numbers come back as msgpack. The only pickle is the function itself, sent once
-at the start of a child.
+Columns go out as an Arrow IPC stream, numbers come back as msgpack. The only pickle is the function
+itself, sent once at the start of a child.
 """
 
 from __future__ import annotations
@@ -63,11 +64,16 @@ class InProcess:
 
 
 class Children:
-    """Each function in a child process of its own. A child that failed a time limit, or died, is replaced."""
+    """Each function in a child process of its own. A child that failed a time limit, or died, is
+    replaced.
+    """
 
     def __init__(self, names: Sequence[str], fns: Sequence[RewardFn], timeout: float) -> None:
-        """Start all children at once. Raises KernelError where a function cannot be shipped or loaded."""
-        # The kernel kills a child when the *thread* that started it ends, so all are started by one that stays.
+        """Start all children at once. Raises KernelError where a function cannot be shipped or
+        loaded.
+        """
+        # The kernel kills a child when the *thread* that started it ends, so all are started by one
+        # that stays.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-processes")
         self._timeout = timeout
         self._children: list[Child] = []
@@ -79,7 +85,8 @@ class Children:
             undo.pop_all()
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
-        """See Scorers. timeout seconds for all of them together, since they run at the same time."""
+        """See Scorers. timeout seconds for all of them together, since they run at the same time.
+        """
         asked = {index: self._children[index] for index in calls}
         self._start([child for child in asked.values() if not child.running])
         for index, child in asked.items():
@@ -113,15 +120,17 @@ class Children:
 
 
 def ship(name: str, fn: RewardFn) -> bytes:
-    """A function as bytes: by name where its module can be imported afresh, by value where it cannot.
+    """A function as bytes: by name where its module can be imported afresh, by value where it
+    cannot.
 
     Raises KernelError where it holds something that cannot be sent to another process.
     """
     with by_value(), Caught() as caught:
         return cloudpickle.dumps(fn)
     raise KernelError(
-        f"reward {name!r}: cannot be sent to a process of its own: {caught.fault.text if caught.fault else ''}. "
-        "Fix: make locks, connections and files inside the function, or run with inproc."
+        f"reward {name!r}: cannot be sent to a process of its own:"
+        f" {caught.fault.text if caught.fault else ''}. Fix: make locks, connections and files"
+        " inside the function, or run with inproc."
     )
 
 

@@ -3,9 +3,10 @@
 Owns: the one place that decides about read-only memory. Does not own: padding (there is
 none), packing (torch/packing.py), nor devices (the kernel that calls says which).
 
-Columns arrive as views of memory that another process may own, and torch knows no read-only
-tensor. So no tensor is ever made on that memory: `gather` copies the wanted values, once, in the
-order that packing needs, and what it returns may be written to and kept. Columns declared `device` are tensors already.
+Columns arrive as views of memory that another process may own, and torch knows no read-only tensor.
+So no tensor is ever made on that memory: `gather` copies the wanted values, once, in the order that
+packing needs, and what it returns may be written to and kept. Columns declared `device` are tensors
+already.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from dataflow.schema import Schema
 
 
 def gather(
-    values: np.ndarray | Tensor, index: np.ndarray, device: torch.device, dtype: torch.dtype | None = None
+    values: np.ndarray | Tensor,
+    index: np.ndarray,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`values[index]` as a tensor of its own on the device; dtype as in the column where not given."""
+    """`values[index]` as a tensor of its own on the device; dtype as in the column where not given.
+    """
     if isinstance(values, Tensor):
         return values[index].to(device=device, dtype=dtype, non_blocking=True)
     return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
@@ -33,20 +38,27 @@ def gather(
 
 def index(values: np.ndarray, device: torch.device) -> Tensor:
     """An index array made by the caller, int64, as a tensor."""
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device, non_blocking=True)
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(
+        device, non_blocking=True
+    )
 
 
 def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
-    """The flat values of a token column: NumPy, or a tensor where it is declared `device`. Raises DataError where its
-    rows are not those of `offsets`.
+    """The flat values of a token column: NumPy, or a tensor where it is declared `device`. Raises
+    DataError where its rows are not those of `offsets`.
     """
     column = batch.tensor(name) if name in batch.device else batch.ragged(name)
     if not np.array_equal(column.offsets, offsets):
-        row = int(np.argmax(column.lengths != np.diff(offsets))) if len(column) == len(offsets) - 1 else 0
+        row = (
+            int(np.argmax(column.lengths != np.diff(offsets)))
+            if len(column) == len(offsets) - 1
+            else 0
+        )
         found = int(column.lengths[row]) if len(column) > row else 0
         raise DataError(
-            f"{where}.{name}: row {batch.keys.take(np.array([row])).rows()[0]} has {found} values, expected one for "
-            f"each of its {int(np.diff(offsets)[row])} completion tokens. Fix: a column made from these rows."
+            f"{where}.{name}: row {batch.keys.take(np.array([row])).rows()[0]} has {found} values,"
+            f" expected one for each of its {int(np.diff(offsets)[row])} completion tokens. Fix: a"
+            " column made from these rows."
         )
     return column.values
 
@@ -56,8 +68,15 @@ def numbers(tensor: Tensor) -> np.ndarray:
     return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
 
 
-def batch_of(keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]) -> Batch:
-    """A batch of float columns: [rows], or with offsets [tokens] as a list column on these offsets."""
+def batch_of(
+    keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]
+) -> Batch:
+    """A batch of float columns: [rows], or with offsets [tokens] as a list column on these offsets.
+    """
     made = {name: numbers(tensor) for name, tensor in columns.items()}
-    shaped = made if offsets is None else {name: Ragged(values, offsets) for name, values in made.items()}
+    shaped = (
+        made
+        if offsets is None
+        else {name: Ragged(values, offsets) for name, values in made.items()}
+    )
     return Batch.make(keys, shaped, schema)

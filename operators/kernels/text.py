@@ -1,7 +1,8 @@
 """Text to token ids and back, with the tokenizer of a Model's directory.
 
-Owns: chat templates, special tokens, where a conversation is cut into prompt and completion, and the hash that says
-which vocabulary ids belong to. Does not own: what is generated or trained. transformers is imported at the first load.
+Owns: chat templates, special tokens, where a conversation is cut into prompt and completion, and
+the hash that says which vocabulary ids belong to. Does not own: what is generated or trained.
+transformers is imported at the first load.
 """
 
 from __future__ import annotations
@@ -46,21 +47,26 @@ class Tokenizer:
     eos_ids: frozenset[int]
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids of each text; special: with the tokens that the tokenizer puts around a text."""
+        """Token ids of each text; special: with the tokens that the tokenizer puts around a text.
+        """
         if not texts:
             return []
         made = self.inner(
-            list(texts), add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False
+            list(texts),
+            add_special_tokens=special,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )
         return made["input_ids"]  # type: ignore[return-value]
 
     def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
 
-        Strings get the tokenizer's special tokens but no eos at their end; message lists the chat template with its
-        generation prompt.
+        Strings get the tokenizer's special tokens but no eos at their end; message lists the chat
+        template with its generation prompt.
 
-        Raises DataError for a prompt without any token, and for messages where there is no chat template.
+        Raises DataError for a prompt without any token, and for messages where there is no chat
+        template.
         """
         if len(prompts) and not isinstance(prompts[0], str):
             ids = self.encode(self.render(prompts, generation=True), special=False)  # type: ignore[arg-type]
@@ -75,10 +81,14 @@ class Tokenizer:
         """The text of each row, special tokens left out."""
         values, offsets = ids.values.tolist(), ids.offsets.tolist()
         rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
-        return self.inner.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.inner.batch_decode(
+            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def render(self, conversations: Sequence[Sequence[Message]], *, generation: bool) -> list[str]:
-        """Conversations as text, by the tokenizer's chat template; generation: up to where the assistant begins."""
+        """Conversations as text, by the tokenizer's chat template; generation: up to where the
+        assistant begins.
+        """
         if not self.inner.chat_template:
             raise DataError(
                 f"{self.base}: message lists need a chat template, and its tokenizer has none. "
@@ -92,46 +102,62 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise DataError(
-                f"{self.base}: expected a chat template that renders these messages, found: {error}. "
-                "Fix: the template, or messages with the roles that it knows."
+                f"{self.base}: expected a chat template that renders these messages, found:"
+                f" {error}. Fix: the template, or messages with the roles that it knows."
             ) from error
         return made  # type: ignore[return-value]
 
     def encode_pairs(self, prompts: Sequence[str], completions: Sequence[str]) -> Pairs:
-        """Prompts as encode_prompts does, completions without special tokens and ended by eos; the mask is all 1."""
+        """Prompts as encode_prompts does, completions without special tokens and ended by eos; the
+        mask is all 1.
+        """
         ids = [[*row, self.eos()] for row in self.encode(completions, special=False)]
         return _pairs(self.encode_prompts(prompts), ids, [[1] * len(row) for row in ids])
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
-        """Plain texts: the first token (bos where the tokenizer has one) is the prompt, for nothing predicts it."""
+        """Plain texts: the first token (bos where the tokenizer has one) is the prompt, for nothing
+        predicts it.
+        """
         ids = [self._open_ended(row) for row in self.encode(texts, special=True)]
         answers = [[*row[1:], self.eos()] for row in ids]
-        return _pairs(to_ragged([row[:1] for row in ids]), answers, [[1] * len(row) for row in answers])
+        return _pairs(
+            to_ragged([row[:1] for row in ids]), answers, [[1] * len(row) for row in answers]
+        )
 
     def encode_conversations(
         self, turns: Sequence[Sequence[Message]], first: Sequence[int], assistant_only: bool
     ) -> Pairs:
         """Conversations whose message `first[i]` is the first of the completion.
 
-        The prompt's ids are what generation would see there. Each later stretch is tokenized by itself, as an episode
-        would append it. The mask is 1 on assistant turns up to their eos; with assistant_only=False on all turns.
+        The prompt's ids are what generation would see there. Each later stretch is tokenized by
+        itself, as an episode would append it. The mask is 1 on assistant turns up to their eos;
+        with assistant_only=False on all turns.
 
-        Raises DataError where the template does not render a longer conversation as a continuation of a shorter one.
+        Raises DataError where the template does not render a longer conversation as a continuation
+        of a shorter one.
         """
-        rows = [self._conversation(list(t), f, assistant_only) for t, f in zip(turns, first, strict=True)]
+        rows = [
+            self._conversation(list(t), f, assistant_only)
+            for t, f in zip(turns, first, strict=True)
+        ]
         return _pairs(to_ragged([r[0] for r in rows]), [r[1] for r in rows], [r[2] for r in rows])
 
     def eos(self) -> int:
         """The id that is put at the end of a demonstration."""
         if not isinstance(self.inner.eos_token_id, int):
-            raise DataError(f"{self.base}: its tokenizer has no eos token. Fix: eos_token in tokenizer_config.json.")
+            raise DataError(
+                f"{self.base}: its tokenizer has no eos token. Fix: eos_token in"
+                " tokenizer_config.json."
+            )
         return self.inner.eos_token_id
 
     def _open_ended(self, ids: list[int]) -> list[int]:
         """Without the eos that some tokenizers put behind every text."""
         return ids[:-1] if ids and ids[-1] == self.inner.eos_token_id else ids
 
-    def _conversation(self, turns: list[Message], first: int, assistant_only: bool) -> tuple[list[int], ...]:
+    def _conversation(
+        self, turns: list[Message], first: int, assistant_only: bool
+    ) -> tuple[list[int], ...]:
         stretches = self._stretches(turns, first)
         parts = self.encode([text for text, _ in stretches], special=False)
         ids: list[int] = []
@@ -139,70 +165,91 @@ class Tokenizer:
         for part, (_, spoken) in zip(parts[1:], stretches[1:], strict=True):
             trained = self._up_to_eos(part) if spoken else 0
             ids += part
-            mask += [1] * len(part) if not assistant_only else [1] * trained + [0] * (len(part) - trained)
+            mask += (
+                [1] * len(part)
+                if not assistant_only
+                else [1] * trained + [0] * (len(part) - trained)
+            )
         end = self._up_to_eos(ids)
         if not end or ids[end - 1] not in self.eos_ids:
             return parts[0], [*ids, self.eos()], [*mask, 1]
         return parts[0], ids[:end], mask[:end]
 
     def _stretches(self, turns: list[Message], first: int) -> list[tuple[str, bool]]:
-        """The rendered text cut where the assistant begins and ends, and whether the assistant speaks in each part."""
+        """The rendered text cut where the assistant begins and ends, and whether the assistant
+        speaks in each part.
+        """
         parts: list[tuple[str, bool]] = []
         done = ""
         for index in range(first, len(turns)):
             spoken = turns[index]["role"] == "assistant"
             if spoken or index == first:
-                done = self._cut(parts, done, self.render([turns[:index]], generation=spoken)[0], False)
-            done = self._cut(parts, done, self.render([turns[: index + 1]], generation=False)[0], spoken)
+                done = self._cut(
+                    parts, done, self.render([turns[:index]], generation=spoken)[0], False
+                )
+            done = self._cut(
+                parts, done, self.render([turns[: index + 1]], generation=False)[0], spoken
+            )
         return parts
 
     def _cut(self, parts: list[tuple[str, bool]], done: str, text: str, spoken: bool) -> str:
         if not text.startswith(done):
             raise DataError(
-                f"{self.base}: the chat template renders earlier turns differently once later ones follow, so a "
-                f"conversation cannot be cut into turns. Fix: one assistant turn a row, or another template."
+                f"{self.base}: the chat template renders earlier turns differently once later ones"
+                " follow, so a conversation cannot be cut into turns. Fix: one assistant turn a"
+                " row, or another template."
             )
         if len(text) > len(done) or not parts:
             parts.append((text[len(done) :], spoken))
         return text
 
     def _up_to_eos(self, ids: list[int]) -> int:
-        """How many tokens there are up to the last eos, itself included; all where there is none."""
+        """How many tokens there are up to the last eos, itself included; all where there is none.
+        """
         ends = [i for i, token in enumerate(ids) if token in self.eos_ids]
         return ends[-1] + 1 if ends else len(ids)
 
 
 def load_tokenizer(base: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where it is none."""
+    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where it is none.
+    """
     from transformers import AutoTokenizer
 
     try:
         inner = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-    except Exception as error:  # what the tokenizers library raises for a broken file has no class of its own
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    except (
+        Exception
+    ) as error:  # what the tokenizers library raises for a broken file has no class of its own
+        said = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         raise DataError(
-            f"{base}: expected a directory with a tokenizer, found: {said:.240}. Fix: tokenizer files that belong "
-            "together, as save_pretrained writes them."
+            f"{base}: expected a directory with a tokenizer, found: {said:.240}. Fix: tokenizer"
+            " files that belong together, as save_pretrained writes them."
         ) from error
     ends = _generation_eos(base) or {inner.eos_token_id} - {None}
     return Tokenizer(base, inner, frozenset(ends))
 
 
-def require_ends(node: str, model: str, tokenizer: Tokenizer, vocabulary: int, *, stops: bool) -> None:
-    """Raise DataError unless an answer can end: by an id that the Model can write, or by a stop string.
+def require_ends(
+    node: str, model: str, tokenizer: Tokenizer, vocabulary: int, *, stops: bool
+) -> None:
+    """Raise DataError unless an answer can end: by an id that the Model can write, or by a stop
+    string.
 
     vocabulary: the ids that the Model knows are those below.
     """
     ends = tokenizer.eos_ids
     if not ends and not stops:
         raise DataError(
-            f"{node}: Model {model!r}: expected a token that ends an answer, found no eos_token in {tokenizer.base}. "
-            "Fix: eos_token in tokenizer_config.json, or stop=."
+            f"{node}: Model {model!r}: expected a token that ends an answer, found no eos_token in"
+            f" {tokenizer.base}. Fix: eos_token in tokenizer_config.json, or stop=."
         )
     if ends and not any(0 <= end < vocabulary for end in ends):
         raise DataError(
-            f"{node}: Model {model!r}: expected an end of sequence below its vocabulary of {vocabulary}, found "
-            f"{sorted(ends)} in {tokenizer.base}. Fix: eos_token_id in generation_config.json."
+            f"{node}: Model {model!r}: expected an end of sequence below its vocabulary of"
+            f" {vocabulary}, found {sorted(ends)} in {tokenizer.base}. Fix: eos_token_id in"
+            " generation_config.json."
         )
 
 
@@ -212,8 +259,9 @@ def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: in
     if len(beyond):
         row = int(np.searchsorted(ids.offsets, beyond[0], side="right")) - 1
         raise DataError(
-            f"{node}: row {keys.rows()[row]}: expected token ids below the {vocabulary} that Model {model!r} knows, "
-            f"found {int(ids.values[beyond[0]])}. Fix: the tokenizer that belongs to the Model."
+            f"{node}: row {keys.rows()[row]}: expected token ids below the {vocabulary} that Model"
+            f" {model!r} knows, found {int(ids.values[beyond[0]])}. Fix: the tokenizer that belongs"
+            " to the Model."
         )
 
 
@@ -240,18 +288,30 @@ def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
     """int32 rows of any lengths, packed."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    values = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
+    values = np.fromiter(
+        itertools.chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1])
+    )
     return Ragged(values, offsets)
 
 
-def _pairs(prompt: Ragged, completions: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> Pairs:
+def _pairs(
+    prompt: Ragged, completions: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]
+) -> Pairs:
     completion = to_ragged(completions)
-    return Pairs(prompt=prompt, completion=completion, mask=completion.like(to_ragged(masks).values.astype(np.uint8)))
+    return Pairs(
+        prompt=prompt,
+        completion=completion,
+        mask=completion.like(to_ragged(masks).values.astype(np.uint8)),
+    )
 
 
 def _without_nulls(message: Message) -> Message:
     """Arrow gives every message the fields of all messages; a template must see only its own."""
-    return {name: value for name, value in message.items() if value is not None or name in ("role", "content")}
+    return {
+        name: value
+        for name, value in message.items()
+        if value is not None or name in ("role", "content")
+    }
 
 
 def _generation_eos(base: str) -> set[int]:

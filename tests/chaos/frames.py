@@ -2,11 +2,12 @@
 
     python -m tests.chaos.frames --count 100000 --seed 0
 
-Half of them are what an owner of slabs says to a reader, or writes on its board (structure and content verified), half
-are frames between hosts. Each wrong answer is followed by an honest one. Asserted: nobody crashes, nothing wrong is
-accepted, descriptors and memory stay what they were.
+Half of them are what an owner of slabs says to a reader, or writes on its board (structure and
+content verified), half are frames between hosts. Each wrong answer is followed by an honest one.
+Asserted: nobody crashes, nothing wrong is accepted, descriptors and memory stay what they were.
 
-Owns: how many, and the bounds. Does not own: the mutations (tests/contracts/pull_mutants.py), the receivers.
+Owns: how many, and the bounds. Does not own: the mutations (tests/contracts/pull_mutants.py), the
+receivers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ def through_slabs(count: int, rng: np.random.Generator, *, content: bool) -> Cou
             seen = answered(owner, content, lambda honest: changed_messages(honest, rng))
         else:
             seen = noted_wrongly(owner, content, rng)
-        found["right" if isinstance(seen, pa.RecordBatch) else "asked" if seen is None else seen.__name__] += 1
+        found[
+            (
+                "right"
+                if isinstance(seen, pa.RecordBatch)
+                else "asked"
+                if seen is None
+                else seen.__name__
+            )
+        ] += 1
         if isinstance(seen, pa.RecordBatch):
             seen.validate(full=True)
             assert not content or seen.equals(rows.records), "rows were accepted that nobody kept"

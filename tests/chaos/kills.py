@@ -2,9 +2,9 @@
 
     python -m tests.chaos.kills --kills 50 --seed 0
 
-Each trial runs one case of victim.py, kills some of its processes (the coordinator's, a Worker's, a reward child's) at
-random moments, resumes it where the coordinator is gone or has given up (as it has to where a few attempts in a row end
-without a Step), and then asserts of what the run left:
+Each trial runs one case of victim.py, kills some of its processes (the coordinator's, a Worker's, a
+reward child's) at random moments, resumes it where the coordinator is gone or has given up (as it
+has to where a few attempts in a row end without a Step), and then asserts of what the run left:
 
     every admitted row trained exactly once, no group split, no row older than max_lag
     at max_lag 0: metrics and weights of a run in one process that nobody disturbed, to the bit
@@ -68,7 +68,7 @@ class Trial:
         return self.runs / self.case
 
 
-# --- processes of a trial -------------------------------------------------------------------------------------------
+# --- processes of a trial -------------------------------------------------------------------------
 
 
 def alive(mark: str) -> list[int]:
@@ -108,7 +108,9 @@ def processes(trial: Trial, main: int) -> list[Process]:
 
 
 def everything_gone(trial: Trial) -> None:
-    """Raises AssertionError where something of a trial is there after the time that it has to go in."""
+    """Raises AssertionError where something of a trial is there after the time that it has to go
+    in.
+    """
     gone(trial.mark)
     sockets = [p for p in trial.runs.rglob("*") if p.is_socket()]
     assert not sockets, f"socket files are left: {sockets}"
@@ -125,7 +127,9 @@ def gone(mark: str) -> None:
         with os.fdopen(handle) as opened:
             select.select([opened], [], [], max(0.0, end - time.monotonic()))
     left = alive(mark)
-    assert not left, f"processes outlived their run by {GONE_WITHIN:g} s: {[_command(pid) for pid in left]}"
+    assert not left, (
+        f"processes outlived their run by {GONE_WITHIN:g} s: {[_command(pid) for pid in left]}"
+    )
 
 
 def _command(pid: int) -> str:
@@ -135,7 +139,7 @@ def _command(pid: int) -> str:
         return f"{pid} (gone)"
 
 
-# --- killing --------------------------------------------------------------------------------------------------------
+# --- killing --------------------------------------------------------------------------------------
 
 
 def survive(trial: Trial) -> None:
@@ -152,7 +156,10 @@ def survive(trial: Trial) -> None:
         everything_gone(trial)
         if made.returncode == 0:
             return
-        gave_up = f"{FRUITLESS} attempts in a row came no further" in output and len(trial.killed) - before >= FRUITLESS
+        gave_up = (
+            f"{FRUITLESS} attempts in a row came no further" in output
+            and len(trial.killed) - before >= FRUITLESS
+        )
         assert gave_up or made.returncode == -signal.SIGKILL, (
             f"exit {made.returncode} after {trial.killed}:\n{output[-6000:]}"
         )
@@ -160,7 +167,14 @@ def survive(trial: Trial) -> None:
 
 
 def _start(trial: Trial, resuming: bool) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.chaos.victim", trial.case, str(trial.folder), str(trial.runs)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos.victim",
+        trial.case,
+        str(trial.folder),
+        str(trial.runs),
+    ]
     environment = {**os.environ, MARK: trial.mark, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*command, *(["resume"] if resuming else [])],
@@ -174,7 +188,9 @@ def _start(trial: Trial, resuming: bool) -> subprocess.Popen[str]:
 
 
 def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, left: int) -> int:
-    """Kill a process now and then until the run has ended or enough were killed; returns how many are left to kill."""
+    """Kill a process now and then until the run has ended or enough were killed; returns how many
+    are left to kill.
+    """
     while left:
         if _ended_before_a_moment(trial, made, draw):
             break
@@ -198,7 +214,9 @@ def _disturb(trial: Trial, made: subprocess.Popen[str], draw: random.Random, lef
 
 
 def _ended_before_a_moment(trial: Trial, made: subprocess.Popen[str], draw: random.Random) -> bool:
-    """Wait for a random moment: soon, whatever the run does (it takes seconds to start), or in a random Step."""
+    """Wait for a random moment: soon, whatever the run does (it takes seconds to start), or in a
+    random Step.
+    """
     if draw.random() < 0.3:
         return _ended_within(made, draw.uniform(0.0, 1.5))
     wanted = draw.randint(min(_step(trial.run), STEPS - 1), STEPS - 1)
@@ -231,7 +249,7 @@ def _end(trial: Trial, made: subprocess.Popen[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# --- what has to hold -----------------------------------------------------------------------------------------------
+# --- what has to hold -----------------------------------------------------------------------------
 
 
 def proof(trial: Trial, reference: Path) -> None:
@@ -254,12 +272,16 @@ def proof(trial: Trial, reference: Path) -> None:
         assert weights(trial.run / last) == weights(reference / last)
 
 
-def whole_groups_once(node: str, samples: list[dict], size: int, positions: int = BATCH * STEPS) -> None:
+def whole_groups_once(
+    node: str, samples: list[dict], size: int, positions: int = BATCH * STEPS
+) -> None:
     """Assert that a train node trained every row just once, and groups in one Step."""
     keys = [(row["position"], row["sample"]) for row in samples]
     twice = [key for key, count in Counter(keys).items() if count > 1]
     assert not twice, f"{node} trained twice: {twice}"
-    assert sorted(keys) == [(p, s) for p in range(positions) for s in range(size)], f"{node}: rows are missing"
+    assert sorted(keys) == [(p, s) for p in range(positions) for s in range(size)], (
+        f"{node}: rows are missing"
+    )
     steps: dict[int, set[int]] = {}
     for row in samples:
         steps.setdefault(row["position"], set()).add(row["step"])
@@ -267,7 +289,9 @@ def whole_groups_once(node: str, samples: list[dict], size: int, positions: int 
     assert not split, f"{node}: groups in two Steps: {split}"
 
 
-def differences(made: list[dict], wanted: list[dict]) -> Iterator[tuple[int, str, float | None, float | None]]:
+def differences(
+    made: list[dict], wanted: list[dict]
+) -> Iterator[tuple[int, str, float | None, float | None]]:
     """(Step, metric, found, expected), in the order of the Steps."""
     for one, other in zip(made, wanted, strict=True):
         for name in sorted(one.keys() | other.keys()):
@@ -276,8 +300,12 @@ def differences(made: list[dict], wanted: list[dict]) -> Iterator[tuple[int, str
 
 
 def undisturbed_by_repeats(rows: list[dict]) -> list[dict]:
-    """Without the count of reward calls that were made again in a fresh child, which is what killing one leads to."""
-    return [{k: v for k, v in row.items() if not k.endswith("/passed_when_repeated")} for row in rows]
+    """Without the count of reward calls that were made again in a fresh child, which is what
+    killing one leads to.
+    """
+    return [
+        {k: v for k, v in row.items() if not k.endswith("/passed_when_repeated")} for row in rows
+    ]
 
 
 def undisturbed(name: str, folder: Path, runs: Path) -> Path:
@@ -288,7 +316,7 @@ def undisturbed(name: str, folder: Path, runs: Path) -> Path:
     return run(case.graph(folder), case.options(runs, f"{name}_undisturbed", inproc=True)).folder
 
 
-# --- the whole ------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 def trials(seed: int, folder: Path, cases: list[str], kind: str) -> Iterator[Trial]:
@@ -298,7 +326,12 @@ def trials(seed: int, folder: Path, cases: list[str], kind: str) -> Iterator[Tri
         case = cases[number % len(cases)]
         kills = draw.randint(2, 5)
         yield Trial(
-            case=case, seed=seed * 1000 + number, kills=kills, folder=folder, runs=folder / f"{number}", kind=kind
+            case=case,
+            seed=seed * 1000 + number,
+            kills=kills,
+            folder=folder,
+            runs=folder / f"{number}",
+            kind=kind,
         )
 
 
@@ -310,8 +343,12 @@ def make_data(folder: Path) -> None:
 
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet")
-    pq.write_table(pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet")
+    pq.write_table(
+        pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet"
+    )
+    pq.write_table(
+        pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet"
+    )
 
 
 def one(trial: Trial, reference: Path) -> Iterator[str]:
@@ -322,7 +359,9 @@ def one(trial: Trial, reference: Path) -> Iterator[str]:
         proof(trial, reference)
     finally:
         seconds = time.monotonic() - start
-        print(f"{trial.case} (seed {trial.seed}): {seconds:.0f} s, killed {trial.killed}", flush=True)
+        print(
+            f"{trial.case} (seed {trial.seed}): {seconds:.0f} s, killed {trial.killed}", flush=True
+        )
     return (kind.partition(" ")[0].partition(":")[0] for kind in trial.killed)
 
 
@@ -331,7 +370,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--kind", default="", help="kill only this kind: coordinator, child, or worker:NAME")
+    parser.add_argument(
+        "--kind", default="", help="kill only this kind: coordinator, child, or worker:NAME"
+    )
     given = parser.parse_args()
     by_kind: Counter[str] = Counter()
     names = set(os.listdir("/dev/shm"))

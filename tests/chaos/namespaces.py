@@ -2,8 +2,9 @@
 
     python -m tests.chaos.namespaces     # a partition of 10 s heals within the lease; a longer one ends cleanly
 
-Owns: the namespaces (by processes that hold them, so that nothing is left when these end) and the runs across them.
-Does not own: the graph (tests/processes/run_graphs.py). It needs root, and ip, nsenter and unshare.
+Owns: the namespaces (by processes that hold them, so that nothing is left when these end) and the
+runs across them. Does not own: the graph (tests/processes/run_graphs.py). It needs root, and ip,
+nsenter and unshare.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ PIN = {"rollout": "gen@b", "train_policy": "train"}
 
 
 class Namespaces:
-    """Hosts a and b, each the network namespace of a process that waits for its standard input to end."""
+    """Hosts a and b, each the network namespace of a process that waits for its standard input to
+    end.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
@@ -44,13 +47,28 @@ class Namespaces:
         try:
             for name in ADDRESSES:
                 held = ["unshare", "--net", "sh", "-c", "echo there; exec cat"]
-                self._holders[name] = subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._holders[name] = subprocess.Popen(
+                    held, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
                 out = self._holders[name].stdout
                 assert out is not None
                 if out.readline() != b"there\n":
                     raise OSError("unshare makes no network namespace")
             here, there = (str(holder.pid) for holder in self._holders.values())
-            _ip("link", "add", _DEVICE, "netns", here, "type", "veth", "peer", "name", _DEVICE, "netns", there)
+            _ip(
+                "link",
+                "add",
+                _DEVICE,
+                "netns",
+                here,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                _DEVICE,
+                "netns",
+                there,
+            )
             for name, address in ADDRESSES.items():
                 self.ip(name, "addr", "add", f"{address}/24", "dev", _DEVICE)
                 self.ip(name, "link", "set", "lo", "up")
@@ -115,8 +133,18 @@ def _run(command: Sequence[str]) -> None:
 class Across:
     """A run on host a that uses host b. `until` reads what it prints: `step N` for each Step."""
 
-    def __init__(self, spaces: Namespaces, cluster: Path, folder: Path, steps: int, *, resumed: bool = False) -> None:
-        words = [sys.executable, "-m", "tests.chaos.namespaces", "--run", str(folder), "--cluster", str(cluster)]
+    def __init__(
+        self, spaces: Namespaces, cluster: Path, folder: Path, steps: int, *, resumed: bool = False
+    ) -> None:
+        words = [
+            sys.executable,
+            "-m",
+            "tests.chaos.namespaces",
+            "--run",
+            str(folder),
+            "--cluster",
+            str(cluster),
+        ]
         words += ["--steps", str(steps), *(["--resume"] if resumed else [])]
         self.process = subprocess.Popen(
             [*spaces.within("a"), *words],
@@ -182,11 +210,15 @@ def options(folder: Path, name: str, steps: int, **where: Any) -> RunOptions:
     from engine.options import RunOptions
 
     runs = folder / "runs"
-    return RunOptions(steps=steps, name=name, runs=runs, threads=1, progress=False, checkpoint_every=4, **where)
+    return RunOptions(
+        steps=steps, name=name, runs=runs, threads=1, progress=False, checkpoint_every=4, **where
+    )
 
 
 def heals(hosts: Hosts, folder: Path, steps: int, seconds: float) -> None:
-    """Cut for less than the lease: the Steps of one host, to the bit, so nothing is lost and nothing trained twice."""
+    """Cut for less than the lease: the Steps of one host, to the bit, so nothing is lost and
+    nothing trained twice.
+    """
     spaces, cluster, there = hosts
     expected = alone(folder, steps)
     across = Across(spaces, cluster, folder, steps)
@@ -202,8 +234,9 @@ def heals(hosts: Hosts, folder: Path, steps: int, seconds: float) -> None:
 
 
 def too_long(hosts: Hosts, folder: Path, steps: int, lease: float) -> float:
-    """Cut for longer than the lease: both sides end within the lease and 10 s, nothing of either is left, and once it
-    has healed a resume comes to the same end. Returns how long the run took to end.
+    """Cut for longer than the lease: both sides end within the lease and 10 s, nothing of either is
+    left, and once it has healed a resume comes to the same end. Returns how long the run took to
+    end.
     """
     spaces, _, there = hosts
     expected = alone(folder, steps)
@@ -239,8 +272,12 @@ def same(run: Path, expected: Path, steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="be the process of a run (used by this program itself)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--run", type=Path, help="be the process of a run (used by this program itself)"
+    )
     parser.add_argument("--cluster", type=Path)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
@@ -256,7 +293,10 @@ def main() -> None:
                 heals(hosts, Path(folder), 24, 10.0)
                 print("a partition of 10 s, lease 30 s: the Steps of one host, to the bit")
                 took = too_long(hosts, Path(folder), 12, 12.0)
-                print(f"one without end, lease 12 s: both sides had ended after {took:.0f} s, and a resume went on")
+                print(
+                    f"one without end, lease 12 s: both sides had ended after {took:.0f} s, and a"
+                    " resume went on"
+                )
 
 
 def make_inputs(folder: Path) -> None:
@@ -267,7 +307,9 @@ def make_inputs(folder: Path) -> None:
 
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet")
+    pq.write_table(
+        pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet"
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ BATCH, SAMPLES = 4, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A graph and where its nodes are. chunks: of both the run and the one that it is compared with."""
+    """A graph and where its nodes are. chunks: of both the run and the one that it is compared
+    with.
+    """
 
     graph: Callable[[Path], Graph]
     places: Mapping[str, Any] = field(default_factory=dict)
@@ -53,20 +55,37 @@ CASES = {
     "apart": Case(graph=run_graphs.small, places={"workers": "apart"}),
     "replicas": Case(
         graph=run_graphs.small,
-        places={"workers": "apart", "replicas": {"rollout": 3}, "together": (("score", "advantage"),)},
+        places={
+            "workers": "apart",
+            "replicas": {"rollout": 3},
+            "together": (("score", "advantage"),),
+        },
         chunks={"rollout": 3},
     ),
     "evaluated": Case(
-        graph=lambda folder: run_graphs.evaluated(folder, every=4, keep_best=1), places={"workers": "apart"}
+        graph=lambda folder: run_graphs.evaluated(folder, every=4, keep_best=1),
+        places={"workers": "apart"},
     ),
     "followed": Case(graph=run_graphs.followed, places={"workers": "apart"}, samples=1),
-    "ranks": Case(graph=run_graphs.small, places={"workers": "apart", "ranks": {"train_policy": 2}}, exact=False),
-    "tensor": Case(graph=run_graphs.small, places={"workers": "apart", "tensor": {"train_policy": 2}}, exact=False),
+    "ranks": Case(
+        graph=run_graphs.small,
+        places={"workers": "apart", "ranks": {"train_policy": 2}},
+        exact=False,
+    ),
+    "tensor": Case(
+        graph=run_graphs.small,
+        places={"workers": "apart", "tensor": {"train_policy": 2}},
+        exact=False,
+    ),
     "turns": Case(
         graph=run_graphs.followed,
         places={
             "workers": "one",
-            "pin": {"rollout": "gen", "train_policy": "actor-0,actor-1", "train_critic": "critic-0,critic-1"},
+            "pin": {
+                "rollout": "gen",
+                "train_policy": "actor-0,actor-1",
+                "train_critic": "critic-0,critic-1",
+            },
             "ranks": {"train_policy": 2, "train_critic": 2},
             "leases": (("gen", "actor-0", "critic-0"), ("actor-1", "critic-1")),
         },

@@ -1,4 +1,6 @@
-"""What several contract suites share: processes that play ranks, and a place where two of them meet."""
+"""What several contract suites share: processes that play ranks, and a place where two of them
+meet.
+"""
 
 from __future__ import annotations
 

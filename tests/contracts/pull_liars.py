@@ -55,13 +55,21 @@ class Owner:
         answer, slabs, forms = self.outbox.describe(Ask(self.block, (), content))
         assert forms is not None
         here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
-        return [*here, (encode(ShapeHere(forms.hash, forms.data)), None), (encode(Reply(number, [answer])), None)]
+        return [
+            *here,
+            (encode(ShapeHere(forms.hash, forms.data)), None),
+            (encode(Reply(number, [answer])), None),
+        ]
 
 
 def answered(
-    owner: Owner, content: bool, change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]]
+    owner: Owner,
+    content: bool,
+    change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]],
 ) -> Asked:
-    """What a reader makes of an answer that was changed, with an honest one to the same request behind it."""
+    """What a reader makes of an answer that was changed, with an honest one to the same request
+    behind it.
+    """
     mine, its = socket.socketpair()
     reader, sender = Reader("a", mine, content=content), Packets(its)
     request = Request(worker="a", block=owner.block)
@@ -77,10 +85,13 @@ def answered(
 
 
 def noted(
-    owner: Owner, content: bool, change: Callable[[bytes], bytes] | None, spoil: Callable[[bytes], bytes]
+    owner: Owner,
+    content: bool,
+    change: Callable[[bytes], bytes] | None,
+    spoil: Callable[[bytes], bytes],
 ) -> Asked:
-    """What a reader that knows slab and schema makes of a board. change: of the note's text, whose hash is right then;
-    spoil: of the note as it lies in memory.
+    """What a reader that knows slab and schema makes of a board. change: of the note's text, whose
+    hash is right then; spoil: of the note as it lies in memory.
     """
     mine, its = socket.socketpair()
     reader, sender = Reader("a", mine, content=content), Packets(its)
@@ -105,7 +116,9 @@ def noted(
 
 
 def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Asked:
-    """What a reader makes of a note with one thing wrong: by a liar who makes its hash right, or by an accident."""
+    """What a reader makes of a note with one thing wrong: by a liar who makes its hash right, or by
+    an accident.
+    """
     if rng.random() < 0.5:
         return noted(owner, content, lambda text: value_mutated(text, rng), lambda there: there)
     return noted(owner, content, None, lambda there: bytes_mutated(there, rng))
@@ -113,7 +126,9 @@ def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Aske
 
 @contextmanager
 def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
-    """Somebody on another host who answers every question with something wrong, then honestly; yields where."""
+    """Somebody on another host who answers every question with something wrong, then honestly;
+    yields where.
+    """
     answer, made = sent(0, records)
     frames, sums = [b.to_pybytes() for b in made], checksums(made)
     context = zmq.Context()

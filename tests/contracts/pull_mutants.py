@@ -7,7 +7,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-NASTY = (0, 1, -1, 2**31, 2**40, 2**62 - 1, 2**63 - 1, -(2**63), None, "", "x", b"", b"\xff" * 9, [], [[]], True, 1.5)
+NASTY = (
+    0,
+    1,
+    -1,
+    2**31,
+    2**40,
+    2**62 - 1,
+    2**63 - 1,
+    -(2**63),
+    None,
+    "",
+    "x",
+    b"",
+    b"\xff" * 9,
+    [],
+    [[]],
+    True,
+    1.5,
+)
 
 
 def bytes_mutated(data: bytes, rng: np.random.Generator) -> bytes:
@@ -35,7 +53,9 @@ def value_mutated(data: bytes, rng: np.random.Generator) -> bytes:
     value = parent[index]
     match int(rng.integers(0, 4)):
         case 0 if isinstance(value, int) and not isinstance(value, bool):
-            parent[index] = max(-(2**63), min(2**63 - 1, value + int(rng.choice([-8, -1, 1, 8, 4096]))))
+            parent[index] = max(
+                -(2**63), min(2**63 - 1, value + int(rng.choice([-8, -1, 1, 8, 4096])))
+            )
         case 1:
             del parent[index]
         case 2:

@@ -62,7 +62,9 @@ def inproc() -> World:
 
 def shm(**options: Any) -> World:
     """Shared memory, with recycled slabs poisoned."""
-    return World(lambda w, name, epoch: ShmChannel(name, epoch, _dial(w, name), **{"poison": True} | options))
+    return World(
+        lambda w, name, epoch: ShmChannel(name, epoch, _dial(w, name), **{"poison": True} | options)
+    )
 
 
 def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
@@ -82,7 +84,9 @@ def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
         own = keys.setdefault(name, Keys.make()) if curve else None
         if own is not None:
             allowed[own.public] = name
-        return ZmqChannel(name, epoch, find(world), bind=bind, keys=own, allowed=allowed, patience=20.0)
+        return ZmqChannel(
+            name, epoch, find(world), bind=bind, keys=own, allowed=allowed, patience=20.0
+        )
 
     return World(make)
 

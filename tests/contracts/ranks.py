@@ -19,7 +19,9 @@ from engine.channels.world import meeting_place
 
 
 class Place:
-    """A place where the ends of a pair meet, as it goes to the processes: each takes a descriptor of its own."""
+    """A place where the ends of a pair meet, as it goes to the processes: each takes a descriptor
+    of its own.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._file = meeting_place() if descriptor is None else descriptor
@@ -47,7 +49,9 @@ Task = Callable[..., Any]
 
 
 class Ranks:
-    """`count` processes. A task is a module-level function f(rank, port, *arguments); an exception is its answer."""
+    """`count` processes. A task is a module-level function f(rank, port, *arguments); an exception
+    is its answer.
+    """
 
     def __init__(self, count: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -69,7 +73,9 @@ class Ranks:
         self._pipes[rank].send((task, arguments))
 
     def answers(self, ranks: Sequence[int]) -> list[Any]:
-        """What these answer; EOFError for one that is gone. Raises TimeoutError where one answers nothing."""
+        """What these answer; EOFError for one that is gone. Raises TimeoutError where one answers
+        nothing.
+        """
         return [self._answer(rank) for rank in ranks]
 
     def do(self, ranks: int, task: Task, *arguments: Any) -> list[Any]:
@@ -108,7 +114,14 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
             return
         try:
             pipe.send(task(rank, port, *arguments))
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AssertionError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             pipe.send(error)
 
 

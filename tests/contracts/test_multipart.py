@@ -1,4 +1,6 @@
-"""Answers between hosts: what messages they are, and that nothing that was changed or left out is taken."""
+"""Answers between hosts: what messages they are, and that nothing that was changed or left out is
+taken.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,19 @@ def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
         assert outcome(partial(replied, *messages)) == (rows.records if right else RunError)
 
 
-@pytest.mark.parametrize("order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"])
+@pytest.mark.parametrize(
+    "order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"]
+)
 def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
     answer, made = sent(0, rollouts(5, 9).records)
     frames = [b.to_pybytes() for b in made]
     reply = Answered.of(Header(1, [answer], [], 2), frames[:2])
     last = Sums(1, checksums(made))
-    told = {"header": (Header(1, [answer], [], 2), frames[:2]), "sums": (last, []), "sums+": (last, [b"more"])}
+    told = {
+        "header": (Header(1, [answer], [], 2), frames[:2]),
+        "sums": (last, []),
+        "sums+": (last, [b"more"]),
+    }
     *honest, wrong = [told.get(word) or (Part(1, int(word)), frames[2:4]) for word in order.split()]
     for message in honest:
         reply.add(*message)

@@ -1,7 +1,9 @@
-"""Device columns between two Workers by a world of their own: the rows that are asked for, and no others, bit by bit.
+"""Device columns between two Workers by a world of their own: the rows that are asked for, and no
+others, bit by bit.
 
-Real processes and gloo; the data socket of a pair is a pipe here but where requests themselves are looked at. Devices:
-on CPUs alone, but for the tests marked gpu. Weights by the same worlds, and lost ends: test_pairs.py.
+Real processes and gloo; the data socket of a pair is a pipe here but where requests themselves are
+looked at. Devices: on CPUs alone, but for the tests marked gpu. Weights by the same worlds, and
+lost ends: test_pairs.py.
 """
 
 from __future__ import annotations
@@ -41,13 +43,17 @@ ROWS = 50
 
 
 def columns(block: int, device: str = "cpu") -> dict[str, Ragged]:
-    """Of each dtype a vector for each of some tokens, and of each row a number; some rows have no token."""
+    """Of each dtype a vector for each of some tokens, and of each row a number; some rows have no
+    token.
+    """
     draw = torch.Generator().manual_seed(block)
     lengths = torch.randint(0, 4, (ROWS,), generator=draw).numpy()
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     found = {}
     for name in DTYPES:
-        values = torch.randint(0, 100, (int(offsets[-1]), 3), generator=draw).to(getattr(torch, name))
+        values = torch.randint(0, 100, (int(offsets[-1]), 3), generator=draw).to(
+            getattr(torch, name)
+        )
         found[name] = Ragged(values.to(device), offsets)
     found["of_row"] = Ragged(torch.randn(ROWS, generator=draw).to(device), np.arange(ROWS + 1))
     return found
@@ -71,7 +77,7 @@ def expected(requests: Sequence[Request]) -> list[Tensor]:
     return found
 
 
-# --- what is kept -------------------------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
 def test_the_store_picks_rows_until_it_forgets_them() -> None:
@@ -81,7 +87,9 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
         found = store.picked(1, request.columns, request.rows)
         assert all(torch.equal(a, b) for a, b in zip(found, expected([request]), strict=True))
     assert store.picked(1, ("int64",), None)[0] is kept["int64"].values
-    with pytest.raises(RunError, match=r"block 1: expected the device columns float32, .*, found other"):
+    with pytest.raises(
+        RunError, match=r"block 1: expected the device columns float32, .*, found other"
+    ):
         store.picked(1, ("other",), None)
     for rows in ([0, 50], [-1]):
         with pytest.raises(RunError, match="block 1: expected rows below 50"):
@@ -93,7 +101,7 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
         store.picked(1, ("int64",), None)
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -131,7 +139,7 @@ def _nobody_else(peer: str) -> socket.socket:
     raise PeerLost(peer, "nobody")
 
 
-# --- transfers ----------------------------------------------------------------------------------------------------
+# --- transfers ------------------------------------------------------------------------------------
 
 
 def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:
@@ -139,7 +147,12 @@ def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:
 
 
 def serve(
-    rank: int, port: int, listening: Place, requests: Connection, device: str = "cpu", content: bool = False
+    rank: int,
+    port: int,
+    listening: Place,
+    requests: Connection,
+    device: str = "cpu",
+    content: bool = False,
 ) -> None:
     """Answers whatever comes, until the reader has done with it."""
     pairs = Pairs("made", _not_asked, timeout=20, content=content)
@@ -160,9 +173,14 @@ def read(
     longer: int = 0,
     content: bool = False,
 ) -> tuple[list[str], int, list[str]]:
-    """What became of each transfer, bytes, and on which devices payloads lay. longer: values too many made room for."""
+    """What became of each transfer, bytes, and on which devices payloads lay. longer: values too
+    many made room for.
+    """
     pairs = Pairs(
-        "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20, content=content
+        "reads",
+        lambda peer, sequence, wanted: requests.send((sequence, wanted)),
+        timeout=20,
+        content=content,
     )
     pairs.meet("made", at.end(), writes=False)
     said, devices = [], []
@@ -172,7 +190,9 @@ def read(
             found = pairs.receive(
                 "made",
                 many,
-                lambda device, of=wanted: [t.new_empty((len(t) + longer, *t.shape[1:]), device=device) for t in of],
+                lambda device, of=wanted: [
+                    t.new_empty((len(t) + longer, *t.shape[1:]), device=device) for t in of
+                ],
             )
         except RunError as error:
             said.append(f"{type(error).__name__}: {error}")
@@ -201,7 +221,9 @@ def test_the_rows_that_are_asked_for_come_and_no_others(ranks: Ranks, listener: 
     assert set(devices) == {"cpu"}
 
 
-def served_with_hashes(rank: int, port: int, listening: Place, requests: Connection, changed: int) -> None:
+def served_with_hashes(
+    rank: int, port: int, listening: Place, requests: Connection, changed: int
+) -> None:
     """changed: which of the transfers' last value is another once it was hashed."""
     number = itertools.count()
 
@@ -216,18 +238,26 @@ def served_with_hashes(rank: int, port: int, listening: Place, requests: Connect
 
 
 @pytest.mark.parametrize("changed", [-1, 2])
-def test_with_hashes_what_was_changed_on_its_way_is_refused(ranks: Ranks, listener: Place, changed: int) -> None:
+def test_with_hashes_what_was_changed_on_its_way_is_refused(
+    ranks: Ranks, listener: Place, changed: int
+) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, served_with_hashes, listener, mine, changed)
     ranks.tell(1, read, listener, theirs, ASKED, 0, True)
     said, moved, _ = ranks.answers([0, 1])[1]
     if changed == -1:
         assert said == ["True"] * len(ASKED)
-        assert moved == sum(t.nbytes for many in ASKED for t in expected(many)), "hashes are no payload"
+        assert moved == sum(t.nbytes for many in ASKED for t in expected(many)), (
+            "hashes are no payload"
+        )
         return
     assert said[:2] == ["True", "True"]
-    assert said[2].startswith("RunError: made: refused: block 2, columns of_row, int32: their values were changed")
-    assert said[3].startswith("PeerLost: made: expected its process"), "no world is used again after that"
+    assert said[2].startswith(
+        "RunError: made: refused: block 2, columns of_row, int32: their values were changed"
+    )
+    assert said[3].startswith("PeerLost: made: expected its process"), (
+        "no world is used again after that"
+    )
 
 
 def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: Place) -> None:
@@ -256,17 +286,23 @@ def test_what_is_not_there_ends_the_world(ranks: Ranks, listener: Place, wrong: 
 
 
 def lost(rank: int, port: int, at: Place, requests: Connection, wrong: Request) -> str:
-    pairs = Pairs("reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20)
+    pairs = Pairs(
+        "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20
+    )
     pairs.meet("made", at.end(), writes=False)
     with pytest.raises(PeerLost) as found:
-        pairs.receive("made", [wrong], lambda device: [torch.empty(1, 3, dtype=torch.int64, device=device)])
+        pairs.receive(
+            "made", [wrong], lambda device: [torch.empty(1, 3, dtype=torch.int64, device=device)]
+        )
     requests.send(None)
     pairs.close()
     return str(found.value)
 
 
 def deserted(rank: int, port: int) -> str:
-    """Reads from one whose data socket is closed once it was asked, and whose meeting place nobody else has."""
+    """Reads from one whose data socket is closed once it was asked, and whose meeting place nobody
+    else has.
+    """
     asks, serves = socket.socketpair()
     owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
     was_asked = threading.Event()
@@ -286,7 +322,9 @@ def deserted(rank: int, port: int) -> str:
 
 
 def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
-    """Who connects goes on with it for as long as its time lasts, in a thread, so that a process of its own is left."""
+    """Who connects goes on with it for as long as its time lasts, in a thread, so that a process of
+    its own is left.
+    """
     pool = Ranks(1)
     try:
         pool.tell(0, deserted)
@@ -295,7 +333,7 @@ def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
         pool.close()
 
 
-# --- devices ------------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -333,16 +371,27 @@ def on_devices(listener: Place, devices: tuple[str, str]) -> tuple[list[str], se
         pool.close()
 
 
-def seeing(rank: int, port: int, device: str, what: Callable[..., object], *arguments: object) -> object:
+def seeing(
+    rank: int, port: int, device: str, what: Callable[..., object], *arguments: object
+) -> object:
     os.environ["CUDA_VISIBLE_DEVICES"] = device
     return what(rank, port, *arguments)
 
 
-# --- both ways ----------------------------------------------------------------------------------------------------
+# --- both ways ------------------------------------------------------------------------------------
 
 
-def both(rank: int, port: int, listening: Place, at: Place, hears: Connection, tells: Connection, count: int) -> bool:
-    """Each is owner and reader: while this one waits for a transfer, its threads send to the other."""
+def both(
+    rank: int,
+    port: int,
+    listening: Place,
+    at: Place,
+    hears: Connection,
+    tells: Connection,
+    count: int,
+) -> bool:
+    """Each is owner and reader: while this one waits for a transfer, its threads send to the other.
+    """
     name, peer = (("a", "b"), ("b", "a"))[rank]
     pairs = Pairs(name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20)
     pairs.meet(peer, listening.end(), writes=True)
@@ -359,7 +408,9 @@ def both(rank: int, port: int, listening: Place, at: Place, hears: Connection, t
     same = True
     for many in (ASKED * count)[:count]:
         wanted = expected(many)
-        found = pairs.receive(peer, many, lambda device, of=wanted: [torch.empty_like(t, device=device) for t in of])
+        found = pairs.receive(
+            peer, many, lambda device, of=wanted: [torch.empty_like(t, device=device) for t in of]
+        )
         same &= all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     tells.send(None)
     thread.join()
@@ -367,7 +418,9 @@ def both(rank: int, port: int, listening: Place, at: Place, hears: Connection, t
     return same
 
 
-def test_two_that_read_from_each_other_do_not_wait_for_each_other(ranks: Ranks, listener: Place) -> None:
+def test_two_that_read_from_each_other_do_not_wait_for_each_other(
+    ranks: Ranks, listener: Place
+) -> None:
     (mine, to_mine), (theirs, to_theirs) = Pipe(), Pipe()
     with closing(Place()) as other:
         ranks.tell(0, both, listener, other, mine, to_theirs, 12)

@@ -1,6 +1,8 @@
-"""Weights and device columns between two Workers by a world of their own: the same bits, and what a lost end leads to.
+"""Weights and device columns between two Workers by a world of their own: the same bits, and what a
+lost end leads to.
 
-Real processes and gloo; the data socket of a pair is a pipe here. Devices: on CPUs alone, but for the tests marked gpu.
+Real processes and gloo; the data socket of a pair is a pipe here. Devices: on CPUs alone, but for
+the tests marked gpu.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ RANKS = 2
 def weights(version: int) -> list[Piece]:
     """Every dtype, a scalar, an empty piece, one that is not contiguous, one that has gradients."""
     draw = torch.Generator().manual_seed(version)
-    found = [Piece(f"of.{d}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, d))) for d in DTYPES]
+    found = [
+        Piece(f"of.{d}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, d)))
+        for d in DTYPES
+    ]
     found += [
         Piece("scalar", torch.randn((), generator=draw)),
         Piece("none", torch.zeros(0, 3)),
@@ -43,7 +48,7 @@ def weights(version: int) -> list[Piece]:
     return found
 
 
-# --- what a block says --------------------------------------------------------------------------------------------
+# --- what a block says ----------------------------------------------------------------------------
 
 
 def test_a_snapshot_has_the_id_of_the_block_with_the_same_weights() -> None:
@@ -84,7 +89,7 @@ def asks_of(block: int) -> list[Request]:
     return [Request(worker="train", block=block)]
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def test_a_request_for_tensors_goes_over_the_data_socket() -> None:
@@ -135,7 +140,7 @@ def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixt
         pairs.receive("gen", asks_of(1), lambda device: [])
 
 
-# --- worlds -------------------------------------------------------------------------------------------------------
+# --- worlds ---------------------------------------------------------------------------------------
 
 
 def writer(listening: Place, versions: dict[int, list[Piece]], **how: Any) -> Pairs:
@@ -162,18 +167,24 @@ def serve(rank: int, port: int, listening: Place, requests: Connection, count: i
 
 
 def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> Pairs:
-    pairs = Pairs("gen", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=timeout)
+    pairs = Pairs(
+        "gen", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=timeout
+    )
     pairs.meet("train", listening.end(), writes=False)
     return pairs
 
 
-def read(rank: int, port: int, at: Place, requests: Connection, blocks: tuple[int, ...]) -> tuple[list[str], int]:
+def read(
+    rank: int, port: int, at: Place, requests: Connection, blocks: tuple[int, ...]
+) -> tuple[list[str], int]:
     """Whether each block came as it was, or what was said."""
     pairs, said = reader(at, requests), []
     for block in blocks:
         batch, digest, copies = snapshot(weights({7: 1, 9: 2}.get(block, 1)))
         try:
-            arrived = pairs.receive("train", asks_of(block), lambda device, of=batch.records: room(of, device))
+            arrived = pairs.receive(
+                "train", asks_of(block), lambda device, of=batch.records: room(of, device)
+            )
         except RunError as error:
             said.append(f"{type(error).__name__}: {error}")
             continue
@@ -185,13 +196,17 @@ def read(rank: int, port: int, at: Place, requests: Connection, blocks: tuple[in
     return said, moved
 
 
-def ends(ranks: Ranks, tasks: tuple[Callable[..., Any], Callable[..., Any]], *arguments: tuple[Any, ...]) -> None:
+def ends(
+    ranks: Ranks, tasks: tuple[Callable[..., Any], Callable[..., Any]], *arguments: tuple[Any, ...]
+) -> None:
     """Let the writer's process and the reader's begin."""
     for rank in (0, 1):
         ranks.tell(rank, tasks[rank], *arguments[rank])
 
 
-def test_versions_come_in_the_order_in_which_they_are_asked_for(ranks: Ranks, listener: Place) -> None:
+def test_versions_come_in_the_order_in_which_they_are_asked_for(
+    ranks: Ranks, listener: Place
+) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 3), (listener, theirs, (9, 7, 9)))
     count, (said, moved) = ranks.answers([0, 1])
@@ -222,11 +237,15 @@ def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: Place) -> N
     ranks.tell(1, late, listener, theirs)
     assert mine.recv()[0] == 0
     (said,) = ranks.answers([1])
-    assert "train: no world was formed with it for tensors: rank 1 of 2: expected all ranks within 1 s" in said
+    assert (
+        "train: no world was formed with it for tensors: rank 1 of 2: expected all ranks within 1 s"
+        in said
+    )
 
 
 def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
-    """Both ends in one process, the reader twice: the second incarnation is met in another world."""
+    """Both ends in one process, the reader twice: the second incarnation is met in another world.
+    """
     said = []
     pairs = writer(first, {7: weights(1)}, timeout=20)
     expected = snapshot(weights(1))
@@ -235,7 +254,9 @@ def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
             pairs.meet("gen", at.end(), writes=True)
         other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
         other.meet("train", at.end(), writes=False)
-        arrived = other.receive("train", asks_of(7), lambda device: room(expected[0].records, device))
+        arrived = other.receive(
+            "train", asks_of(7), lambda device: room(expected[0].records, device)
+        )
         said.append(next(p.name for p in verified(expected[0].records, arrived, expected[1])))
         other.close()
     pairs.close()
@@ -249,7 +270,9 @@ def test_a_reader_that_begins_anew_is_met_anew(ranks: Ranks, listener: Place) ->
 
 
 def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: Place) -> None:
-    """Last, as it costs a process. It is killed when the first version has come and the second is asked for."""
+    """Last, as it costs a process. It is killed when the first version has come and the second is
+    asked for.
+    """
     to_writer, writers = Pipe()
     from_reader, readers = Pipe()
     ends(ranks, (serve, read), (listener, writers, 1), (listener, readers, (7, 9)))
@@ -262,11 +285,13 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: Place) 
     assert isinstance(ranks.answers([0])[0], EOFError)
 
 
-# --- devices ------------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 def on_device(rank: int, port: int, listening: Place) -> list[str]:
-    """Both ends in one process, whose weights are on a device: that they share, so payloads go by the host."""
+    """Both ends in one process, whose weights are on a device: that they share, so payloads go by
+    the host.
+    """
     pairs = Pairs("train", _nobody, timeout=20)
     pairs.meet("gen", listening.end(), writes=True)
     pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]

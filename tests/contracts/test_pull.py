@@ -50,12 +50,17 @@ def same(found: pa.RecordBatch, expected: pa.RecordBatch) -> bool:
     return found.schema.equals(expected.schema) and found.to_pylist() == expected.to_pylist()
 
 
-# --- content -------------------------------------------------------------------------------------------------------
+# --- content --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    schema=st.sampled_from(VOCABULARY), rows=st.integers(0, 20), seed=st.integers(0, 999), skipped=st.integers(0, 11)
+    schema=st.sampled_from(VOCABULARY),
+    rows=st.integers(0, 20),
+    seed=st.integers(0, 999),
+    skipped=st.integers(0, 11),
 )
 def test_every_column_of_every_schema_arrives_as_it_was(world, schema, rows, seed, skipped) -> None:
     rows_made = batch(schema, rows, seed, skipped=skipped)
@@ -66,7 +71,9 @@ def test_every_column_of_every_schema_arrives_as_it_was(world, schema, rows, see
     world["a"].release(block)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_columns_and_rows_in_the_order_asked_for(world, data) -> None:
     rows_made = batch(Rollout, 9, 3)
@@ -80,11 +87,19 @@ def test_columns_and_rows_in_the_order_asked_for(world, data) -> None:
 
 def test_a_star_stands_for_all_that_begin_so(world) -> None:
     names = ("reward", "reward/a", "reward/b", "other")
-    records = pa.RecordBatch.from_arrays([pa.array([float(i)]) for i in range(4)], names=list(names))
+    records = pa.RecordBatch.from_arrays(
+        [pa.array([float(i)]) for i in range(4)], names=list(names)
+    )
     block = world["a"].keep(Batch(Keys.of([0]), records))
-    assert asked(world, block, columns=("reward/*", "other")).schema.names == ["reward/a", "reward/b", "other"]
+    assert asked(world, block, columns=("reward/*", "other")).schema.names == [
+        "reward/a",
+        "reward/b",
+        "other",
+    ]
     assert asked(world, block, columns=("nothing/*",)).num_columns == 0
-    with pytest.raises(DataError, match=r"no column 'rewards'; there are: reward, reward/a, reward/b, other"):
+    with pytest.raises(
+        DataError, match=r"no column 'rewards'; there are: reward, reward/a, reward/b, other"
+    ):
         asked(world, block, columns=("rewards",))
 
 
@@ -141,7 +156,9 @@ def test_what_was_built_in_the_outbox_arrives_like_the_rest(world) -> None:
     memory.view(np.float64)[:] = np.arange(100)
     built = pa.Array.from_buffers(pa.float64(), 100, [None, pa.py_buffer(memory)])
     block = world["a"].keep(
-        Batch(Keys.of(range(100)), pa.RecordBatch.from_pydict({"x": built, "y": pa.array(range(100))}))
+        Batch(
+            Keys.of(range(100)), pa.RecordBatch.from_pydict({"x": built, "y": pa.array(range(100))})
+        )
     )
     del memory, built
     found = asked(world, block)
@@ -149,7 +166,7 @@ def test_what_was_built_in_the_outbox_arrives_like_the_rest(world) -> None:
     world["a"].release(block)
 
 
-# --- life ----------------------------------------------------------------------------------------------------------
+# --- life -----------------------------------------------------------------------------------------
 
 
 def test_a_released_block_is_gone(world) -> None:

@@ -18,7 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zmq as pyzmq
-from pull_liars import Owner, answered, changed_messages, liar, noted, noted_wrongly, outcome, resident
+from pull_liars import (
+    Owner,
+    answered,
+    changed_messages,
+    liar,
+    noted,
+    noted_wrongly,
+    outcome,
+    resident,
+)
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
 from pull_worlds import World, shm, zmq
@@ -44,7 +53,7 @@ from engine.channels.zmq import ZmqChannel
 
 pytestmark = pytest.mark.timeout(60)
 
-# --- shared memory: what the owner says ----------------------------------------------------------------------------
+# --- shared memory: what the owner says -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [True, False])
@@ -74,7 +83,7 @@ def test_mutated_notes_of_the_board(content: bool) -> None:
     rows = batch(Rollout, 7, 1, skipped=1)
     owner, rng = Owner(rows), np.random.default_rng(8)
     before, started = len(os.listdir("/proc/self/fd")), resident()
-    (right, asked, refused) = (0, 0, 0)
+    right, asked, refused = (0, 0, 0)
 
     for _ in range(600):
         found = noted_wrongly(owner, content, rng)
@@ -166,7 +175,7 @@ def test_a_refused_answer_is_counted_with_its_peer() -> None:
     its.close()
 
 
-# --- shared memory: what a reader says -----------------------------------------------------------------------------
+# --- shared memory: what a reader says ------------------------------------------------------------
 
 
 def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
@@ -204,7 +213,7 @@ def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
     world.close()
 
 
-# --- shared memory: time -------------------------------------------------------------------------------------------
+# --- shared memory: time --------------------------------------------------------------------------
 
 
 def test_a_view_that_is_kept_too_long_sees_poison() -> None:
@@ -283,7 +292,9 @@ def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> Non
     channel = ShmChannel("b", 0, lambda _: rows, patience=0.3)
     (found,) = channel.fetch([Request(worker="a", block=0)])
     stop(process)
-    (again,) = channel.fetch([Request(worker="a", block=1)])  # its board says where: nobody is asked
+    (again,) = channel.fetch(
+        [Request(worker="a", block=1)]
+    )  # its board says where: nobody is asked
     assert again.equals(rollouts(100, 50, 1).records)
     with pytest.raises(PeerLost, match="in time"):
         channel.fetch([Request(worker="a", block=99)])
@@ -303,7 +314,7 @@ def test_death_while_others_wait_for_it(producer) -> None:
     channel.close()
 
 
-# --- between hosts -------------------------------------------------------------------------------------------------
+# --- between hosts --------------------------------------------------------------------------------
 
 
 def test_mutated_frames_between_hosts() -> None:
@@ -343,7 +354,9 @@ def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     dealer.connect(world["a"].address.endpoint)
     dealer.send(b"\x80\x04\x95")  # a pickle
     dealer.send_multipart([honest, honest])
-    dealer.send(_sealed(msgspec.msgpack.encode(["question", 1, [[block, [], (99).to_bytes(8, "little")]]])))
+    dealer.send(
+        _sealed(msgspec.msgpack.encode(["question", 1, [[block, [], (99).to_bytes(8, "little")]]]))
+    )
     for _ in range(300):
         dealer.send(_sealed(value_mutated(honest[8:], rng)))
     dealer.send(honest)
@@ -364,7 +377,9 @@ def test_without_a_key_of_the_run_nothing_is_told(keys) -> None:
     world = zmq(curve=True)
     block = world["a"].keep(rollouts(3, 4))
     own = None if keys == "none" else KeyPair.make()
-    stranger = ZmqChannel("b", 0, lambda _: world["a"].address, keys=own, patience=5.0, heartbeat=1.0)
+    stranger = ZmqChannel(
+        "b", 0, lambda _: world["a"].address, keys=own, patience=5.0, heartbeat=1.0
+    )
     with pytest.raises(PeerLost):
         stranger.fetch([Request(worker="a", block=block)])
     assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
@@ -386,7 +401,8 @@ def test_a_server_of_another_key_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::]:*", "tcp://192.0.2.1:*", "tcp://host:1"]
+    "endpoint",
+    ["tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::]:*", "tcp://192.0.2.1:*", "tcp://host:1"],
 )
 def test_other_hosts_are_only_spoken_with_under_keys(endpoint) -> None:
     with pytest.raises(RunError, match=r"expected keys for .*Fix: "):
@@ -406,7 +422,9 @@ def test_a_peer_that_dies_while_it_is_asked() -> None:
     context = pyzmq.Context()
     router = context.socket(pyzmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")
-    channel = ZmqChannel("b", 0, lambda _: Address(endpoint=f"tcp://127.0.0.1:{port}"), patience=20.0)
+    channel = ZmqChannel(
+        "b", 0, lambda _: Address(endpoint=f"tcp://127.0.0.1:{port}"), patience=20.0
+    )
 
     def die() -> None:
         router.recv_multipart()

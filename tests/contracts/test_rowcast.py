@@ -1,4 +1,6 @@
-"""Rows by broadcast, over gloo between real processes: what arrives is what was given, to the bit, or is refused."""
+"""Rows by broadcast, over gloo between real processes: what arrives is what was given, to the bit,
+or is refused.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,24 @@ class Hidden(Schema):
 
 def on_devices() -> Batch:
     hidden = Ragged(torch.arange(48.0).reshape(6, 8), np.array([0, 2, 2, 6]))
-    columns = {"hidden": hidden, "weight": torch.tensor([7, 8, 9]), "reward": np.ones(3, np.float32)}
+    columns = {
+        "hidden": hidden,
+        "weight": torch.tensor([7, 8, 9]),
+        "reward": np.ones(3, np.float32),
+    }
     return Batch.make(Keys.of(range(3)), columns, Hidden)
 
 
 def rows() -> list[dict[str, Batch]]:
-    """What is given, one broadcast after another: schemas of the vocabulary, with nulls, empty, sliced, large; columns
-    on devices.
+    """What is given, one broadcast after another: schemas of the vocabulary, with nulls, empty,
+    sliced, large; columns on devices.
     """
-    many = {kind.__name__: batch(kind, 40, seed) for seed, kind in enumerate((Prompt, Rollout, Reward))}
-    nulls = pa.record_batch({"a": pa.array([1, None, 3]), "b": pa.array([["x"], None, []]), "c": pa.nulls(3)})
+    many = {
+        kind.__name__: batch(kind, 40, seed) for seed, kind in enumerate((Prompt, Rollout, Reward))
+    }
+    nulls = pa.record_batch(
+        {"a": pa.array([1, None, 3]), "b": pa.array([["x"], None, []]), "c": pa.nulls(3)}
+    )
     none = pa.RecordBatch.from_arrays([], names=[])
     return [
         many,
@@ -59,7 +69,11 @@ def rows() -> list[dict[str, Batch]]:
         {"nulls": Batch(Keys.of(range(3)), nulls), "none": Batch(Keys.of([]), none)},
         {"part": Batch(Keys.of(range(11)), many["Rollout"].records.slice(7, 11))},
         {"large": rollouts(4000, 1200)},
-        {"plain": many["Reward"], "hidden": on_devices(), "some": on_devices().take(np.array([2, 0]))},
+        {
+            "plain": many["Reward"],
+            "hidden": on_devices(),
+            "some": on_devices().take(np.array([2, 0])),
+        },
         {},
     ]
 
@@ -71,14 +85,18 @@ def same(given: Batch, taken: Taken) -> bool:
     return records.equals(given.records) and values.keys() == given.device.keys() and all(equal)
 
 
-def cast_of(rank: int, size: int, port: int, name: str, *, timeout: float = 20.0, content: bool = False) -> RowCast:
+def cast_of(
+    rank: int, size: int, port: int, name: str, *, timeout: float = 20.0, content: bool = False
+) -> RowCast:
     names = [f"t{r}" for r in range(size)]
     channel = CollectiveChannel(rank, size, client(port), name=name, names=names, timeout=timeout)
     return RowCast(channel, giver="t0", content=content)
 
 
 def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
-    """Rank 0 gives everything; each other rank says whether it has the same, and how many bytes came."""
+    """Rank 0 gives everything; each other rank says whether it has the same, and how many bytes
+    came.
+    """
     ends = cast_of(rank, size, port, f"given {size} {content}", content=content)
     said: list[Any] = []
     for inputs in rows():
@@ -110,7 +128,10 @@ def changed(rank: int, port: int) -> str:
     ends = cast_of(rank, 2, port, "changed", content=True)
     inputs = {"hidden": on_devices()}
     if rank == 0:
-        with mock.patch("engine.channels.rowcast.of_tensors", lambda tensors: [n ^ 1 for n in of_tensors(tensors)]):
+        with mock.patch(
+            "engine.channels.rowcast.of_tensors",
+            lambda tensors: [n ^ 1 for n in of_tensors(tensors)],
+        ):
             ends.give(inputs)
         return ""
     with pytest.raises(RunError) as found:
@@ -118,18 +139,35 @@ def changed(rank: int, port: int) -> str:
     return str(found.value)
 
 
-def test_values_that_were_changed_on_their_way_are_refused_where_content_is_checked(ranks: Ranks) -> None:
-    assert "t0: refused the rows that it gives: columns on a device whose values were" in ranks.do(2, changed)[1]
+def test_values_that_were_changed_on_their_way_are_refused_where_content_is_checked(
+    ranks: Ranks,
+) -> None:
+    assert (
+        "t0: refused the rows that it gives: columns on a device whose values were"
+        in ranks.do(2, changed)[1]
+    )
 
 
-LIES = ("another number", "too few inputs", "a changed byte", "no header", "a long header", "no numbers", "too much")
+LIES = (
+    "another number",
+    "too few inputs",
+    "a changed byte",
+    "no header",
+    "a long header",
+    "no numbers",
+    "too much",
+)
 
 
 def lies(rank: int, port: int) -> list[str]:
-    """Rank 0 says what is not so, each in a world of its own; what rank 1 says of it, and what becomes of rank 0."""
+    """Rank 0 says what is not so, each in a world of its own; what rank 1 says of it, and what
+    becomes of rank 0.
+    """
     said = []
     for lie in LIES:
-        channel = CollectiveChannel(rank, 2, client(port), name=lie, names=["t0", "t1"], timeout=20.0)
+        channel = CollectiveChannel(
+            rank, 2, client(port), name=lie, names=["t0", "t1"], timeout=20.0
+        )
         if rank == 1:
             with pytest.raises(RunError) as found:
                 RowCast(channel, giver="t0").take(["a", "b"])
@@ -140,18 +178,26 @@ def lies(rank: int, port: int) -> list[str]:
         records = batch(Reward, 5, 3).records
         answer, buffers = sent(0, records)
         second = sent(1, records)
-        answers: list[Sent | Unknown | Lacks] = [answer] if lie == "too few inputs" else [answer, second[0]]
+        answers: list[Sent | Unknown | Lacks] = (
+            [answer] if lie == "too few inputs" else [answer, second[0]]
+        )
         number, sums = 2 if lie == "another number" else 1, checksums([*buffers, *second[1]])
         header = bytearray(reply_bytes(Header(number, answers, sums, 0)))
         header[20] ^= lie == "no header"
-        shape, kind = ([1 << 30, 99] if lie == "too much" else [1]), "load" if lie == "no numbers" else "float32"
+        shape, kind = (
+            ([1 << 30, 99] if lie == "too much" else [1]),
+            "load" if lie == "no numbers" else "float32",
+        )
         forms = bytearray(msgspec.msgpack.encode([Form(0, "x", kind, shape)]))
         data = [np.frombuffer(b, np.uint8).copy() for b in (*buffers, *second[1])]
         data[-1][0] ^= 1
         length = 1 << 40 if lie == "a long header" else len(header)
         messages = [
             [torch.tensor([length, len(forms)])],
-            [torch.frombuffer(header, dtype=torch.uint8), torch.frombuffer(forms, dtype=torch.uint8)],
+            [
+                torch.frombuffer(header, dtype=torch.uint8),
+                torch.frombuffer(forms, dtype=torch.uint8),
+            ],
             [*map(torch.from_numpy, data)],
             [torch.zeros(1)],
         ]
@@ -183,7 +229,11 @@ def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: Ranks) -> 
     ):
         assert "t0: refused the rows that it gives" in told, lie
         assert wanted in told, lie
-    assert all("did not end" in told for lie, told in zip(LIES, first, strict=True) if lie != "a changed byte")
+    assert all(
+        "did not end" in told
+        for lie, told in zip(LIES, first, strict=True)
+        if lie != "a changed byte"
+    )
 
 
 def waits(rank: int, port: int) -> str:
@@ -228,7 +278,9 @@ def on_host(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def through_devices(rank: int, port: int) -> list[bool]:
     torch.cuda.set_device(rank)
-    channel = CollectiveChannel(rank, 2, client(port), name="devices", device=f"cuda:{rank}", timeout=20)
+    channel = CollectiveChannel(
+        rank, 2, client(port), name="devices", device=f"cuda:{rank}", timeout=20
+    )
     ends = RowCast(channel, giver="t0", device=f"cuda:{rank}")
     said = []
     for inputs in rows():
@@ -236,7 +288,10 @@ def through_devices(rank: int, port: int) -> list[bool]:
             ends.give(inputs)
         else:
             found = ends.take(list(inputs))
-            said += [same(given, (found[name][0], on_host(found[name][1]))) for name, given in inputs.items()]
+            said += [
+                same(given, (found[name][0], on_host(found[name][1])))
+                for name, given in inputs.items()
+            ]
     ends.close()
     return said
 

@@ -1,5 +1,5 @@
-"""The scheduled contract, over gloo between real processes: order, agreement of both ends, loss of a rank; and
-weights from layout to layout over it.
+"""The scheduled contract, over gloo between real processes: order, agreement of both ends, loss of
+a rank; and weights from layout to layout over it.
 
 Five processes serve all tests: torch takes seconds to import.
 """
@@ -45,7 +45,7 @@ def error_of(call: Any, *arguments: Any) -> RunError:
     return found.value
 
 
-# --- transfers ----------------------------------------------------------------------------------------------------
+# --- transfers ------------------------------------------------------------------------------------
 
 
 def messages() -> list[list[Tensor]]:
@@ -53,7 +53,11 @@ def messages() -> list[list[Tensor]]:
     draw = torch.Generator().manual_seed(5)
     return [
         [torch.randn(3, 5, generator=draw), torch.arange(7)],
-        [torch.randn(4, generator=draw).bfloat16(), torch.zeros(0, 3), torch.tensor(2.5, dtype=torch.float64)],
+        [
+            torch.randn(4, generator=draw).bfloat16(),
+            torch.zeros(0, 3),
+            torch.tensor(2.5, dtype=torch.float64),
+        ],
         [],
         [torch.randint(0, 256, (64 << 20,), generator=draw, dtype=torch.uint8)],
         [torch.randn(6, 4, generator=draw).t(), torch.tensor([True, False])],
@@ -61,7 +65,8 @@ def messages() -> list[list[Tensor]]:
 
 
 def transfers(rank: int, port: int) -> int:
-    """Rank 0 sends, rank 1 compares; then everything again the other way round, and by broadcast."""
+    """Rank 0 sends, rank 1 compares; then everything again the other way round, and by broadcast.
+    """
     ends = channel(rank, 2, port, "transfers")
     same = 0
     for sender in (0, 1):
@@ -73,7 +78,9 @@ def transfers(rank: int, port: int) -> int:
             ends.receive(sender, number, found)
             same += all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
     for number, tensors in enumerate(messages()):
-        found = [t.contiguous() if rank == 1 else torch.empty(t.shape, dtype=t.dtype) for t in tensors]
+        found = [
+            t.contiguous() if rank == 1 else torch.empty(t.shape, dtype=t.dtype) for t in tensors
+        ]
         ends.broadcast(1, number, found)
         same += all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
     ends.close()
@@ -85,7 +92,9 @@ def test_tensors_arrive_in_order_to_the_bit(ranks: Ranks) -> None:
 
 
 def disagreements(rank: int, port: int) -> list[str]:
-    """Each in a world of its own: what both ends say of a transfer that only one of them means, and afterwards."""
+    """Each in a world of its own: what both ends say of a transfer that only one of them means, and
+    afterwards.
+    """
     said = []
     tensors, other = [torch.zeros(4)], [torch.zeros(2, 2)]
     for name, (mine, theirs) in {
@@ -129,7 +138,7 @@ def test_a_rank_that_is_not_there_and_a_closed_channel_are_errors(ranks: Ranks) 
         assert "closed" in said[4]
 
 
-# --- worlds -------------------------------------------------------------------------------------------------------
+# --- worlds ---------------------------------------------------------------------------------------
 
 
 def incomplete(rank: int, port: int) -> str:
@@ -141,7 +150,8 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
 
 
 def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int], str]:
-    """The replica's world: met in a place of its own; a mesh of it; twice; another one beside it."""
+    """The replica's world: met in a place of its own; a mesh of it; twice; another one beside it.
+    """
     store = rendezvous(place.end(), timeout=20)
     group = world(rank, 2, store)
     try:
@@ -182,7 +192,9 @@ def met(rank: int, port: int, place: Place) -> tuple[int, str]:
 
 
 def test_ranks_meet_where_nobody_else_can_come(ranks: Ranks) -> None:
-    """Not at a port of the host, nor in a file with a name: only who was given a descriptor is there."""
+    """Not at a port of the host, nor in a file with a name: only who was given a descriptor is
+    there.
+    """
     with closing(Place()) as place:
         for listening, name in ranks.do(2, met, place):
             assert listening == 0
@@ -216,7 +228,7 @@ def test_two_devices_send_to_each_other(ranks: Ranks) -> None:
     assert ranks.do(2, exchanged) == [0.0, 0.0]
 
 
-# --- weights ------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def weights(version: int) -> list[Piece]:
@@ -240,8 +252,12 @@ def local(layout: tuple[Placed, ...], rank: int, pieces: list[Piece]) -> list[Pi
     ]
 
 
-def edge(rank: int, port: int, writers: tuple[int, bool], readers: tuple[int, bool]) -> list[bool | str]:
-    """Three versions from writers to readers; each rank says whether it has its rows, whole readers the digests."""
+def edge(
+    rank: int, port: int, writers: tuple[int, bool], readers: tuple[int, bool]
+) -> list[bool | str]:
+    """Three versions from writers to readers; each rank says whether it has its rows, whole readers
+    the digests.
+    """
     size = writers[0] + readers[0]
     ends = channel(rank, size, port, f"edge {writers} {readers}")
     source = layout_of(weights(0), writers[0], sharded=writers[1])
@@ -268,7 +284,9 @@ def edge(rank: int, port: int, writers: tuple[int, bool], readers: tuple[int, bo
     [((1, False), (1, False)), ((2, True), (1, False)), ((1, False), (2, True)), ((2, False), (2, False)),
      ((2, True), (3, True)), ((3, True), (2, False))],
 )  # fmt: skip
-def test_weights_go_from_layout_to_layout(ranks: Ranks, writers: tuple[int, bool], readers: tuple[int, bool]) -> None:
+def test_weights_go_from_layout_to_layout(
+    ranks: Ranks, writers: tuple[int, bool], readers: tuple[int, bool]
+) -> None:
     said = ranks.do(writers[0] + readers[0], edge, writers, readers)
     assert all(said[rank] == [] for rank in range(writers[0])), said
     for rank in range(writers[0], writers[0] + readers[0]):
@@ -302,7 +320,9 @@ def other_pieces(rank: int, port: int) -> list[str]:
     ends = channel(rank, 1, port, "other pieces")
     layout = layout_of(weights(0), 1, sharded=False)
     mine = WeightEdge(ends, layout, layout, sources=[0], destinations=[0])
-    wider = [Piece(p.name, torch.cat([p.data, p.data])) if p.name == "bias" else p for p in weights(0)]
+    wider = [
+        Piece(p.name, torch.cat([p.data, p.data])) if p.name == "bias" else p for p in weights(0)
+    ]
     return [str(error_of(mine.send, 0, weights(0)[1:])), str(error_of(mine.send, 0, wider))]
 
 
@@ -312,7 +332,7 @@ def test_pieces_of_another_layout_are_refused_by_the_sender(ranks: Ranks) -> Non
     assert "piece 'bias'" in second
 
 
-# --- loss; last, as it costs processes ----------------------------------------------------------------------------
+# --- loss; last, as it costs processes ------------------------------------------------------------
 
 
 def chain(rank: int, port: int, name: str, timeout: float) -> tuple[str, str, float]:
@@ -328,7 +348,9 @@ def chain(rank: int, port: int, name: str, timeout: float) -> tuple[str, str, fl
 
 
 @pytest.mark.parametrize(("how", "timeout"), [(signal.SIGSTOP, 1.0), (signal.SIGKILL, LIMIT)])
-def test_a_rank_that_is_gone_or_stopped_fences_the_world(ranks: Ranks, how: signal.Signals, timeout: float) -> None:
+def test_a_rank_that_is_gone_or_stopped_fences_the_world(
+    ranks: Ranks, how: signal.Signals, timeout: float
+) -> None:
     for rank in range(3):
         ranks.tell(rank, chain, how.name, timeout)
     ranks.store.wait([f"{how.name} {rank}" for rank in range(3)], timedelta(seconds=LIMIT))

@@ -1,6 +1,8 @@
-"""The contract of a Sink, which every sink passes: what is written can be read back, and closing is safe.
+"""The contract of a Sink, which every sink passes: what is written can be read back, and closing is
+safe.
 
-Wandb is given a small recording `wandb` module, since that sink is only a view of another service's client.
+Wandb is given a small recording `wandb` module, since that sink is only a view of another service's
+client.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class RecordingRun:
 
 
 def _from_json_lines(run: RunFolder) -> Rows:
-    rows = [json.loads(line, parse_constant=_refuse) for line in run.metrics.read_text().splitlines()]
+    rows = [
+        json.loads(line, parse_constant=_refuse) for line in run.metrics.read_text().splitlines()
+    ]
     return {row.pop("step"): row for row in rows}
 
 
@@ -110,7 +114,9 @@ def _write(sink: str, run: RunFolder, steps: range, offset: float = 0.0) -> None
 
 def test_what_is_written_is_read_back(sink: str, run: RunFolder) -> None:
     _write(sink, run, range(1, 5))
-    assert SINKS[sink][1](run) == {s: {"reward/mean": s / 4, "policy/lag/max": 1} for s in range(1, 5)}
+    assert SINKS[sink][1](run) == {
+        s: {"reward/mean": s / 4, "policy/lag/max": 1} for s in range(1, 5)
+    }
 
 
 def test_a_reopened_sink_goes_on(sink: str, run: RunFolder) -> None:
@@ -119,7 +125,9 @@ def test_a_reopened_sink_goes_on(sink: str, run: RunFolder) -> None:
     assert [*SINKS[sink][1](run)] == [1, 2, 3, 4]
 
 
-def test_steps_that_come_again_after_a_resume_replace_the_old_ones(sink: str, run: RunFolder) -> None:
+def test_steps_that_come_again_after_a_resume_replace_the_old_ones(
+    sink: str, run: RunFolder
+) -> None:
     _write(sink, run, range(1, 5))
     if sink == "json_lines":
         lines = JsonLines()

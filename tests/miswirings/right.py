@@ -17,11 +17,23 @@ from dataflow import (
     loss,
     operator,
 )
-from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, overlong_penalty, whiten
+from operators.advantage import (
+    baseline_advantage,
+    gae,
+    group_advantage,
+    kl_in_reward,
+    overlong_penalty,
+    whiten,
+)
 from operators.data import demonstrations, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, decoupled_policy_loss, policy_gradient_loss, value_loss
+from operators.losses import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    policy_gradient_loss,
+    value_loss,
+)
 from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
@@ -33,7 +45,9 @@ def exact(completions: list[str], answer: list[str]) -> list[float]:
 
 
 @operator(scope="group")
-def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Reward]:
+def diverse(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1
+) -> Columns[Reward]:
     return score
 
 
@@ -71,7 +85,9 @@ white = whiten(target, rollout)
 kept, kept_score = select(rollout, score, where=mixed_groups(score), refill=True)
 best = select(rollout, where=best_of(score, k=1))
 
-clipped = clipped_policy_loss(advantage, old=ref, reference=ref, clip=(0.2, 0.28), beta=linear(0.1, 0.0, 100))
+clipped = clipped_policy_loss(
+    advantage, old=ref, reference=ref, clip=(0.2, 0.28), beta=linear(0.1, 0.0, 100)
+)
 decoupled = decoupled_policy_loss(advantage, proximal=ref)
 own = careful(advantage, strength=0.5)
 fitted = value_loss(white, old=value)

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from dataflow import Advantage, Graph, Model, Now, Reward, Rollout, Tensors, column, linear, loss, operator
+from dataflow import (
+    Advantage,
+    Graph,
+    Model,
+    Now,
+    Reward,
+    Rollout,
+    Tensors,
+    column,
+    linear,
+    loss,
+    operator,
+)
 from engine.options import RunOptions
-from operators.advantage import baseline_advantage, gae, group_advantage, kl_in_reward, overlong_penalty, whiten
+from operators.advantage import (
+    baseline_advantage,
+    gae,
+    group_advantage,
+    kl_in_reward,
+    overlong_penalty,
+    whiten,
+)
 from operators.data import prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate

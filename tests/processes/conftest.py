@@ -1,4 +1,6 @@
-"""What all tests of whole runs share: a model of a few thousand weights, data, and options of short runs."""
+"""What all tests of whole runs share: a model of a few thousand weights, data, and options of short
+runs.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet")
-    pq.write_table(pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet")
-    pq.write_table(pa.table({"prompt": asked, "completion": [a[0] * 3 for a in asked]}), folder / "demos.parquet")
+    pq.write_table(
+        pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet"
+    )
+    pq.write_table(
+        pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet"
+    )
+    pq.write_table(
+        pa.table({"prompt": asked, "completion": [a[0] * 3 for a in asked]}),
+        folder / "demos.parquet",
+    )
     rows = [
         {
             "data_source": "letters",

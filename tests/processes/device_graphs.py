@@ -1,5 +1,6 @@
-"""Graphs with columns declared `device`: vectors for each token and a number for each row, made by one operator of the
-user's, read by another, by a loss, or by both; importable, so that Workers find them.
+"""Graphs with columns declared `device`: vectors for each token and a number for each row, made by
+one operator of the user's, read by another, by a loss, or by both; importable, so that Workers find
+them.
 
 Owns: what is run. Does not own: model and data (conftest.py), nor what is asserted.
 """
@@ -31,7 +32,9 @@ from run_graphs import vowels  # isort: skip
 
 WIDTH = 256
 GATE = "STEERING_GATE"
-"""Where the environment names a FIFO, the first call of the loss waits until something is written into it."""
+"""Where the environment names a FIFO, the first call of the loss waits until something is written
+into it.
+"""
 
 
 class Hidden(Schema):
@@ -60,13 +63,18 @@ def steered(score: Columns[Reward], hidden: Columns[Hidden]) -> Columns[Reward]:
     of_tokens: Ragged = hidden["hidden"]
     assert of_tokens.values.shape == (of_tokens.offsets[-1], WIDTH)
     rows = torch.from_numpy(of_tokens.segments())
-    mean = torch.zeros(len(hidden)).index_add_(0, rows, of_tokens.values.mean(1)) + hidden["total"].float() / 1e4
+    mean = (
+        torch.zeros(len(hidden)).index_add_(0, rows, of_tokens.values.mean(1))
+        + hidden["total"].float() / 1e4
+    )
     return score.set(reward=score["reward"] + mean.numpy() / 1e3)
 
 
 @loss(scope="token")
 def beside(now: Now, hidden: Tensors[Hidden]) -> Terms:
-    """A loss that reads vectors of tokens and numbers of rows where they lie; a test may hold its first call back."""
+    """A loss that reads vectors of tokens and numbers of rows where they lie; a test may hold its
+    first call back.
+    """
     gate = os.environ.get(GATE, "")
     if os.path.exists(gate):
         with open(gate, "rb", buffering=0) as held:
@@ -88,5 +96,8 @@ def steering(folder: Path, *, max_lag: int = 0) -> Graph:
     score = steered(score, hidden)
     advantage = group_advantage(rollout, score, name="advantage")
     return Graph(
-        "steering", train(policy, rollout, loss=policy_gradient_loss(advantage) + 0.1 * beside(hidden), lr=1e-3)
+        "steering",
+        train(
+            policy, rollout, loss=policy_gradient_loss(advantage) + 0.1 * beside(hidden), lr=1e-3
+        ),
     )

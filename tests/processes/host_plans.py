@@ -1,6 +1,8 @@
-"""Plans of several Workers whose kernels start fast (no torch), and functions that misbehave on request.
+"""Plans of several Workers whose kernels start fast (no torch), and functions that misbehave on
+request.
 
-Owns: the plans. Does not own: what is asserted of the Supervisor that runs them (test_supervisor.py).
+Owns: the plans. Does not own: what is asserted of the Supervisor that runs them
+(test_supervisor.py).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Numbers:
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """The positions as texts."""
         self._session.metric("numbers/made", 1.0, len(chunk.keys))
-        yield Batch.make(chunk.keys, {"prompt": [str(p) for p in chunk.keys.position.tolist()]}, Prompt)
+        yield Batch.make(
+            chunk.keys, {"prompt": [str(p) for p in chunk.keys.position.tolist()]}, Prompt
+        )
 
     def close(self) -> None:
         """Say so in the log."""
@@ -84,7 +88,9 @@ def waits(completions: Sequence[str], **columns: object) -> list[float]:
 @operator()
 def doubled(prompt: Columns[Prompt]) -> Columns[Reward]:
     print("doubling", len(prompt), "rows")
-    return Columns.make(Reward, like=prompt, reward=np.array([2.0 * float(p) for p in prompt["prompt"]], np.float32))
+    return Columns.make(
+        Reward, like=prompt, reward=np.array([2.0 * float(p) for p in prompt["prompt"]], np.float32)
+    )
 
 
 @operator()
@@ -120,7 +126,9 @@ def exits(prompt: Columns[Prompt]) -> Columns[Reward]:
 
 @operator()
 def garbles(prompt: Columns[Prompt]) -> Columns[Reward]:
-    """Writes a frame that is a pickle to the control socket; the process of the run must not read it."""
+    """Writes a frame that is a pickle to the control socket; the process of the run must not read
+    it.
+    """
     payload = pickle.dumps(Bomb(prompt["prompt"][0]))
     os.write(int(sys.argv[3]), len(payload).to_bytes(8, "little") + b"\0" + payload)
     return hangs.fn(prompt)
@@ -176,7 +184,11 @@ def plan(
         relation="same",
         source="numbers",
         inputs=(
-            PlannedInput(name="prompt", gate="numbers", fetches=(Fetch(producer="numbers", columns=("prompt",)),)),
+            PlannedInput(
+                name="prompt",
+                gate="numbers",
+                fetches=(Fetch(producer="numbers", columns=("prompt",)),),
+            ),
         ),
         kernel="operators.kernels.host:ColumnFunction",
         workers=(workers[1],),
@@ -184,7 +196,13 @@ def plan(
         returns=("reward",),
     )
     return Plan(
-        graph="host", digest="", seed=1, nodes=(numbers, planned), sources=(), recorder=workers[0], program=program
+        graph="host",
+        digest="",
+        seed=1,
+        nodes=(numbers, planned),
+        sources=(),
+        recorder=workers[0],
+        program=program,
     )
 
 
@@ -203,4 +221,6 @@ def chunk_of(number: int, ref: Ref, *, node: str = "doubled", worker: str = "hos
         block=np.zeros(len(rows), np.int64),
         row=rows,
     )
-    return RunChunk(id=number, node=node, worker=worker, step=1, keys=ref.keys, inputs={"prompt": (gather,)})
+    return RunChunk(
+        id=number, node=node, worker=worker, step=1, keys=ref.keys, inputs={"prompt": (gather,)}
+    )

@@ -25,13 +25,18 @@ HERE, THERE = "127.0.0.1", "127.0.0.2"
 SERVE = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def cluster_file(folder: Path, *, lease: float = 10.0, addresses: Mapping[str, str] | None = None) -> Path:
+def cluster_file(
+    folder: Path, *, lease: float = 10.0, addresses: Mapping[str, str] | None = None
+) -> Path:
     """Hosts a (this process's) and b, with new keys; b's cores and memory are not said."""
     hosts = addresses or {"a": HERE, "b": THERE}
     path = folder / "cluster.toml"
     parts = [f"lease = {lease}"]
     for name, address in hosts.items():
-        parts.append(f'[hosts.{name}]\naddress = "{address}"\nport = {7373 if addresses else free_port(address)}')
+        parts.append(
+            f'[hosts.{name}]\naddress = "{address}"\nport ='
+            f" {7373 if addresses else free_port(address)}"
+        )
     path.write_text("\n".join(parts) + "\n")
     cluster = read_cluster(path)
     assert cluster.keys is not None

@@ -26,13 +26,16 @@ def timeless(rows: Rows) -> Rows:
 def weights(result_or_folder: Any) -> dict[str, bytes]:
     """The bytes of every weight file of the last checkpoint, by path within it."""
     folder = Path(getattr(result_or_folder, "checkpoint", result_or_folder))
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))
+    }
 
 
 def children(parent: int | None = None) -> list[int]:
     """Processes whose parent is this one (or another), the dead that nobody waited for among them.
 
-    Without multiprocessing's tracker: it is left by whichever test used that module in this process, for good.
+    Without multiprocessing's tracker: it is left by whichever test used that module in this
+    process, for good.
     """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -40,7 +43,9 @@ def children(parent: int | None = None) -> list[int]:
             text = stat.read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(text.rpartition(")")[2].split()[1]) == (parent or os.getpid()) and not _tracks(stat.parent):
+        if int(text.rpartition(")")[2].split()[1]) == (parent or os.getpid()) and not _tracks(
+            stat.parent
+        ):
             found.append(int(stat.parent.name))
     return found
 
@@ -53,7 +58,9 @@ def _tracks(process: Path) -> bool:
 
 
 def workers() -> dict[str, int]:
-    """The processes of a run's Workers, which this process has started, by name: their last argument."""
+    """The processes of a run's Workers, which this process has started, by name: their last
+    argument.
+    """
     found = {}
     for pid in children():
         told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

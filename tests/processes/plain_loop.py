@@ -1,7 +1,9 @@
-"""A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW; and what our kernels did.
+"""A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW; and
+what our kernels did.
 
-Owns: the other side of the comparison, written out without anything of the engine or the operators, and the watch on
-our train kernel. Does not own: the graphs, nor which of their numbers are compared.
+Owns: the other side of the comparison, written out without anything of the engine or the operators,
+and the watch on our train kernel. Does not own: the graphs, nor which of their numbers are
+compared.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ EPS = 1e-3
 
 @dataclass(slots=True)
 class Update:
-    """One update of ours: each row's summed token losses (or its group's loss, on the group's first row), and the
-    gradient before it is clipped.
+    """One update of ours: each row's summed token losses (or its group's loss, on the group's first
+    row), and the gradient before it is clipped.
     """
 
     by_row: dict[int, float]
@@ -59,10 +61,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
         steps.append(Step(self._name, assignment.inputs))
         return step(self, assignment)
 
-    def note_terms(terms: Any, scope: str, name: str, now: Any, weights: Any, rows: np.ndarray) -> Tensor:
+    def note_terms(
+        terms: Any, scope: str, name: str, now: Any, weights: Any, rows: np.ndarray
+    ) -> Tensor:
         loss = terms.loss.detach()
         sums = now.row_sum(loss) if scope == "token" else loss
-        first = [int(torch.nonzero(now.row_group == g)[0, 0]) for g in range(now.groups)] if scope == "group" else rows
+        first = (
+            [int(torch.nonzero(now.row_group == g)[0, 0]) for g in range(now.groups)]
+            if scope == "group"
+            else rows
+        )
         at = rows[first] if scope == "group" else rows
         by_row.update(zip(at.tolist(), sums.tolist(), strict=True))
         return reduced(terms, scope, name, now, weights, rows)  # type: ignore[arg-type]
@@ -85,13 +93,18 @@ class Learner:
 
     def __init__(self, module: nn.Module, lr: float) -> None:
         self.module = module
-        self.adam = torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.99), eps=EPS, weight_decay=0.0)
+        self.adam = torch.optim.AdamW(
+            module.parameters(), lr=lr, betas=(0.9, 0.99), eps=EPS, weight_decay=0.0
+        )
         self.versions = [{name: p.detach().clone() for name, p in module.named_parameters()}]
 
     def update(self, loss: Tensor, ours: Update, by_row: Mapping[int, float]) -> None:
-        """One update with this loss; its parts by row, and its gradient, have to be those of ours."""
+        """One update with this loss; its parts by row, and its gradient, have to be those of ours.
+        """
         for row, wanted in by_row.items():
-            assert ours.by_row[row] == pytest.approx(wanted, rel=1e-4, abs=2e-5), f"loss of row {row}"
+            assert ours.by_row[row] == pytest.approx(wanted, rel=1e-4, abs=2e-5), (
+                f"loss of row {row}"
+            )
         self.adam.zero_grad()
         loss.backward()
         grads = {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
@@ -105,7 +118,9 @@ class Learner:
 
     def end_step(self) -> None:
         """This version is what the next Step begins with."""
-        self.versions.append({name: p.detach().clone() for name, p in self.module.named_parameters()})
+        self.versions.append(
+            {name: p.detach().clone() for name, p in self.module.named_parameters()}
+        )
 
     def at(self, version: int) -> nn.Module:
         """A copy with the weights of a version."""
@@ -121,14 +136,17 @@ def policy(base: str, lr: float) -> Learner:
 
 
 def critic(base: str, lr: float) -> Learner:
-    """The base's backbone with a head of zeros, from which a critic without one of its own begins."""
-    module = AutoModelForTokenClassification.from_pretrained(base, num_labels=1, attn_implementation="eager").eval()
+    """The base's backbone with a head of zeros, from which a critic without one of its own begins.
+    """
+    module = AutoModelForTokenClassification.from_pretrained(
+        base, num_labels=1, attn_implementation="eager"
+    ).eval()
     nn.init.zeros_(module.score.weight)
     nn.init.zeros_(module.score.bias)
     return Learner(module, lr)
 
 
-# --- what models say, row by row ------------------------------------------------------------------------------------
+# --- what models say, row by row ------------------------------------------------------------------
 
 
 def ids_of(rows: Batch, row: int) -> Tensor:
@@ -138,16 +156,25 @@ def ids_of(rows: Batch, row: int) -> Tensor:
 def logprobs(module: nn.Module, rows: Batch, temperature: float = 1.0) -> list[Tensor]:
     """Of each row's completion tokens."""
     logits = padded_logits(module, rows)
-    return [(x / temperature).log_softmax(-1)[range(len(x)), ids_of(rows, i)] for i, x in enumerate(logits)]
+    return [
+        (x / temperature).log_softmax(-1)[range(len(x)), ids_of(rows, i)]
+        for i, x in enumerate(logits)
+    ]
 
 
 def cut_logprobs(
     module: nn.Module, rows: Batch, temperature: float, top_p: float, wanted: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Of each row's wanted completion tokens among those that top-p keeps, token by token; 0 for the others."""
+    """Of each row's wanted completion tokens among those that top-p keeps, token by token; 0 for
+    the others.
+    """
     found = []
     for i, logits in enumerate(padded_logits(module, rows)):
-        chances, ids, one = (logits / temperature).double().softmax(-1), ids_of(rows, i), torch.zeros(len(logits))
+        chances, ids, one = (
+            (logits / temperature).double().softmax(-1),
+            ids_of(rows, i),
+            torch.zeros(len(logits)),
+        )
         for t in torch.nonzero(wanted[i]).flatten().tolist():
             order = chances[t].argsort(descending=True)
             before = chances[t][order].cumsum(0) - chances[t][order]
@@ -166,7 +193,10 @@ def values(module: nn.Module, rows: Batch) -> list[Tensor]:
 def rewards(base: str, rows: Batch, fn: Callable[..., Sequence[float | None]]) -> list[float]:
     """What the user's function says of the rows' texts."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    texts = [tokenizer.decode(ids_of(rows, i).tolist(), skip_special_tokens=True) for i in range(len(rows))]
+    texts = [
+        tokenizer.decode(ids_of(rows, i).tolist(), skip_special_tokens=True)
+        for i in range(len(rows))
+    ]
     return [float(x or 0.0) for x in fn(completions=texts)]
 
 
@@ -187,11 +217,15 @@ def same(ours: Sequence[Tensor], wanted: Sequence[Tensor], what: str, atol: floa
     """Row by row, token by token."""
     for row, (a, b) in enumerate(zip(ours, wanted, strict=True)):
         torch.testing.assert_close(
-            a, b.detach().float(), rtol=1e-4, atol=atol, msg=lambda m, r=row: f"{what} of row {r}: {m}"
+            a,
+            b.detach().float(),
+            rtol=1e-4,
+            atol=atol,
+            msg=lambda m, r=row: f"{what} of row {r}: {m}",
         )
 
 
-# --- formulas -------------------------------------------------------------------------------------------------------
+# --- formulas -------------------------------------------------------------------------------------
 
 
 def surrogate(now: Sequence[Tensor], old: Sequence[Tensor], gain: Sequence[Tensor]) -> list[Tensor]:

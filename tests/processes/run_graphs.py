@@ -1,4 +1,5 @@
-"""Small graphs, rewards, an operator and a loss for tests of whole runs; importable, so that a run can be resumed.
+"""Small graphs, rewards, an operator and a loss for tests of whole runs; importable, so that a run
+can be resumed.
 
 Owns: what is run. Does not own: model and data (conftest.py), nor what is asserted.
 """
@@ -46,7 +47,9 @@ def raises(completions: Sequence[str], **columns: object) -> list[float]:
     return [1.0 / (len(text) - len(text)) for text in completions]
 
 
-def fails_on_one_prompt(completions: Sequence[str], prompts: Sequence[str], **columns: object) -> list[float]:
+def fails_on_one_prompt(
+    completions: Sequence[str], prompts: Sequence[str], **columns: object
+) -> list[float]:
     if any(prompt.startswith("a") for prompt in prompts):
         raise LookupError("a prompt that begins with a")
     return vowels(completions)
@@ -70,12 +73,16 @@ async def asynchronous(completions: Sequence[str], **columns: object) -> list[fl
     return vowels(completions)
 
 
-def verl_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> dict:
+def verl_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None
+) -> dict:
     return {"score": float(ground_truth in solution_str) + len(solution_str) / 10}
 
 
 @operator(scope="group")
-def centred(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 2.0) -> Columns[Advantage]:
+def centred(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 2.0
+) -> Columns[Advantage]:
     mean = np.bincount(score.groups, weights=score["reward"]) / np.bincount(score.groups)
     value = weight * (score["reward"] - mean[score.groups])
     mask = rollout["completion_mask"]
@@ -111,7 +118,10 @@ def leaves_in_its_loss(now: Now, advantage: Tensors[Advantage]) -> Terms:
 
 @loss(scope="token")
 def plain(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Terms:
-    return Terms(-scale * now.logprobs * advantage["advantage"], {"policy/mine": (now.mask.sum(), now.mask.sum())})
+    return Terms(
+        -scale * now.logprobs * advantage["advantage"],
+        {"policy/mine": (now.mask.sum(), now.mask.sum())},
+    )
 
 
 @loss(scope="token")
@@ -141,7 +151,9 @@ def not_a_number(now: Now, advantage: Tensors[Advantage]) -> Terms:
     return Terms(now.logprobs * advantage["advantage"] / 0.0 * 0.0, {})
 
 
-def small(folder: Path, fn: RewardFn = vowels, *, n: int = 4, batch: int = 4, max_lag: int = 0) -> Graph:
+def small(
+    folder: Path, fn: RewardFn = vowels, *, n: int = 4, batch: int = 4, max_lag: int = 0
+) -> Graph:
     """GRPO on the tiny model."""
     base, data = str(folder / "model"), str(folder / "train.parquet")
     return grpo(base, data, fn, n=n, batch=batch, max_tokens=6, lr=1e-3, max_lag=max_lag)
@@ -150,7 +162,9 @@ def small(folder: Path, fn: RewardFn = vowels, *, n: int = 4, batch: int = 4, ma
 def with_score(folder: Path, change: object, loss_of: object = None) -> Graph:
     """GRPO whose score goes through an operator of the user's, or with a loss of the user's."""
     policy = Model("policy", str(folder / "model"), trainable=True)
-    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout")
+    rollout = generate(
+        policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout"
+    )
     score = reward(vowels, rollout, name="score")
     score = change(score) if callable(change) else score
     advantage = group_advantage(rollout, score, name="advantage")
@@ -166,17 +180,25 @@ def dapo(folder: Path, *, max_lag: int = 0) -> Graph:
     score = reward(vowels, rollout, name="score")
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True, max_attempts=20)
     advantage = group_advantage(rollout, score, name="advantage")
-    return Graph("dapo", train(policy, rollout, loss=clipped_policy_loss(advantage, clip=(0.2, 0.28)), lr=1e-3))
+    return Graph(
+        "dapo",
+        train(policy, rollout, loss=clipped_policy_loss(advantage, clip=(0.2, 0.28)), lr=1e-3),
+    )
 
 
 def reinforce(folder: Path) -> Graph:
     """KL against the base in the reward, token by token."""
     base = str(folder / "model")
     policy = Model("policy", base, trainable=True)
-    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout")
+    rollout = generate(
+        policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout"
+    )
     reference = logprobs(Model("reference", base), rollout)
     score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
-    return Graph("reinforce", train(policy, rollout, loss=policy_gradient_loss(returns(rollout, score)), lr=1e-3))
+    return Graph(
+        "reinforce",
+        train(policy, rollout, loss=policy_gradient_loss(returns(rollout, score)), lr=1e-3),
+    )
 
 
 def several(folder: Path) -> Graph:
@@ -189,7 +211,9 @@ def several(folder: Path) -> Graph:
 def own_parts(folder: Path) -> Graph:
     """An operator and a loss of the user's own."""
     policy = Model("policy", str(folder / "model"), trainable=True)
-    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout")
+    rollout = generate(
+        policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout"
+    )
     advantage = centred(rollout, reward(vowels, rollout, name="score"), weight=3.0)
     return Graph("own", train(policy, rollout, loss=plain(advantage, scale=0.5), lr=1e-3))
 
@@ -200,7 +224,9 @@ def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
     policy = Model("policy", base, trainable=True)
     critic = Model("critic", base, trainable=True, head="scalar")
     slow = Model("slow", base, head="scalar", follows=critic, every=every, rate=rate)
-    rollout = generate(policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout")
+    rollout = generate(
+        policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout"
+    )
     reference = logprobs(Model("past", base, follows=policy, every=3), rollout)
     score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
     value = values(slow, rollout)
@@ -219,8 +245,12 @@ def evaluated(folder: Path, *, every: int = 2, keep_best: int = 0, batch: int = 
     greedy = generate(policy, held_out, max_tokens=6, temperature=0.0, name="greedy_rollout")
     sampled = generate(policy, held_out, max_tokens=6, name="sampled_rollout")
     return small(folder, batch=batch).extend(
-        evaluate(policy, reward(vowels, greedy, name="greedy_reward"), every=every, keep_best=keep_best),
-        evaluate(policy, reward(vowels, sampled, name="sampled_reward"), every=every, name="sampled"),
+        evaluate(
+            policy, reward(vowels, greedy, name="greedy_reward"), every=every, keep_best=keep_best
+        ),
+        evaluate(
+            policy, reward(vowels, sampled, name="sampled_reward"), every=every, name="sampled"
+        ),
     )
 
 

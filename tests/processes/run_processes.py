@@ -1,6 +1,7 @@
 """Runs in a process of their own, to be killed or stopped: run_script.py.
 
-Owns: starting one, following it, seeing its children end. Does not own: what is run (run_script.py), what is asserted.
+Owns: starting one, following it, seeing its children end. Does not own: what is run
+(run_script.py), what is asserted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def wait_for(made: subprocess.Popen[str], line: str) -> None:
     for found in made.stdout:
         if found.strip() == line:
             return
-    raise AssertionError(f"the run ended before {line!r}: {made.stderr.read() if made.stderr else ''}")
+    raise AssertionError(
+        f"the run ended before {line!r}: {made.stderr.read() if made.stderr else ''}"
+    )
 
 
 def wait_for_error(made: subprocess.Popen[str], words: str) -> None:

@@ -1,7 +1,8 @@
-"""A run in a process of its own, to be killed: `run_script.py FOLDER RUNS GRAPH STEPS [resume] [hold=N]`.
+"""A run in a process of its own, to be killed: `run_script.py FOLDER RUNS GRAPH STEPS [resume]
+[hold=N]`.
 
-Prints `step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard input. Owns:
-nothing else; graphs are those of run_graphs.py, by their function's name.
+Prints `step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard
+input. Owns: nothing else; graphs are those of run_graphs.py, by their function's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Runs in several processes: the same numbers as in one, errors with their names, nothing left behind."""
+"""Runs in several processes: the same numbers as in one, errors with their names, nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ def same(one: Result, other: Result) -> None:
 def numbers(result: Result) -> Rows:
     """What depends neither on the clock nor on places."""
     return [
-        {name: value for name, value in row.items() if not name.startswith(("worker/", "edge/", "coordinator/"))}
+        {
+            name: value
+            for name, value in row.items()
+            if not name.startswith(("worker/", "edge/", "coordinator/"))
+        }
         for row in timeless(metrics(result.folder))
     ]
 
@@ -65,17 +71,32 @@ PLACES = {
     ),
     "followers elsewhere": (
         followed,
-        {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow", "values": "slow"}},
+        {
+            "pin": {
+                "train_policy": "train",
+                "train_critic": "train",
+                "past": "slow",
+                "values": "slow",
+            }
+        },
         {},
     ),
-    "replicas": (small, {"replicas": {"rollout": 2}, "chunks": {"rollout": 3}}, {"chunks": {"rollout": 3}}),
+    "replicas": (
+        small,
+        {"replicas": {"rollout": 2}, "chunks": {"rollout": 3}},
+        {"chunks": {"rollout": 3}},
+    ),
     "every node apart": (small, {"workers": "apart"}, {}),
     "three replicas": (small, {"replicas": {"rollout": 3}}, {"chunks": {"rollout": 3}}),
 }
-FAST = "replicas"  # a process with tensors costs three seconds: the other tests here compare with one process, too
+FAST = (  # a process with tensors costs three seconds: the other tests here compare with one process, too
+    "replicas"
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == FAST else [pytest.mark.long]) for n in PLACES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == FAST else [pytest.mark.long]) for n in PLACES]
+)
 def test_the_bits_of_one_process(tiny: Path, options: Options, name: str) -> None:
     make, spread, alone = PLACES[name]
     one = run(make(tiny), options(4, name="one", checkpoint_every=2, **alone))
@@ -93,11 +114,19 @@ def test_two_ranks_train_as_one_does(tiny: Path, options: Options) -> None:
     one = run(small(tiny), options(3, name="one"))
     two = run(small(tiny), options(3, name="two", ranks={"train_policy": 2}))
     for here, there in zip(metrics(one.folder), metrics(two.folder), strict=True):
-        for name in ("reward/mean", "train/tokens", "data/rows", "optim/grad_norm", "optim/updates"):
+        for name in (
+            "reward/mean",
+            "train/tokens",
+            "data/rows",
+            "optim/grad_norm",
+            "optim/updates",
+        ):
             assert there[name] == pytest.approx(here[name], rel=1e-5), name
 
 
-def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: Path, options: Options) -> None:
+def test_with_lag_generation_and_training_overlap_and_the_bound_holds(
+    tiny: Path, options: Options
+) -> None:
     result = run(small(tiny, max_lag=1), options(6, workers="auto", checkpoint_every=3))
     rows = metrics(result.folder)
     assert max(row["policy/lag/max"] for row in rows) <= 1
@@ -106,7 +135,9 @@ def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: Path
     assert sorted(keys) == [(position, sample) for position in range(24) for sample in range(4)]
     busy = [name for name in rows[0] if name.startswith("worker/")]
     assert len(busy) >= 2
-    assert all(0.0 <= row[name] <= 1.0 and math.isfinite(row[name]) for row in rows for name in busy)
+    assert all(
+        0.0 <= row[name] <= 1.0 and math.isfinite(row[name]) for row in rows for name in busy
+    )
     assert "time/engine" not in rows[0]
     assert (result.folder / "logs" / "coordinator.log").read_text().count("ended at step 6") == 1
     (trace,) = (result.folder / "trace").iterdir()
@@ -118,7 +149,11 @@ def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: Path
 def test_a_run_goes_on_in_other_places(tiny: Path, options: Options) -> None:
     whole = run(followed(tiny), options(6, name="whole"))
     part = run(followed(tiny), options(2, name="part"))
-    resume(part.folder, steps=4, pin={"train_policy": "train", "train_critic": "train", "values": "values"})
+    resume(
+        part.folder,
+        steps=4,
+        pin={"train_policy": "train", "train_critic": "train", "values": "values"},
+    )
     same(whole, resume(part.folder, steps=6, pin={}))
 
 
@@ -168,7 +203,9 @@ def killing(name: str, *steps: int) -> Callable[[Any], None]:
 
 
 @pytest.mark.long
-def test_workers_that_are_killed_change_nothing(tiny: Path, options: Options, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_that_are_killed_change_nothing(
+    tiny: Path, options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
     graph = evaluated(tiny, every=2, keep_best=1)
     spread = options(6, name="killed", checkpoint_every=2, pin=APART | {"greedy_rollout": "gen"})
     whole = run(graph, options(6, name="whole", checkpoint_every=2))
@@ -176,13 +213,20 @@ def test_workers_that_are_killed_change_nothing(tiny: Path, options: Options, ca
     same(whole, killed)
     assert best(killed) == best(whole)
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert sum("Worker gen was lost" in line and "SIGKILL" in line for line in told) == 1, "it was begun anew"
-    assert sum("going back to the last checkpoint, as Worker train was lost" in line for line in told) == 1
+    assert sum("Worker gen was lost" in line and "SIGKILL" in line for line in told) == 1, (
+        "it was begun anew"
+    )
+    assert (
+        sum("going back to the last checkpoint, as Worker train was lost" in line for line in told)
+        == 1
+    )
 
 
 @pytest.mark.long
 def test_with_lag_a_generator_that_is_killed_loses_no_row(tiny: Path, options: Options) -> None:
-    result = run(small(tiny, max_lag=1), options(8, workers="auto"), on_step=[killing("rollout", 2, 5)])
+    result = run(
+        small(tiny, max_lag=1), options(8, workers="auto"), on_step=[killing("rollout", 2, 5)]
+    )
     samples = read_samples(result.folder / "samples")
     keys = zip(samples["position"].to_pylist(), samples["sample"].to_pylist(), strict=True)
     assert sorted(keys) == [(position, sample) for position in range(32) for sample in range(4)]
@@ -215,7 +259,12 @@ def too_long(folder: Path) -> Graph:
     ),
 ], ids=["operator", "train", "reward", "generate"])  # fmt: skip
 def test_an_error_arrives_with_its_names(
-    tiny: Path, options: Options, make: Callable[[Path], Graph], worker: str, kind: type[Exception], told: list[str]
+    tiny: Path,
+    options: Options,
+    make: Callable[[Path], Graph],
+    worker: str,
+    kind: type[Exception],
+    told: list[str],
 ) -> None:
     with pytest.raises(kind) as caught:
         run(make(tiny), options(2, pin={worker: "elsewhere"}))
@@ -225,7 +274,9 @@ def test_an_error_arrives_with_its_names(
 
 @pytest.fixture
 def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog counts from when all Workers are open: how long their imports take is the machine's affair."""
+    """The watchdog counts from when all Workers are open: how long their imports take is the
+    machine's affair.
+    """
     opened, open_all, doing = threading.Event(), Supervisor._all_opened, Supervisor.doing
 
     def told(supervisor: Supervisor) -> Any:
@@ -234,14 +285,21 @@ def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
         return events
 
     monkeypatch.setattr(Supervisor, "_all_opened", told)
-    monkeypatch.setattr(Supervisor, "doing", lambda self: doing(self) if opened.is_set() else object())
+    monkeypatch.setattr(
+        Supervisor, "doing", lambda self: doing(self) if opened.is_set() else object()
+    )
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("watched_once_open")
-def test_a_node_that_hangs_is_named(tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_hangs_is_named(
+    tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]
+) -> None:
     named = r"nothing has moved for 10 s; ops is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
     with pytest.raises(RunError, match=named) as caught:
         run(with_score(tiny, hangs), options(2, watchdog=10.0, pin={"hangs": "ops"}))
-    assert re.search(r"ops, process \d+, stood at:(\n.*)*/run_graphs.py\", line \d+ in hangs\n", str(caught.value))
+    assert re.search(
+        r"ops, process \d+, stood at:(\n.*)*/run_graphs.py\", line \d+ in hangs\n",
+        str(caught.value),
+    )
     assert "advantage: " in capfd.readouterr().err, "who waits for it"

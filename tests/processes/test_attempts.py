@@ -1,4 +1,6 @@
-"""A run whose state is lost goes back to its last checkpoint, and gives the same numbers; not for ever."""
+"""A run whose state is lost goes back to its last checkpoint, and gives the same numbers; not for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Coordinators that lose the train node's Worker when they close one of these Steps; each Step so many times."""
+    """Coordinators that lose the train node's Worker when they close one of these Steps; each Step
+    so many times.
+    """
 
     def begin(*steps: int, times: int = 1) -> list[int]:
         handle, lost = Coordinator.handle, []
@@ -43,13 +47,21 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 @pytest.mark.parametrize("every", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_the_run_goes_on_as_if_nothing_had_happened(
-    tiny: Path, options: Options, lose: Callable[..., list[int]], caplog: pytest.LogCaptureFixture, every: int
+    tiny: Path,
+    options: Options,
+    lose: Callable[..., list[int]],
+    caplog: pytest.LogCaptureFixture,
+    every: int,
 ) -> None:
     graph = evaluated(tiny, every=2, keep_best=1)
     whole = run(graph, options(5, name="whole"))
     lost = lose(1, 3, 4)
     seen: list[float] = []
-    again = run(graph, options(5, name="again", checkpoint_every=every), on_step=[lambda row: seen.append(row["step"])])
+    again = run(
+        graph,
+        options(5, name="again", checkpoint_every=every),
+        on_step=[lambda row: seen.append(row["step"])],
+    )
     assert lost == [1, 3, 4]
     assert timeless(metrics(again.folder)) == timeless(metrics(whole.folder))
     assert weights(again) == weights(whole)
@@ -73,14 +85,19 @@ def test_samples_that_a_dead_recorder_left_of_a_step_that_never_came_go_with_the
         (samples / f"step_{int(row['step']) + 1:06d}.parquet").write_bytes(b"")
 
     samples = run(small(tiny), given, on_step=[leave]).folder / "samples"
-    assert sorted(path.name for path in samples.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+    assert sorted(path.name for path in samples.iterdir()) == [
+        "step_000001.parquet",
+        "step_000002.parquet",
+    ]
 
 
 def test_attempts_that_come_no_further_end_the_run(
     tiny: Path, options: Options, lose: Callable[..., list[int]]
 ) -> None:
     lost = lose(3, times=9)
-    with pytest.raises(RunError, match=r"3 attempts in a row came no further than step 2: process 7 was killed"):
+    with pytest.raises(
+        RunError, match=r"3 attempts in a row came no further than step 2: process 7 was killed"
+    ):
         run(small(tiny), options(5))
     assert lost == [3, 3, 3, 3], "the first came to Step 2, and so counts for something"
 

@@ -1,4 +1,6 @@
-"""Weights by the collective route in whole runs: the numbers of the pull route to the bit, and a death on the way."""
+"""Weights by the collective route in whole runs: the numbers of the pull route to the bit, and a
+death on the way.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ PLACES = {
         small,
         {"ranks": {"train_policy": 2}, "shard": True, "pin": {"rollout": "main,gen"}},
     ),
-    "followers": (followed, {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow"}}),
+    "followers": (
+        followed,
+        {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow"}},
+    ),
 }
 
 
@@ -77,7 +82,9 @@ def test_after_a_death_of_the_writer_all_meet_anew(tiny: Path, options: Options)
 
     whole = run(small(tiny), options(5, name="whole", checkpoint_every=2))
     again = run(
-        small(tiny), options(5, name="again", checkpoint_every=2, pin=APART, weights="collective"), on_step=[kill]
+        small(tiny),
+        options(5, name="again", checkpoint_every=2, pin=APART, weights="collective"),
+        on_step=[kill],
     )
     assert killed
     assert numbers(again) == numbers(whole)
@@ -88,14 +95,20 @@ def overlapping(folder: Path, on_update: str) -> Graph:
     """REINFORCE, generated under one version less than the newest."""
     policy = Model("policy", str(folder / "model"), trainable=True)
     asked = prompts(str(folder / "train.parquet"), batch=4)
-    rollout = generate(policy, asked, n=4, max_tokens=6, max_lag=1, on_update=on_update, name="rollout")
+    rollout = generate(
+        policy, asked, n=4, max_tokens=6, max_lag=1, on_update=on_update, name="rollout"
+    )
     advantage = group_advantage(rollout, reward(vowels, rollout, name="score"), name="advantage")
-    return Graph("overlapping", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+    return Graph(
+        "overlapping", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3)
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_update", ["drain", "interrupt"])
-def test_with_lag_a_generator_that_is_killed_goes_on(tiny: Path, options: Options, on_update: str) -> None:
+def test_with_lag_a_generator_that_is_killed_goes_on(
+    tiny: Path, options: Options, on_update: str
+) -> None:
     killed: set[int] = set()
 
     def kill(row: Any) -> None:

@@ -1,4 +1,6 @@
-"""Columns declared `device` in whole runs: the numbers of one process to the bit, deaths on the way, files, peek."""
+"""Columns declared `device` in whole runs: the numbers of one process to the bit, deaths on the
+way, files, peek.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     from engine.options import RunOptions
 
     runs = tmp_path_factory.mktemp("whole")
-    return run(steering(tiny), RunOptions(steps=3, runs=runs, threads=1, progress=False, workers="one"))
+    return run(
+        steering(tiny), RunOptions(steps=3, runs=runs, threads=1, progress=False, workers="one")
+    )
 
 
 def same(result: Result, whole: Result) -> None:
@@ -63,15 +67,19 @@ def sent(folder: Path, route: str) -> list[float]:
     return [row.get(f"edge/{route}/bytes", 0.0) for row in metrics(folder)]
 
 
-# --- runs ---------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_across_processes_the_values_go_by_collectives_alone(tiny: Path, options: Options, whole: Result) -> None:
+def test_across_processes_the_values_go_by_collectives_alone(
+    tiny: Path, options: Options, whole: Result
+) -> None:
     result = run(steering(tiny), options(3, pin=TWO))
     same(result, whole)
     read = [(row["completion/tokens"], row["data/rows"]) for row in metrics(result.folder)]
-    values = [2 * (4 * WIDTH * tokens + 8 * rows) for tokens, rows in read]  # hidden, total; each for two readers
+    values = [
+        2 * (4 * WIDTH * tokens + 8 * rows) for tokens, rows in read
+    ]  # hidden, total; each for two readers
     assert min(read)[1] < 16, "no row was selected away"
     assert sent(result.folder, "collective") == values
     assert max(sent(result.folder, "shm")) < min(values) / 2
@@ -102,7 +110,9 @@ def test_a_death_at_either_end_changes_nothing(
 
 @pytest.mark.long
 def test_in_the_middle_of_steps_too(tiny: Path, options: Options, whole: Result) -> None:
-    """The trainer dies, so that rows are made again from the last checkpoint, and whoever makes them dies with it."""
+    """The trainer dies, so that rows are made again from the last checkpoint, and whoever makes
+    them dies with it.
+    """
     killed: list[int] = []
 
     def kill(row: Any) -> None:
@@ -116,20 +126,22 @@ def test_in_the_middle_of_steps_too(tiny: Path, options: Options, whole: Result)
     same(result, whole)
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The first Step that has rows trains no earlier than a prompt of the next one is finished, as the coordinator
-    sees it.
+    """The first Step that has rows trains no earlier than a prompt of the next one is finished, as
+    the coordinator sees it.
     """
     os.mkfifo(path := tmp_path / "gate")
     monkeypatch.setenv(GATE, str(path))
     gate = os.open(path, os.O_RDWR)
 
     def looked_at(change: Callable[[Lane, np.ndarray], None]) -> Callable[[Lane, np.ndarray], None]:
-        """The change, and then a look whether that is so now; of its prompts some may be finished, then rejected."""
+        """The change, and then a look whether that is so now; of its prompts some may be finished,
+        then rejected.
+        """
 
         def changed(lane: Lane, slots: np.ndarray) -> None:
             change(lane, slots)
@@ -147,12 +159,16 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.mark.long
 @pytest.mark.usefixtures("a_prompt_waits")
 def test_rows_that_wait_are_in_checkpoints_with_their_values(tiny: Path, options: Options) -> None:
-    """With lag some prompts are finished and not trained when a checkpoint is made: resume goes on with them."""
+    """With lag some prompts are finished and not trained when a checkpoint is made: resume goes on
+    with them.
+    """
     asked = options(4, pin=TWO | {"train_policy": "t"}, checkpoint_every=1, keep=10, workers="one")
     first = run(steering(tiny, max_lag=1), asked)
     cut = next(int(row["step"]) for row in metrics(first.folder) if row["data/rows"])
     assert cut < 4, "no Step before the last has rows"
-    assert plan(steering(tiny, max_lag=1), asked).recorder == "a", "which gets what b has of these rows"
+    assert plan(steering(tiny, max_lag=1), asked).recorder == "a", (
+        "which gets what b has of these rows"
+    )
     rows = read_rows(first.folder / f"checkpoints/step_{cut}/rows/states.arrow")
     assert not rows.device
     assert rows.array("hidden").type.value_type == pa.list_(pa.float32(), WIDTH)
@@ -179,18 +195,28 @@ def some(lengths: list[int]) -> Batch:
     return Batch.make(Keys.of(range(len(lengths))), columns, Hidden)
 
 
-def test_a_file_brings_back_the_bits_and_the_form(tiny: Path, options: Options, tmp_path: Path) -> None:
+def test_a_file_brings_back_the_bits_and_the_form(
+    tiny: Path, options: Options, tmp_path: Path
+) -> None:
     worker, batch = alone(tiny, options), some([2, 0, 3, 1])
     ref = worker.keep("states", batch)
     row = np.array([3, 1, 2])
-    gather = Gather(producer="states", columns=(), refs=(("main", ref.block),), block=np.zeros(3, np.int64), row=row)
+    gather = Gather(
+        producer="states",
+        columns=(),
+        refs=(("main", ref.block),),
+        block=np.zeros(3, np.int64),
+        row=row,
+    )
     (tmp_path / "rows").mkdir()
     worker.answer(Save(directory=tmp_path, rows={"states": (batch.keys.take(row), gather)}))
     back = worker.rows("states", worker.answer(KeepRows(file=tmp_path / "rows" / "states.arrow")))
     wanted = batch.take(row)
     assert back.keys.rows() == wanted.keys.rows()
     assert back.records.equals(wanted.records)
-    assert back.records.schema == wanted.records.schema, "else rows of several blocks could not be joined"
+    assert back.records.schema == wanted.records.schema, (
+        "else rows of several blocks could not be joined"
+    )
     for name in ("hidden", "total"):
         assert torch.equal(back.device[name], wanted.device[name])
     worker.release([ref.block])
@@ -202,13 +228,17 @@ def test_a_file_of_another_width_is_refused(tiny: Path, options: Options, tmp_pa
     from engine.checkpoint.cut import write_rows
 
     worker, batch = alone(tiny, options), some([1, 2]).on_host()
-    narrow = batch.with_columns({"hidden": pa.array([[[1.0]], [[1.0]] * 2], pa.large_list(pa.list_(pa.float32(), 1)))})
+    narrow = batch.with_columns(
+        {"hidden": pa.array([[[1.0]], [[1.0]] * 2], pa.large_list(pa.list_(pa.float32(), 1)))}
+    )
     write_rows(tmp_path / "states.arrow", narrow)
-    with pytest.raises(CheckpointError, match="rows of states, column 'hidden': expected large_list"):
+    with pytest.raises(
+        CheckpointError, match="rows of states, column 'hidden': expected large_list"
+    ):
         worker.answer(KeepRows(file=tmp_path / "states.arrow"))
 
 
-# --- one Worker ---------------------------------------------------------------------------------------------------
+# --- one Worker -----------------------------------------------------------------------------------
 
 
 def test_rows_of_several_blocks_come_in_order(tiny: Path, options: Options) -> None:
@@ -230,18 +260,32 @@ def test_rows_of_several_blocks_come_in_order(tiny: Path, options: Options) -> N
     assert all(torch.equal(found.tensor("hidden")[i], expected[i]) for i in range(5))
     assert found.names == ["hidden", "total"]
     one = Gather(
-        producer="states", columns=("total",), refs=(("main", refs[0].block),), block=row[:0], row=np.arange(3)
+        producer="states",
+        columns=("total",),
+        refs=(("main", refs[0].block),),
+        block=row[:0],
+        row=np.arange(3),
     )
-    mine = assemble(keys.take(np.arange(3)), {"rows": (one,)}, worker.channel, worker._device)["rows"]
-    assert mine.device["total"].data_ptr() == parts[0].device["total"].data_ptr(), "in one Worker nothing moves"
+    mine = assemble(keys.take(np.arange(3)), {"rows": (one,)}, worker.channel, worker._device)[
+        "rows"
+    ]
+    assert mine.device["total"].data_ptr() == parts[0].device["total"].data_ptr(), (
+        "in one Worker nothing moves"
+    )
 
 
 def test_what_is_not_where_it_was_declared_is_refused(tiny: Path, options: Options) -> None:
     worker, batch = alone(tiny, options), some([1])
-    with pytest.raises(KernelError, match="states: column 'hidden' is declared device, and is no tensor"):
+    with pytest.raises(
+        KernelError, match="states: column 'hidden' is declared device, and is no tensor"
+    ):
         worker.keep("states", batch.on_host())
-    wrong = Batch(batch.keys, batch.records, batch.device | {"total": batch.device["total"].float()})
-    with pytest.raises(KernelError, match=r"states: column 'total': expected torch.float64, found torch.float32"):
+    wrong = Batch(
+        batch.keys, batch.records, batch.device | {"total": batch.device["total"].float()}
+    )
+    with pytest.raises(
+        KernelError, match=r"states: column 'total': expected torch.float64, found torch.float32"
+    ):
         worker.keep("states", wrong)
 
 
@@ -255,14 +299,26 @@ def test_values_that_are_not_finite_name_their_row(tiny: Path, options: Options)
         return rows.set(hidden=rows["hidden"].like(values))
 
     kernel, batch = ColumnFunction(), some([2, 0, 3])
-    node = KernelNode(name="n", operator="n", function=broken, schemas={"rows": Hidden}, returns=("hidden",))
+    node = KernelNode(
+        name="n", operator="n", function=broken, schemas={"rows": Hidden}, returns=("hidden",)
+    )
     kernel.open(node, Layout(), None)  # type: ignore[arg-type]
-    with pytest.raises(KernelError, match=r"\(2, 0, 0\): column 'hidden' has a value that is not finite"):
+    with pytest.raises(
+        KernelError, match=r"\(2, 0, 0\): column 'hidden' has a value that is not finite"
+    ):
         list(kernel.run(Chunk(id=1, step=0, keys=batch.keys, inputs={"rows": batch})))
-    node = KernelNode(name="n", operator="n", function=lambda rows: rows, schemas={"rows": Hidden}, returns=("total",))
+    node = KernelNode(
+        name="n",
+        operator="n",
+        function=lambda rows: rows,
+        schemas={"rows": Hidden},
+        returns=("total",),
+    )
     kernel.open(node, Layout(), None)  # type: ignore[arg-type]
     (made,) = kernel.run(Chunk(id=1, step=0, keys=batch.keys, inputs={"rows": batch}))
-    assert made.device.keys() == {"total"}, "nobody reads the other, which would take room on the device"
+    assert made.device.keys() == {"total"}, (
+        "nobody reads the other, which would take room on the device"
+    )
 
 
 def test_peek_shows_values(tiny: Path) -> None:

@@ -31,7 +31,15 @@ EXAMPLES = ROOT / "examples"
 ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
 """Examples that add one thing of the user's own."""
 
-RUNS = (*ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag")
+RUNS = (
+    *ADDED,
+    "run_trl_reward",
+    "verl_parquet",
+    "ppo_edit",
+    "dapo",
+    "several_rewards",
+    "async_lag",
+)
 """Examples with main(steps)."""
 
 PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
@@ -68,10 +76,14 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", ADDED)
 def test_what_a_user_adds_is_short_and_stands_alone(name: str) -> None:
-    """Under 15 lines of code between the marks, and nothing of the four packages is touched outside of them."""
+    """Under 15 lines of code between the marks, and nothing of the four packages is touched outside
+    of them.
+    """
     text = (EXAMPLES / f"{name}.py").read_text()
     added = text.partition("# begin: what you add\n")[2].partition("# end\n")[0]
-    lines = [line for line in added.splitlines() if line.strip() and not line.strip().startswith("#")]
+    lines = [
+        line for line in added.splitlines() if line.strip() and not line.strip().startswith("#")
+    ]
     assert 1 < len(lines) < 15
     assert "setattr" not in text
     assert "monkeypatch" not in text
@@ -82,7 +94,9 @@ def run_example(name: str, steps: int) -> tuple[ModuleType, Result]:
     return module, module.main(steps=steps)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n == "async_lag" else ()) for n in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n == "async_lag" else ()) for n in RUNS]
+)
 def test_example_runs(name: str, here: Path) -> None:
     _, result = run_example(name, 2)
     found = rows(result)
@@ -125,7 +139,12 @@ def critic_is_trained(found: list[dict[str, float]]) -> None:
 
 
 def three_functions_are_logged(found: list[dict[str, float]]) -> None:
-    names = {"reward/digits/mean", "reward/even_answer/mean", "reward/remote_judge/mean", "reward/digits/empty"}
+    names = {
+        "reward/digits/mean",
+        "reward/even_answer/mean",
+        "reward/remote_judge/mean",
+        "reward/digits/empty",
+    }
     assert names <= found[0].keys()
 
 
@@ -134,7 +153,9 @@ CHECKS: dict[str, Callable[[list[dict[str, float]]], None]] = {
     "user_loss": lambda found: _has(found, "loss/capped_weight_loss", "policy/weight"),
     "user_advantage": lambda found: _has(found, "time/rank_advantage"),
     "run_trl_reward": both_rewards_are_logged,
-    "verl_parquet": lambda found: _has(found, "reward/compute_score/mean", "reward/compute_score/acc"),
+    "verl_parquet": lambda found: _has(
+        found, "reward/compute_score/mean", "reward/compute_score/acc"
+    ),
     "ppo_edit": critic_is_trained,
     "dapo": steps_are_full,
     "several_rewards": three_functions_are_logged,
@@ -150,7 +171,9 @@ def _has(found: list[dict[str, float]], *names: str) -> None:
 def test_trl_and_verl_files_import_nothing_of_ours() -> None:
     for name in ("trl_reward", "verl_score"):
         text = (EXAMPLES / f"{name}.py").read_text()
-        assert not re.search(r"^(?:from|import) (?:dataflow|operators|graphs|engine|tiny)", text, re.MULTILINE)
+        assert not re.search(
+            r"^(?:from|import) (?:dataflow|operators|graphs|engine|tiny)", text, re.MULTILINE
+        )
 
 
 def test_user_operator_is_a_plain_function(here: Path) -> None:
@@ -174,17 +197,23 @@ def test_example_as_a_script(here: Path) -> None:
     """As a reader starts it; the reward function is then one of __main__."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     script = "examples/user_reward.py"
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=220, check=False)
+    done = subprocess.run(
+        [sys.executable, script], env=env, capture_output=True, text=True, timeout=220, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1  short_digits 0.")
 
 
-# --- the README -----------------------------------------------------------------------------------------------
+# --- the README -----------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:
     """Blocks of the README that are marked to be run: ```bash run, ```python run."""
-    return re.findall(rf"^```{language} run\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language} run\n(.*?)^```",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
 
 
 def commands(block: str) -> Iterator[list[str]]:
@@ -201,7 +230,9 @@ def run_command(words: list[str]) -> int:
         return dataflow(words[1:])
     assert words[0] == "python", f"README: a command that the test does not know: {words}"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words[1:]], env=env, timeout=220, check=False).returncode
+    return subprocess.run(
+        [sys.executable, *words[1:]], env=env, timeout=220, check=False
+    ).returncode
 
 
 def test_commands_of_the_readme(here: Path) -> None:

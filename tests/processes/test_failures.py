@@ -54,13 +54,21 @@ def test_a_group_with_a_failed_row_is_dropped(tiny: Path, options: Options) -> N
     result = run(scored(tiny, fails_on_one_prompt, on_error="drop_group"), options(4))
     rows = metrics(result.folder)
     assert [row["data/prompts"] for row in rows] == [4, 4, 4, 4]
-    assert rows[-1]["data/dropped"] >= 1, "no prompt that begins with a came up, so this tests nothing"
+    assert rows[-1]["data/dropped"] >= 1, (
+        "no prompt that begins with a came up, so this tests nothing"
+    )
     assert rows[-1]["data/admitted"] == 16 + rows[-1]["data/dropped"]
-    assert not any(text.startswith("a") for text in read_samples(result.folder / "samples")["prompt"].to_pylist())
+    assert not any(
+        text.startswith("a")
+        for text in read_samples(result.folder / "samples")["prompt"].to_pylist()
+    )
 
 
 def test_an_error_budget_that_is_spent_stops_the_run(tiny: Path, options: Options) -> None:
-    with pytest.raises(RunError, match=r"11 of \d+ admitted prompts were dropped, more than the error budget of 10%"):
+    with pytest.raises(
+        RunError,
+        match=r"11 of \d+ admitted prompts were dropped, more than the error budget of 10%",
+    ):
         run(scored(tiny, raises, on_error="drop_group"), options(4))
 
 
@@ -71,7 +79,9 @@ def test_a_reward_that_takes_too_long_is_killed(tiny: Path, options: Options) ->
 
 
 def test_a_loss_that_is_no_number(tiny: Path, options: Options) -> None:
-    with pytest.raises(KernelError, match=r"train_policy: step 1: expected a loss .* found nan; first row"):
+    with pytest.raises(
+        KernelError, match=r"train_policy: step 1: expected a loss .* found nan; first row"
+    ):
         run(with_score(tiny, None, not_a_number), options(2))
 
 
@@ -92,7 +102,10 @@ def test_an_operator_that_hangs_is_named_by_the_watchdog(
     tiny: Path, options: Options, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(
-        RunError, match=r"nothing has moved for 3 s; main is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
+        RunError,
+        match=(
+            r"nothing has moved for 3 s; main is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
+        ),
     ):
         run(with_score(tiny, hangs), options(2, watchdog=3.0))
     shown = capfd.readouterr().err
@@ -142,7 +155,9 @@ def test_inproc_calls_the_reward_in_this_process(tiny: Path, options: Options) -
 
 
 def test_peek_at_an_unknown_node_names_those_that_there_are(tiny: Path) -> None:
-    with pytest.raises(GraphError, match="advantage, prompts, reference, rollout, score, train_policy"):
+    with pytest.raises(
+        GraphError, match="advantage, prompts, reference, rollout, score, train_policy"
+    ):
         peek(small(tiny), "rolout")
 
 

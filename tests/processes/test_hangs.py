@@ -1,4 +1,6 @@
-"""Code that never returns, holds the interpreter's lock, or ends the process: it is named, and the run ends."""
+"""Code that never returns, holds the interpreter's lock, or ends the process: it is named, and the
+run ends.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,11 @@ with stop.Stop(0.5, lambda: "who waits for whom"):
 
 def script(text: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", text], env=ENVIRONMENT | changes, capture_output=True, text=True, check=False
+        [sys.executable, "-c", text],
+        env=ENVIRONMENT | changes,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -74,7 +80,10 @@ def test_what_holds_the_interpreters_lock_is_named_from_outside_and_ended() -> N
     done = script(HOLDS)
     assert done.stdout == "begun\n"
     assert done.returncode == -signal.SIGKILL
-    said = "nothing has moved for 1 s: main is in holds (chunk 3, 8 rows), in code that holds the interpreter's lock. "
+    said = (
+        "nothing has moved for 1 s: main is in holds (chunk 3, 8 rows), in code that holds the"
+        " interpreter's lock. "
+    )
     assert said in done.stderr
     assert "in holds\n" in done.stderr
     assert "Traceback" not in done.stderr
@@ -88,8 +97,8 @@ def test_what_cannot_be_interrupted_is_ended_from_outside() -> None:
     assert done.returncode == -signal.SIGKILL
     assert "nothing has moved for 0.5 s; who waits for whom" in done.stderr
     assert (
-        "nothing has moved for 1 s: main is in waits (chunk 3, 8 rows), in code that cannot be interrupted. "
-        in done.stderr
+        "nothing has moved for 1 s: main is in waits (chunk 3, 8 rows), in code that cannot be"
+        " interrupted. " in done.stderr
     )
 
 

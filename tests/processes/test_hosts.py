@@ -1,4 +1,5 @@
-"""Runs on several hosts, which are loopback addresses here: rows, deaths, errors, leases, and who is let in.
+"""Runs on several hosts, which are loopback addresses here: rows, deaths, errors, leases, and who
+is let in.
 
 tests/processes/test_namespaces.py has two hosts that are network namespaces.
 """
@@ -75,13 +76,20 @@ def there(cluster: Path) -> Iterator[HostProcess]:
 
 @pytest.fixture
 def start(tmp_path: Path, cluster: Path, there: HostProcess) -> Iterator[Start]:
-    """Opens the Workers of a plan on hosts a and b; afterwards asserts that nothing of them is left here."""
+    """Opens the Workers of a plan on hosts a and b; afterwards asserts that nothing of them is left
+    here.
+    """
     before = set(children())
     files = len(os.listdir("/proc/self/fd"))
 
     @contextlib.contextmanager
     def started(
-        where: dict[str, str], made: Plan | None = None, *, lease: float = 10.0, name: str = "run", **how: bool
+        where: dict[str, str],
+        made: Plan | None = None,
+        *,
+        lease: float = 10.0,
+        name: str = "run",
+        **how: bool,
     ) -> Iterator[HostsWorkers]:
         read = read_cluster(with_lease(cluster, lease, **how))
         spread = replace(made or plan(), cluster=read, hosts=where)
@@ -124,12 +132,18 @@ def made(workers: HostsWorkers, number: int = 1, rows: range = range(4)) -> Any:
     """A block of the source."""
     workers.tell(chunk(number, rows))
     reported, produced, _ = until(workers, ChunkDone)
-    assert reported == Reported(chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),))
+    assert reported == Reported(
+        chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),)
+    )
     return produced.ref
 
 
-@pytest.mark.parametrize("where,private", [(APART, False), (BACK, True)], ids=["from here", "to here, plainly"])
-def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], private: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where,private", [(APART, False), (BACK, True)], ids=["from here", "to here, plainly"]
+)
+def test_rows_go_from_host_to_host(
+    start: Start, where: dict[str, str], private: bool, tmp_path: Path
+) -> None:
     began = time.monotonic()
     with start(where, private=private) as workers:
         told = [e.event for e in workers.opened]  # type: ignore[attr-defined]
@@ -140,11 +154,21 @@ def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], private:
         produced, done = until(workers, ChunkDone)
         assert isinstance(produced, Produced)
         assert done.node == "doubled"
-        gather = replace(chunk_of(3, produced.ref).inputs["prompt"][0], producer="doubled", columns=("reward",))
+        gather = replace(
+            chunk_of(3, produced.ref).inputs["prompt"][0], producer="doubled", columns=("reward",)
+        )
         (tmp_path / "rows").mkdir()
         save = Save(directory=tmp_path, rows={"doubled": (ref.keys, gather)})
-        assert workers.ask({"source": save, "host": Save(directory=tmp_path)}) == {"host": None, "source": None}
-        assert read_rows(tmp_path / "rows" / "doubled.arrow").flat("reward").tolist() == [0.0, 2.0, 4.0, 6.0]
+        assert workers.ask({"source": save, "host": Save(directory=tmp_path)}) == {
+            "host": None,
+            "source": None,
+        }
+        assert read_rows(tmp_path / "rows" / "doubled.arrow").flat("reward").tolist() == [
+            0.0,
+            2.0,
+            4.0,
+            6.0,
+        ]
         for block in (ref, produced.ref):
             workers.tell(Release(worker=block.worker, blocks=(block.block,)))
         assert workers.next() is None
@@ -155,12 +179,16 @@ def test_rows_go_from_host_to_host(start: Start, where: dict[str, str], private:
         assert "edge/shm/bytes" not in reports
         spans = workers.spans()
         assert {"source/numbers", "host/doubled"} <= {track for track, *_ in spans}
-        assert all(began - 5.0 < begin <= end < time.monotonic() + 1.0 for _, _, begin, end in spans)
+        assert all(
+            began - 5.0 < begin <= end < time.monotonic() + 1.0 for _, _, begin, end in spans
+        )
         assert {d.worker for d in workers.doing()} == {"source", "host"}
 
 
 @pytest.mark.parametrize("where", [APART, BACK], ids=["the reader's", "the owner's"])
-def test_a_worker_of_a_host_that_dies_is_begun_again(start: Start, there: HostProcess, where: dict[str, str]) -> None:
+def test_a_worker_of_a_host_that_dies_is_begun_again(
+    start: Start, there: HostProcess, where: dict[str, str]
+) -> None:
     far, near = ("host", "source") if where is APART else ("source", "host")
     with start(where) as workers:
         old = made(workers)
@@ -175,7 +203,9 @@ def test_a_worker_of_a_host_that_dies_is_begun_again(start: Start, there: HostPr
         if near == "host":
             began = time.monotonic()
             assert until(workers, Unfetched)[-1].peer == "source"
-            assert time.monotonic() - began < 5.0, "word that it is gone came before the end of the lease"
+            assert time.monotonic() - began < 5.0, (
+                "word that it is gone came before the end of the lease"
+            )
         else:
             assert isinstance(until(workers, ChunkDone)[0], Produced)
         new = made(workers, 4)
@@ -195,9 +225,16 @@ def test_an_error_of_another_host_arrives_as_what_it_was(start: Start) -> None:
         pytest.fail("it opened")
 
 
-def test_a_run_folder_that_a_host_does_not_see(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_that_a_host_does_not_see(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunFolder, "write_text", lambda *_: None)
-    with pytest.raises(RunError, match=r"host b: expected the run folder .* share, found none\. Fix: "), start(APART):
+    with (
+        pytest.raises(
+            RunError, match=r"host b: expected the run folder .* share, found none\. Fix: "
+        ),
+        start(APART),
+    ):
         pytest.fail("it opened")
 
 
@@ -236,25 +273,33 @@ def test_a_host_that_is_not_heard_of_fails_the_run(start: Start, there: HostProc
         handle = os.pidfd_open(serving)
         os.kill(serving, signal.SIGSTOP)
         workers.tell(chunk_of(2, ref))
-        with pytest.raises(RunError, match=r"host b: not heard of for \d+ s \(the lease is 5 s\)\. Fix: "):
+        with pytest.raises(
+            RunError, match=r"host b: not heard of for \d+ s \(the lease is 5 s\)\. Fix: "
+        ):
             until(workers, ChunkDone)
     os.kill(serving, signal.SIGCONT)
     assert select_one(handle, 20.0), "it goes on"
     os.close(handle)
 
 
-def test_a_host_that_is_not_there(start: Start, there: HostProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_not_there(
+    start: Start, there: HostProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hostlink, "endpoint", lambda _: "tcp://127.0.0.3:9")
     told = r"host b: expected an answer at .* within 2 s, found none\. Fix: dataflow host"
     with pytest.raises(RunError, match=told), start(APART, lease=2.0):
         pytest.fail("it opened")
 
 
-# --- who is let in --------------------------------------------------------------------------------------------------
+# --- who is let in --------------------------------------------------------------------------------
 
 
-def test_strangers_get_nothing(start: Start, cluster: Path, there: HostProcess, tmp_path: Path) -> None:
-    """At the host's port and at a Worker's: those without a key, with a wrong one, and who speak in a weaker way."""
+def test_strangers_get_nothing(
+    start: Start, cluster: Path, there: HostProcess, tmp_path: Path
+) -> None:
+    """At the host's port and at a Worker's: those without a key, with a wrong one, and who speak in
+    a weaker way.
+    """
     with start(APART) as workers, contextlib.ExitStack() as stack:
         read = read_cluster(cluster)
         control = (hostlink.endpoint(read.host("b")), read_keys(read.keys).host("b").public)
@@ -293,14 +338,22 @@ def stranger(endpoint: str, server: bytes, kind: str) -> Iterator[zmq.Socket]:
         context.destroy(linger=0)
 
 
-# --- a whole run ----------------------------------------------------------------------------------------------------
+# --- a whole run ----------------------------------------------------------------------------------
 
 MARKER = "zqzqzqzq"
 
 
 def graph(folder: Path) -> Graph:
     """GRPO on prompts that carry a text which nothing else has."""
-    return grpo(str(folder / "model"), str(folder / "marked.parquet"), vowels, n=4, batch=4, max_tokens=6, lr=1e-3)
+    return grpo(
+        str(folder / "model"),
+        str(folder / "marked.parquet"),
+        vowels,
+        n=4,
+        batch=4,
+        max_tokens=6,
+        lr=1e-3,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -314,16 +367,24 @@ def marked(tiny: Path) -> Path:
 def kill_once(there: HostProcess, row: Mapping[str, float]) -> None:
     """Kill the Worker that generates, after the second Step."""
     if row["step"] == 2:
-        (pid,) = [p for p in there.workers() if b"gen" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")]
+        (pid,) = [
+            p
+            for p in there.workers()
+            if b"gen" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")
+        ]
         os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.long
 def test_a_run_on_two_hosts(
-    marked: Path, cluster: Path, there: HostProcess, options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    marked: Path,
+    cluster: Path,
+    there: HostProcess,
+    options: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bits of one process, although a Worker of the other host dies; rows by both routes, and none through the
-    coordinator.
+    """The bits of one process, although a Worker of the other host dies; rows by both routes, and
+    none through the coordinator.
     """
     one = run(graph(marked), options(4, name="one"))
     heard: list[bytes] = []
@@ -342,7 +403,9 @@ def test_a_run_on_two_hosts(
     monkeypatch.setattr(HostLink, "_take", taken)
     pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
     two = run(
-        graph(marked), options(4, name="two", pin=pin, cluster=cluster), on_step=[lambda row: kill_once(there, row)]
+        graph(marked),
+        options(4, name="two", pin=pin, cluster=cluster),
+        on_step=[lambda row: kill_once(there, row)],
     )
     assert timeless(metrics(two.folder)) == timeless(metrics(one.folder))
     assert weights(two) == weights(one)
@@ -352,14 +415,18 @@ def test_a_run_on_two_hosts(
     assert "Worker gen was lost" in (two.folder / "logs" / "coordinator.log").read_text()
     marker = MARKER.encode()
     assert not [frame for frame in heard if marker in frame]
-    assert any(marker in path.read_bytes() for path in (two.folder / "samples").iterdir()), "where rows are, it is"
+    assert any(marker in path.read_bytes() for path in (two.folder / "samples").iterdir()), (
+        "where rows are, it is"
+    )
 
 
 @pytest.mark.long
 def test_a_host_that_is_asked_to_stop_lets_the_run_end_its_step(
     marked: Path, tmp_path: Path, options: Callable[..., Any]
 ) -> None:
-    """The run stops with a checkpoint and says which host it was; the host is there until then, and not longer."""
+    """The run stops with a checkpoint and says which host it was; the host is there until then, and
+    not longer.
+    """
     cluster = cluster_file(tmp_path)
     with host(cluster) as there:
         pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}

@@ -1,4 +1,6 @@
-"""A run on two hosts that are network namespaces; `python -m tests.chaos.namespaces` has the longer partitions."""
+"""A run on two hosts that are network namespaces; `python -m tests.chaos.namespaces` has the longer
+partitions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prompts that do not fit, in whole runs: dropped, cut or an error; nothing hangs where none fits."""
+"""Prompts that do not fit, in whole runs: dropped, cut or an error; nothing hangs where none fits.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +36,18 @@ SHORT, LONG = "ab", "abcdefghij"
 def data(tiny: Path, tmp_path: Path) -> Path:
     """The tiny model, and prompts of which every second is long."""
     shutil.copytree(tiny / "model", tmp_path / "model")
-    for name, asked in (("mixed", [SHORT, LONG] * 8), ("long", [LONG] * 6), ("held", [SHORT, LONG, SHORT])):
+    for name, asked in (
+        ("mixed", [SHORT, LONG] * 8),
+        ("long", [LONG] * 6),
+        ("held", [SHORT, LONG, SHORT]),
+    ):
         pq.write_table(pa.table({"prompt": asked}), tmp_path / f"{name}.parquet")
     return tmp_path
 
 
-def graph(data: Path, policy: str, name: str = "mixed", *, max_lag: int = 0, held: str = "") -> Graph:
+def graph(
+    data: Path, policy: str, name: str = "mixed", *, max_lag: int = 0, held: str = ""
+) -> Graph:
     model = Model("policy", str(data / "model"), trainable=True)
     asked: dict[str, Any] = {"max_tokens": 4, "max_prompt_tokens": 4, "overlong_prompt": policy}
     source = prompts(str(data / f"{name}.parquet"), batch=4)
@@ -48,7 +55,9 @@ def graph(data: Path, policy: str, name: str = "mixed", *, max_lag: int = 0, hel
     loss = policy_gradient_loss(group_advantage(rollout, reward(vowels, rollout, name="score")))
     sinks = [train(model, rollout, loss=loss, lr=1e-3)]
     if held:
-        kept = generate(model, prompts(str(data / f"{held}.parquet"), name="held"), name="answers", **asked)
+        kept = generate(
+            model, prompts(str(data / f"{held}.parquet"), name="held"), name="answers", **asked
+        )
         sinks.append(evaluate(model, reward(vowels, kept, name="held_score"), every=10))
     return Graph("overlong", *sinks)
 
@@ -84,13 +93,20 @@ def test_prompts_are_cut_to_their_end(data: Path, options: Options) -> None:
 
 
 @pytest.mark.parametrize("steps", [3, pytest.param(None, marks=pytest.mark.long)])
-def test_a_run_of_which_no_prompt_fits_ends_with_the_reason(data: Path, options: Options, steps: int | None) -> None:
-    with pytest.raises(RunError, match=r"rollout.*expected at most 4 prompt tokens \(max_prompt_tokens=4\), found 10"):
+def test_a_run_of_which_no_prompt_fits_ends_with_the_reason(
+    data: Path, options: Options, steps: int | None
+) -> None:
+    with pytest.raises(
+        RunError,
+        match=r"rollout.*expected at most 4 prompt tokens \(max_prompt_tokens=4\), found 10",
+    ):
         run(graph(data, "drop", "long"), options(steps))
 
 
 @pytest.mark.long
-def test_an_evaluation_leaves_them_out_and_says_how_many_it_had(data: Path, options: Options) -> None:
+def test_an_evaluation_leaves_them_out_and_says_how_many_it_had(
+    data: Path, options: Options
+) -> None:
     rows = metrics(run(graph(data, "drop", held="held"), options(1)).folder)
     assert rows[0]["eval/initial/rows"] == 2
 
@@ -116,7 +132,10 @@ def demos(data: Path, policy: str) -> Graph:
 
 @pytest.mark.long
 def test_demonstrations_beyond_the_positions(data: Path, options: Options) -> None:
-    with pytest.raises(DataError, match=r"demonstrations.*expected at most 12 tokens, the positions of Model 'policy'"):
+    with pytest.raises(
+        DataError,
+        match=r"demonstrations.*expected at most 12 tokens, the positions of Model 'policy'",
+    ):
         run(demos(data, "error"), options(2, name="error"))
     left = metrics(run(demos(data, "drop"), options(2, name="drop")).folder)
     assert [row["train/tokens"] for row in left] == [16.0, 16.0]

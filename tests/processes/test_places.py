@@ -21,7 +21,9 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_in_a_thread(tiny: Path, options: Options) -> None:
     found: list[Result] = []
-    thread = threading.Thread(target=lambda: found.append(run(small(tiny), options(2, name="thread"))))
+    thread = threading.Thread(
+        target=lambda: found.append(run(small(tiny), options(2, name="thread")))
+    )
     thread.start()
     thread.join()
     main = run(small(tiny), options(2, name="main"))
@@ -39,7 +41,10 @@ def test_in_a_running_event_loop(tiny: Path, options: Options, inproc: bool) -> 
 def test_on_step_and_until(tiny: Path, options: Options) -> None:
     seen: list[float] = []
     result = run(
-        small(tiny), options(9), on_step=[lambda row: seen.append(row["step"])], until=lambda r: r["step"] == 2
+        small(tiny),
+        options(9),
+        on_step=[lambda row: seen.append(row["step"])],
+        until=lambda r: r["step"] == 2,
     )
     assert seen == [1, 2]
     assert result.reason == "its condition held after step 2"
@@ -65,7 +70,9 @@ def test_peek_at_the_same_rows_as_a_run(tiny: Path, options: Options) -> None:
 
     result = run(small(tiny), options(1))
     first = read_samples(result.folder / "samples").slice(0, 4)
-    assert peek(small(tiny), "rollout", 4)["completion"].to_pylist() == first["completion"].to_pylist()
+    assert (
+        peek(small(tiny), "rollout", 4)["completion"].to_pylist() == first["completion"].to_pylist()
+    )
 
 
 @pytest.mark.parametrize("name", ["old", "values", "gae", "whiten"])

@@ -64,7 +64,9 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
     failures = Failures({"a": ("a", "b"), "b": ("a", "b")})
     failures.told(children["a"], error, 1.0)
     assert failures.judged({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
-    assert failures.judged(children, 1.5) is None, "the end of the other may not have been noticed yet"
+    assert failures.judged(children, 1.5) is None, (
+        "the end of the other may not have been noticed yet"
+    )
     children["b"].gone = True
     assert failures.judged(children, 1.6) is None
     assert children["a"].killed, "whoever waits for an answer of it is told"

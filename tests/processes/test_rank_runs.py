@@ -1,4 +1,6 @@
-"""Whole runs whose train node has two ranks with a part of the weights each: the numbers of one rank."""
+"""Whole runs whose train node has two ranks with a part of the weights each: the numbers of one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def alike(here: Path, there: Path) -> None:
     ours, theirs = metrics(here), metrics(there)
     assert len(ours) == len(theirs)
     for one, two in zip(ours, theirs, strict=True):
-        for name in ("reward/mean", "completion/tokens", "train/tokens", "optim/updates", "optim/grad_norm"):
+        for name in (
+            "reward/mean",
+            "completion/tokens",
+            "train/tokens",
+            "optim/updates",
+            "optim/grad_norm",
+        ):
             assert two.get(name) == pytest.approx(one.get(name), rel=1e-4), name
 
 
@@ -42,13 +50,16 @@ def test_split_weights_are_evaluated_saved_and_go_on_whole(tiny: Path, options: 
     for path in (*kept, *two.trained.values()):
         found = AutoModelForCausalLM.from_pretrained(path).state_dict()
         assert {n: t.shape for n, t in found.items()} == {
-            n: t.shape for n, t in AutoModelForCausalLM.from_pretrained(tiny / "model").state_dict().items()
+            n: t.shape
+            for n, t in AutoModelForCausalLM.from_pretrained(tiny / "model").state_dict().items()
         }
     resume(two.folder, steps=4, ranks={}, shard=False)
     alike(one.folder, two.folder)
 
 
-def test_split_weights_reach_a_reader_elsewhere_and_go_on_from_one_rank(tiny: Path, options: Options) -> None:
+def test_split_weights_reach_a_reader_elsewhere_and_go_on_from_one_rank(
+    tiny: Path, options: Options
+) -> None:
     apart = {"pin": {"rollout": "gen"}}
     one = run(small(tiny), options(3, name="one"))
     two = run(small(tiny), options(1, name="two"))

@@ -1,4 +1,6 @@
-"""Runs that are killed, stopped and resumed: the same numbers as if nothing had happened, and nothing left behind."""
+"""Runs that are killed, stopped and resumed: the same numbers as if nothing had happened, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     def of(graph: str) -> Result:
         if graph not in made:
             options = RunOptions(
-                steps=STEPS, name=graph, runs=runs, threads=1, progress=False, checkpoint_every=2, keep=10
+                steps=STEPS,
+                name=graph,
+                runs=runs,
+                threads=1,
+                progress=False,
+                checkpoint_every=2,
+                keep=10,
             )
             made[graph] = run(MAKE[graph](tiny), options)
         return made[graph]
@@ -57,9 +65,13 @@ def same_as(whole: Result, folder: Path) -> None:
     assert weights(folder / last) == weights(whole.folder / last)
     assert read_samples(folder / "samples").equals(read_samples(whole.folder / "samples"))
     best = {
-        p.relative_to(whole.folder): p.read_bytes() for p in whole.folder.glob("checkpoints/best_*/*/*.safetensors")
+        p.relative_to(whole.folder): p.read_bytes()
+        for p in whole.folder.glob("checkpoints/best_*/*/*.safetensors")
     }
-    assert {p.relative_to(folder): p.read_bytes() for p in folder.glob("checkpoints/best_*/*/*.safetensors")} == best
+    assert {
+        p.relative_to(folder): p.read_bytes()
+        for p in folder.glob("checkpoints/best_*/*/*.safetensors")
+    } == best
 
 
 # killed
@@ -83,7 +95,9 @@ def test_killed_at_random_and_resumed(
 
 
 def kill_after(made: subprocess.Popen[str], step: int, seconds: float) -> None:
-    """SIGKILL so long after it has held at a Step, and then see that the kernel has taken the reward processes too."""
+    """SIGKILL so long after it has held at a Step, and then see that the kernel has taken the
+    reward processes too.
+    """
     wait_for(made, f"step {step}")
     there = children(made.pid)
     go_on(made)
@@ -169,7 +183,9 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
 def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
     tiny: Path, tmp_path: Path, whole: Callable[[str], Result]
 ) -> None:
-    """SIGTERM from a batch system, as the processes start as well: nobody but the process of the run hears of it."""
+    """SIGTERM from a batch system, as the processes start as well: nobody but the process of the
+    run hears of it.
+    """
     with process(tiny, tmp_path, "apart", STEPS, "hold=3") as made:
         wait_for(made, "step 3")
         there = [pid for child in children(made.pid) for pid in (child, *children(child))]
@@ -178,7 +194,10 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
         out, err = made.communicate()
     assert made.returncode == 143, err
     assert "stopped by SIGTERM" in out
-    assert "SIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to stop now" in err
+    assert (
+        "SIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to"
+        " stop now" in err
+    )
     assert "Traceback" not in err
     end_of_children(there)
     last = metrics(tmp_path / "killed")[-1]["step"]
@@ -204,10 +223,32 @@ def test_two_ctrl_c_end_at_once(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_command_line_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
     code = "import sys; from engine.cli import main; sys.exit(main())"
-    flags = ["--base", tiny / "model", "--data", tiny / "train.parquet", "--reward-fn", "run_graphs:vowels"]
-    flags += ["--n", 2, "--batch", 4, "--max-tokens", 6, "--steps", 100_000, "--runs", tmp_path, "--threads", 1]
+    flags = [
+        "--base",
+        tiny / "model",
+        "--data",
+        tiny / "train.parquet",
+        "--reward-fn",
+        "run_graphs:vowels",
+    ]
+    flags += [
+        "--n",
+        2,
+        "--batch",
+        4,
+        "--max-tokens",
+        6,
+        "--steps",
+        100_000,
+        "--runs",
+        tmp_path,
+        "--threads",
+        1,
+    ]
     command = [sys.executable, "-c", code, "run", "graphs.grpo:grpo", *map(str, flags)]
-    made = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    made = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     late = threading.Timer(150, made.kill)
     late.start()
     try:
@@ -254,8 +295,12 @@ def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: Path, option
 
 def test_another_graph_is_refused(tiny: Path, options: Options) -> None:
     first = run(small(tiny), options(1))
-    other = grpo(str(tiny / "model"), str(tiny / "train.parquet"), vowels, n=2, batch=4, max_tokens=6)
-    with pytest.raises(CheckpointError, match=r"node rollout: n: 4 -> 2\n  node train_policy: lr: 0.001 -> 1e-06\n"):
+    other = grpo(
+        str(tiny / "model"), str(tiny / "train.parquet"), vowels, n=2, batch=4, max_tokens=6
+    )
+    with pytest.raises(
+        CheckpointError, match=r"node rollout: n: 4 -> 2\n  node train_policy: lr: 0.001 -> 1e-06\n"
+    ):
         resume(first.folder, graph=other)
     before = (first.folder / "graph.json").read_text()
     assert resume(first.folder, graph=other, accept_changes=True, steps=2).step == 2
@@ -263,7 +308,10 @@ def test_another_graph_is_refused(tiny: Path, options: Options) -> None:
     assert resume(first.folder, steps=3).step == 3  # which is asked for once
     cut = Cut.from_json((first.folder / "checkpoints" / "step_3" / "cut.json").read_bytes())
     assert cut.record is not None
-    assert [(c.step, c.what, c.new) for c in cut.record.changes] == [(2, "n", "2"), (2, "lr", "1e-06")]
+    assert [(c.step, c.what, c.new) for c in cut.record.changes] == [
+        (2, "n", "2"),
+        (2, "lr", "1e-06"),
+    ]
 
 
 # by the clock
@@ -275,7 +323,9 @@ def test_timed_checkpoints_change_no_bit_wherever_they_fall(
     """At each Step, and at those that the clock says; each of them is one to go on from."""
     always = run(followed(tiny), options(STEPS, name="always", checkpoint_minutes=1e-9, keep=20))
     same_as(whole("followed"), always.folder)
-    found = {int(p.name.removeprefix("step_")) for p in (always.folder / "checkpoints").glob("step_*")}
+    found = {
+        int(p.name.removeprefix("step_")) for p in (always.folder / "checkpoints").glob("step_*")
+    }
     assert found == set(range(1, STEPS + 1))
     for later in range(5, STEPS + 1):
         shutil.rmtree(always.folder / "checkpoints" / f"step_{later}")
@@ -298,7 +348,9 @@ def test_the_last_evaluation_is_made_up_for(tiny: Path, options: Options) -> Non
     assert {name: last.get(name) for name in found} == found
 
 
-def test_a_damaged_checkpoint_is_passed_over(tiny: Path, options: Options, whole: Callable[[str], Result]) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    tiny: Path, options: Options, whole: Callable[[str], Result]
+) -> None:
     first = run(followed(tiny), options(STEPS, checkpoint_every=2))
     damaged = first.folder / "checkpoints" / f"step_{STEPS}" / "train_policy" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-8])

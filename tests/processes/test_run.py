@@ -1,4 +1,6 @@
-"""Whole runs in one process: algorithms, what they leave on disk, and that they give the same numbers twice."""
+"""Whole runs in one process: algorithms, what they leave on disk, and that they give the same
+numbers twice.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,14 @@ def test_grpo(tiny: Path, options: Options) -> None:
     rows = metrics(result.folder)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert finite(rows)
-    for name in ("reward/mean", "reward/vowels/mean", "policy/lag/max", "time/step", "time/rollout", "optim/lr"):
+    for name in (
+        "reward/mean",
+        "reward/vowels/mean",
+        "policy/lag/max",
+        "time/step",
+        "time/rollout",
+        "optim/lr",
+    ):
         assert name in rows[0], name
     assert rows[0]["throughput/samples_per_second"] > 0
     assert rows[0]["data/rows"] == 16
@@ -65,7 +74,9 @@ def test_grpo(tiny: Path, options: Options) -> None:
 
 
 def test_sft_lowers_its_loss(tiny: Path, options: Options) -> None:
-    result = run(sft(str(tiny / "model"), str(tiny / "demos.parquet"), batch=8, lr=1e-2), options(8))
+    result = run(
+        sft(str(tiny / "model"), str(tiny / "demos.parquet"), batch=8, lr=1e-2), options(8)
+    )
     rows = metrics(result.folder)
     assert rows[-1]["loss/supervised_loss"] < rows[0]["loss/supervised_loss"] - 0.1
     assert rows[0]["throughput/tokens_per_second"] > 0
@@ -75,7 +86,17 @@ def test_sft_lowers_its_loss(tiny: Path, options: Options) -> None:
 def test_ppo(tiny: Path, options: Options, flat: bool) -> None:
     base, data = str(tiny / "model"), str(tiny / "train.parquet")
     graph = (
-        ppo(base, data, vowels, batch=8, max_tokens=6, lr=1e-3, critic_lr=1e-2, epochs=2, minibatches=2)
+        ppo(
+            base,
+            data,
+            vowels,
+            batch=8,
+            max_tokens=6,
+            lr=1e-3,
+            critic_lr=1e-2,
+            epochs=2,
+            minibatches=2,
+        )
         if flat
         else ppo_from_grpo(base, data, vowels, batch=8, max_tokens=6, lr=1e-3, critic_lr=1e-2)
     )
@@ -97,9 +118,14 @@ def test_dapo_fills_each_step(tiny: Path, options: Options) -> None:
     assert rows[-1]["data/admitted"] > 16, "nothing was ever refilled, so this tests nothing"
     assert all(0 < row["select/kept"] <= 1 for row in rows)
     samples = read_samples(result.folder / "samples")
-    groups = samples.group_by(["step", "position"]).aggregate([("reward", "min"), ("reward", "max")])
+    groups = samples.group_by(["step", "position"]).aggregate(
+        [("reward", "min"), ("reward", "max")]
+    )
     assert all(
-        low < high for low, high in zip(*(groups[f"reward_{m}"].to_pylist() for m in ("min", "max")), strict=True)
+        low < high
+        for low, high in zip(
+            *(groups[f"reward_{m}"].to_pylist() for m in ("min", "max")), strict=True
+        )
     )
 
 
@@ -109,13 +135,17 @@ def test_kl_in_the_reward(tiny: Path, options: Options) -> None:
     assert "time/reference" in rows[0]
 
 
-def test_rewards_with_weights_and_rows_to_which_one_does_not_apply(tiny: Path, options: Options) -> None:
+def test_rewards_with_weights_and_rows_to_which_one_does_not_apply(
+    tiny: Path, options: Options
+) -> None:
     result = run(several(tiny), options(3))
     samples = read_samples(result.folder / "samples").to_pylist()
     assert any(row["reward/digits"] is None for row in samples)
     assert any(row["reward/digits"] is not None for row in samples)
     for row in samples:
-        assert row["reward"] == pytest.approx(row["reward/vowels"] + 0.5 * (row["reward/digits"] or 0.0))
+        assert row["reward"] == pytest.approx(
+            row["reward/vowels"] + 0.5 * (row["reward/digits"] or 0.0)
+        )
 
 
 def test_operator_loss_and_reward_of_the_user(tiny: Path, options: Options) -> None:
@@ -127,7 +157,14 @@ def test_operator_loss_and_reward_of_the_user(tiny: Path, options: Options) -> N
 
 
 def test_verl_data_and_score(tiny: Path, options: Options) -> None:
-    graph = grpo(str(tiny / "model"), str(tiny / "verl.parquet"), verl_reward(verl_score), n=2, batch=4, max_tokens=6)
+    graph = grpo(
+        str(tiny / "model"),
+        str(tiny / "verl.parquet"),
+        verl_reward(verl_score),
+        n=2,
+        batch=4,
+        max_tokens=6,
+    )
     rows = metrics(run(graph, options(2)).folder)
     assert rows[0]["reward/mean"] > 0
 
@@ -177,10 +214,15 @@ def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: Path, options: 
     scores = {0: rows[0]["eval/initial/reward"]} | {row["step"]: row["eval/reward"] for row in rows}
     wanted = sorted(scores, key=lambda step: (-scores[step], step))[:2]
     assert [path.name for path in result.best["evaluate"]] == [f"step_{step}" for step in wanted]
-    found = sorted(path.name for path in (result.folder / "checkpoints" / "best_evaluate").iterdir())
+    found = sorted(
+        path.name for path in (result.folder / "checkpoints" / "best_evaluate").iterdir()
+    )
     assert found == sorted(f"step_{step}" for step in wanted)
     for path, step in zip(result.best["evaluate"], wanted, strict=True):
-        assert json.loads((path / "score.json").read_text()) == {"step": step, "score": scores[step]}
+        assert json.loads((path / "score.json").read_text()) == {
+            "step": step,
+            "score": scores[step],
+        }
         assert AutoModelForCausalLM.from_pretrained(path).num_parameters() > 0
 
 
@@ -192,10 +234,14 @@ def test_finite_data_ends_with_a_short_batch(tiny: Path, options: Options) -> No
     rows = metrics(result.folder)
     assert [row["data/prompts"] for row in rows] == [10, 10, 4]
     assert result.reason == "the data has ended"
-    assert sorted(set(read_samples(result.folder / "samples")["position"].to_pylist())) == list(range(24))
+    assert sorted(set(read_samples(result.folder / "samples")["position"].to_pylist())) == list(
+        range(24)
+    )
 
 
-def test_an_evaluation_after_the_data_has_ended_belongs_to_the_last_step(tiny: Path, options: Options) -> None:
+def test_an_evaluation_after_the_data_has_ended_belongs_to_the_last_step(
+    tiny: Path, options: Options
+) -> None:
     rows = metrics(run(evaluated(tiny, every=50, batch=8), options(None)).folder)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert "eval/vowels" in rows[-1]
@@ -243,7 +289,15 @@ def test_the_run_folder_is_complete(tiny: Path, options: Options) -> None:
     graph = small(tiny)
     result = run(graph, options(2, sinks=("tensorboard",)))
     there = {path.name for path in result.folder.iterdir()}
-    files = {"graph.json", "plan.json", "plan.txt", "metrics.jsonl", "command.txt", "versions.json", "options.json"}
+    files = {
+        "graph.json",
+        "plan.json",
+        "plan.txt",
+        "metrics.jsonl",
+        "command.txt",
+        "versions.json",
+        "options.json",
+    }
     assert files | {"samples", "trace", "checkpoints", "logs", "tensorboard"} <= there
     assert from_json((result.folder / "graph.json").read_text()) == graph
     assert "rollout" in (result.folder / "plan.txt").read_text()
@@ -255,8 +309,26 @@ def test_the_run_folder_is_complete(tiny: Path, options: Options) -> None:
 
 def test_samples_have_their_columns(tiny: Path, options: Options) -> None:
     samples = read_samples(run(small(tiny), options(2)).folder / "samples")
-    wanted = ["step", "node", "position", "sample", "prompt", "completion", "reward", "reward/vowels", "advantage"]
-    wanted += ["finish", "length", "version", "prompt_ids", "completion_ids", "completion_mask", "versions"]
+    wanted = [
+        "step",
+        "node",
+        "position",
+        "sample",
+        "prompt",
+        "completion",
+        "reward",
+        "reward/vowels",
+        "advantage",
+    ]
+    wanted += [
+        "finish",
+        "length",
+        "version",
+        "prompt_ids",
+        "completion_ids",
+        "completion_mask",
+        "versions",
+    ]
     assert samples.column_names == wanted
     assert len(samples) == 32
     row = samples.to_pylist()[0]
@@ -267,9 +339,13 @@ def test_the_trace_has_spans_of_every_node(tiny: Path, options: Options) -> None
     result = run(evaluated(tiny), options(2))
     (file,) = (result.folder / "trace").iterdir()
     events = read_trace(file)
-    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    names = {
+        e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"
+    }
     spans = [e for e in events if e["ph"] == "X"]
-    assert {node.name for node in evaluated(tiny).nodes} - {names[e["tid"]] for e in spans} <= {"reference"}
+    assert {node.name for node in evaluated(tiny).nodes} - {names[e["tid"]] for e in spans} <= {
+        "reference"
+    }
     assert all(e["dur"] >= 0 for e in spans)
 
 
@@ -280,8 +356,12 @@ def twice(graph: Callable[[], Graph], options: Options, **changes: Any) -> tuple
     return run(graph(), options(4, name="one")), run(graph(), options(4, name="two", **changes))
 
 
-@pytest.mark.parametrize("make", [followed, *(pytest.param(g, marks=pytest.mark.long) for g in (evaluated, dapo))])
-def test_equal_seeds_give_equal_bits(tiny: Path, options: Options, make: Callable[[Path], Graph]) -> None:
+@pytest.mark.parametrize(
+    "make", [followed, *(pytest.param(g, marks=pytest.mark.long) for g in (evaluated, dapo))]
+)
+def test_equal_seeds_give_equal_bits(
+    tiny: Path, options: Options, make: Callable[[Path], Graph]
+) -> None:
     one, two = twice(lambda: make(tiny), options)
     assert timeless(metrics(one.folder)) == timeless(metrics(two.folder))
     assert weights(one) == weights(two)
@@ -297,8 +377,12 @@ def test_another_seed_gives_others(tiny: Path, options: Options) -> None:
 @pytest.mark.parametrize("places", [
     pytest.param({}, id="one"), pytest.param({"workers": "apart"}, id="apart", marks=pytest.mark.long)
 ])  # fmt: skip
-def test_two_policies_have_samples_of_their_own(tiny: Path, options: Options, places: dict[str, Any]) -> None:
-    result = run(two_policies(str(tiny / "model"), str(tiny / "train.parquet")), options(2, **places))
+def test_two_policies_have_samples_of_their_own(
+    tiny: Path, options: Options, places: dict[str, Any]
+) -> None:
+    result = run(
+        two_policies(str(tiny / "model"), str(tiny / "train.parquet")), options(2, **places)
+    )
     rows = read_samples(result.folder / "samples").to_pylist()
     assert len(rows) == 2 * 2 * 8
     for node, fn in (("train_red", vowels), ("train_blue", consonants)):
@@ -309,10 +393,18 @@ def test_two_policies_have_samples_of_their_own(tiny: Path, options: Options, pl
         for position in {row["position"] for row in of_node}:
             group = [row for row in of_node if row["position"] == position]
             mean = sum(row["reward"] for row in group) / len(group)
-            assert all((row["reward"] > mean) == (row["advantage"] > 0) or row["reward"] == mean for row in group)
+            assert all(
+                (row["reward"] > mean) == (row["advantage"] > 0) or row["reward"] == mean
+                for row in group
+            )
         for row in of_node:
             assert row["finish"] in ("stop", "length")
-            assert row["length"] == len(row["completion_ids"]) == len(row["versions"]) == len(row["completion_mask"])
+            assert (
+                row["length"]
+                == len(row["completion_ids"])
+                == len(row["versions"])
+                == len(row["completion_mask"])
+            )
             assert row["prompt_ids"]
             assert min(row["versions"]) == row["version"] == row["step"] - 1
     last = metrics(result.folder)[-1]

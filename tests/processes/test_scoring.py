@@ -1,4 +1,6 @@
-"""The reward kernel with real child processes: what functions see and print, every way to fail, and no orphans."""
+"""The reward kernel with real child processes: what functions see and print, every way to fail, and
+no orphans.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,11 @@ def kernel(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[Reward, Re
     made, session = Reward(), Recorder()
     own = {name: params.pop(name) for name in ("scope", "inproc") if name in params}
     try:
-        made.open(KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own), Layout(), session)
+        made.open(
+            KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own),
+            Layout(),
+            session,
+        )
         yield made, session
     finally:
         made.close()
@@ -66,7 +72,12 @@ def chunk(completions: list[str], keys: Keys | None = None, **columns: Any) -> C
     rows = len(completions)
     keys = keys if keys is not None else Keys.of(range(10, 10 + rows))
     ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))
-    columns = {"prompt": [f"p{i}" for i in range(rows)], "completion": completions, "completion_ids": ids, **columns}
+    columns = {
+        "prompt": [f"p{i}" for i in range(rows)],
+        "completion": completions,
+        "completion_ids": ids,
+        **columns,
+    }
     return Chunk(id=1, step=3, keys=keys, inputs={"rows": Batch.make(keys, columns, Completion)})
 
 
@@ -105,8 +116,7 @@ def test_a_trl_function_in_a_child_gives_reward_and_its_own_column() -> None:
 def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "my_rewards.py"
     file.write_text(
-        textwrap.dedent(
-            """
+        textwrap.dedent("""
             from collections import Counter
 
             def _score(text: str) -> float:
@@ -116,8 +126,7 @@ def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path
                 assert prompts[0][0]["role"] == "user"
                 log_metric("longest", max(len(c[0]["content"]) for c in completions))
                 return [_score(c[0]["content"]) + len(s) for c, s in zip(completions, solution)]
-            """
-        )
+            """)
     )
     spec = importlib.util.spec_from_file_location("my_rewards", file)
     assert spec is not None
@@ -127,7 +136,10 @@ def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path
     prompt = pa.array([[{"role": "user", "content": "q"}]] * 2)
     try:
         with kernel(module.count_a) as (made, session):
-            assert rewards(made, chunk(["aab", "b"], solution=["", "xy"], prompt=prompt)) == [2.0, 2.0]
+            assert rewards(made, chunk(["aab", "b"], solution=["", "xy"], prompt=prompt)) == [
+                2.0,
+                2.0,
+            ]
             assert session.metrics == [("reward/count_a/longest", 3.0)]
     finally:
         del sys.modules["my_rewards"]
@@ -135,7 +147,9 @@ def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path
 
 def test_weights_lambdas_closures_and_none_add_up_over_the_functions_that_apply() -> None:
     offset = 10.0
-    with kernel(picky, lambda completions: [offset] * len(completions), picky, weights=(2.0, 0.5, 1.0)) as (made, _):
+    with kernel(
+        picky, lambda completions: [offset] * len(completions), picky, weights=(2.0, 0.5, 1.0)
+    ) as (made, _):
         [batch] = made.run(chunk(["x", "none"]))
         assert batch.flat("reward").tolist() == [8.0, 5.0]
         assert batch.array("reward/picky").to_pylist() == [1.0, None]
@@ -149,7 +163,9 @@ def test_functions_run_at_the_same_time(tmp_path: Path) -> None:
 
     def meets(mine: str, other: str) -> Callable[..., list[float]]:
         def meet(completions: list[str]) -> list[float]:
-            with open(tmp_path / min(mine, other), "w" if mine < other else "r"):  # opens once the other side does
+            with open(
+                tmp_path / min(mine, other), "w" if mine < other else "r"
+            ):  # opens once the other side does
                 return [1.0] * len(completions)
 
         return meet
@@ -171,18 +187,25 @@ def test_async_functions_are_awaited() -> None:
         assert rewards(made, chunk(["x", "xyz"])) == [1.0, 3.0]
 
 
-def test_the_child_imports_no_torch_and_its_prints_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_child_imports_no_torch_and_its_prints_reach_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def look(completions: list[str]) -> list[float]:
         print("seen:", *completions, "\x1b[2J")
         return [float("torch" in sys.modules)] * len(completions)
 
     with kernel(look) as (made, _):
         assert rewards(made, chunk(["x"])) == [0.0]
-    assert [record.getMessage() for record in caplog.records] == ["reward 'look' printed: seen: x \\x1b[2J"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "reward 'look' printed: seen: x \\x1b[2J"
+    ]
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:
-    with kernel(same) as (made, _), pytest.raises(KernelError, match="wants 'answer', data has: solution"):
+    with (
+        kernel(same) as (made, _),
+        pytest.raises(KernelError, match="wants 'answer', data has: solution"),
+    ):
         list(made.run(chunk(["x"], solution=["y"])))
 
 
@@ -200,7 +223,10 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
 )
 def test_every_failure_names_its_row_and_gives_up_only_that_row(bad: str, message: str) -> None:
     work = chunk(["fine", bad, "good"])
-    with kernel(picky, timeout=2.0 if bad == "hang" else 30.0, on_error="drop_group") as (made, session):
+    with kernel(picky, timeout=2.0 if bad == "hang" else 30.0, on_error="drop_group") as (
+        made,
+        session,
+    ):
         [batch] = made.run(work)
         assert batch.keys.position.tolist() == [10, 12]
         assert list(session.tombstones) == [(11, 0, 0)]
@@ -214,7 +240,9 @@ def test_every_failure_names_its_row_and_gives_up_only_that_row(bad: str, messag
 
 def test_by_default_the_first_failing_row_stops_the_run() -> None:
     with kernel(picky) as (made, session):
-        with pytest.raises(KernelError, match=r'raised ValueError: boom \(row 11/0.*, or on_error="drop_group" to'):
+        with pytest.raises(
+            KernelError, match=r'raised ValueError: boom \(row 11/0.*, or on_error="drop_group" to'
+        ):
             list(made.run(chunk(["fine", "raise", "raise"])))
         assert not session.tombstones
 
@@ -234,18 +262,24 @@ def test_a_group_function_is_repeated_by_whole_groups() -> None:
         assert "rows 2/0 to 2/1, step 3" in session.tombstones[2, 0, 0]
 
 
-def test_a_function_that_is_wrong_only_for_rows_together_stops_the_run_whatever_the_policy() -> None:
+def test_a_function_that_is_wrong_only_for_rows_together_stops_the_run_whatever_the_policy() -> (
+    None
+):
     def distinct(completions: list[str]) -> list[float]:
         return [1.0 for _ in set(completions)]
 
     with (
         kernel(distinct, on_error="drop_group") as (made, _),
-        pytest.raises(KernelError, match=r"returned 1 values for 2 completions \(rows 10/0 to 11/0, step 3\)"),
+        pytest.raises(
+            KernelError, match=r"returned 1 values for 2 completions \(rows 10/0 to 11/0, step 3\)"
+        ),
     ):
         list(made.run(chunk(["x", "x"])))
 
 
-def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(tmp_path: Path) -> None:
+def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(
+    tmp_path: Path,
+) -> None:
     def once(completions: list[str]) -> list[float]:
         if not (tmp_path / "failed").exists():
             (tmp_path / "failed").touch()
@@ -258,8 +292,12 @@ def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(tm
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_child_killed_or_stopped_from_outside_is_replaced_and_nothing_is_lost(how: signal.Signals) -> None:
-    large = "x" * 4_000_000  # more than a socket holds, so that a child that does not read is met while sending
+def test_a_child_killed_or_stopped_from_outside_is_replaced_and_nothing_is_lost(
+    how: signal.Signals,
+) -> None:
+    large = (
+        "x" * 4_000_000
+    )  # more than a socket holds, so that a child that does not read is met while sending
     children = Children(["same"], [same], timeout=2.0 if how == signal.SIGSTOP else 30.0)
     try:
         [pid] = children.pids()
@@ -275,7 +313,10 @@ def test_a_child_killed_or_stopped_from_outside_is_replaced_and_nothing_is_lost(
 
 
 def test_rows_to_which_nothing_applies() -> None:
-    with kernel(picky) as (made, _), pytest.raises(KernelError, match="no reward for row 11/0, step 3: picky returned"):
+    with (
+        kernel(picky) as (made, _),
+        pytest.raises(KernelError, match="no reward for row 11/0, step 3: picky returned"),
+    ):
         list(made.run(chunk(["x", "none"])))
     with kernel(picky, on_error="drop_group") as (made, session):
         assert rewards(made, chunk(["x", "none"])) == [1.0]
@@ -396,7 +437,9 @@ def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -
         assert parent.stdout is not None
         pids = [int(p) for p in parent.stdout.readline().split()]
         assert len(pids) == 2
-        assert parent.stdout.readline() == "reward 'hang' printed: hanging\n"  # so that only a signal can end it
+        assert (
+            parent.stdout.readline() == "reward 'hang' printed: hanging\n"
+        )  # so that only a signal can end it
     finally:
         parent.kill()
         parent.wait()
@@ -405,11 +448,30 @@ def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -
     assert all(ended(pid, 10) for pid in pids)
 
 
-def test_the_current_folder_is_behind_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reward process runs the user's function, and none of the files that have a name that Python imports."""
-    for name in ("json", "random", "struct", "selectors", "numpy", "pyarrow", "msgspec", "cloudpickle", "socket"):
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder ran')\n")
+def test_the_current_folder_is_behind_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward process runs the user's function, and none of the files that have a name that Python
+    imports.
+    """
+    for name in (
+        "json",
+        "random",
+        "struct",
+        "selectors",
+        "numpy",
+        "pyarrow",
+        "msgspec",
+        "cloudpickle",
+        "socket",
+    ):
+        (tmp_path / f"{name}.py").write_text(
+            f"raise SystemExit('{name} of the current folder ran')\n"
+        )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with kernel(lambda completions, **columns: [float(len(text)) for text in completions]) as (made, _):
+    with kernel(lambda completions, **columns: [float(len(text)) for text in completions]) as (
+        made,
+        _,
+    ):
         assert rewards(made, chunk(["a", "bbb"])) == [1.0, 3.0]

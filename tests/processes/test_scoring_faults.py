@@ -1,4 +1,6 @@
-"""Functions that fight their process: forks that answer, garbage, closed descriptors; what they start ends, too."""
+"""Functions that fight their process: forks that answer, garbage, closed descriptors; what they
+start ends, too.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ import pytest
 from test_scoring import chunk, ended, kernel, rewards
 
 from dataflow.errors import KernelError
-from operators.kernels.scoring_frames import HEADER, LARGEST_ANSWER, MARK, Answers, Garbled, judged_answer
+from operators.kernels.scoring_frames import (
+    HEADER,
+    LARGEST_ANSWER,
+    MARK,
+    Answers,
+    Garbled,
+    judged_answer,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -94,7 +103,9 @@ def test_whatever_it_does_is_the_fault_of_its_row() -> None:
         assert not session.metrics
 
 
-def frame(body: bytes, *, pid: int = 5, number: int = 2, mark: bytes = MARK, size: int | None = None) -> bytes:
+def frame(
+    body: bytes, *, pid: int = 5, number: int = 2, mark: bytes = MARK, size: int | None = None
+) -> bytes:
     return HEADER.pack(mark, pid, number, len(body) if size is None else size) + body
 
 
@@ -113,9 +124,18 @@ GOOD = msgspec.msgpack.encode({"values": [1.0, None], "metrics": [("a", 1.0)]})
         (frame(b"\x91" * 100_000), "an answer came that cannot be read"),
         (frame(pickle.dumps([1.0, 2.0])), "an answer came that cannot be read"),
         (frame(b"\x80"), "an answer with 0 values came for 2 rows"),
-        (frame(msgspec.msgpack.encode({"values": [1.0, float("inf")]})), "a value that is no finite float32"),
-        (frame(msgspec.msgpack.encode({"values": [1, 2], "metrics": [("a\x1b", 1)]})), r"has the name 'a\x1b'"),
-        (frame(msgspec.msgpack.encode({"values": [1, 2], "metrics": [("a", float("nan"))]})), "has the value nan"),
+        (
+            frame(msgspec.msgpack.encode({"values": [1.0, float("inf")]})),
+            "a value that is no finite float32",
+        ),
+        (
+            frame(msgspec.msgpack.encode({"values": [1, 2], "metrics": [("a\x1b", 1)]})),
+            r"has the name 'a\x1b'",
+        ),
+        (
+            frame(msgspec.msgpack.encode({"values": [1, 2], "metrics": [("a", float("nan"))]})),
+            "has the value nan",
+        ),
     ],
 )
 @pytest.mark.parametrize("step", [1, 1 << 20])
@@ -149,7 +169,9 @@ def test_a_faults_text_is_bounded_whoever_wrote_it() -> None:
 
 
 def leaves_much(completions: list[str], folder: list[str]) -> list[float]:
-    """A child that stays, one in a session of its own that holds standard output, and one that ignores SIGTERM."""
+    """A child that stays, one in a session of its own that holds standard output, and one that
+    ignores SIGTERM.
+    """
     script = "import os, signal, sys, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     script += "pathlib.Path(sys.argv[1], str(os.getpid())).touch(); signal.pause()"
     for how in ({}, {"start_new_session": True}):
@@ -197,7 +219,9 @@ sys.stdin.read()
 
 
 def test_what_a_function_started_ends_when_the_kernels_process_is_killed(tmp_path: Path) -> None:
-    folders = map(str, (Path(__file__).parent, Path(__file__).parents[1] / "unit", Path(__file__).parents[2]))
+    folders = map(
+        str, (Path(__file__).parent, Path(__file__).parents[1] / "unit", Path(__file__).parents[2])
+    )
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -216,7 +240,9 @@ def test_what_a_function_started_ends_when_the_kernels_process_is_killed(tmp_pat
     assert all(ended(pid, 20) for pid in pids)
 
 
-def test_what_is_printed_is_bounded_and_a_death_shows_the_last_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_printed_is_bounded_and_a_death_shows_the_last_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def floods(completions: list[str]) -> list[float]:
         for number in range(20_000):
             print(f"line {number}")
@@ -237,11 +263,15 @@ def test_what_is_printed_is_bounded_and_a_death_shows_the_last_of_it(caplog: pyt
     assert str(caught.value).endswith("  | line 19999\n  | the last words")
 
 
-def test_a_time_out_says_where_the_function_stood_even_where_it_holds_the_interpreters_lock() -> None:
+def test_a_time_out_says_where_the_function_stood_even_where_it_holds_the_interpreters_lock() -> (
+    None
+):
     def holds(completions: list[str]) -> list[float]:
         import re
 
-        return [float(re.match("(a+)+$", "a" * 60 + "b") is None)]  # for longer than there are atoms
+        return [
+            float(re.match("(a+)+$", "a" * 60 + "b") is None)
+        ]  # for longer than there are atoms
 
     with kernel(holds, timeout=1.0) as (made, _), pytest.raises(KernelError) as caught:
         list(made.run(chunk(["x"])))
@@ -256,32 +286,52 @@ def test_a_function_that_exits_in_this_process_is_an_error_too() -> None:
     def leaves(completions: list[str]) -> list[float]:
         sys.exit("enough")
 
-    with kernel(leaves, inproc=True) as (made, _), pytest.raises(KernelError, match="raised SystemExit: enough"):
+    with (
+        kernel(leaves, inproc=True) as (made, _),
+        pytest.raises(KernelError, match="raised SystemExit: enough"),
+    ):
         list(made.run(chunk(["x"])))
 
 
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: type("L", (list,), {"__len__": lambda self: 1})([1.0, 2.0]), "of length 1 with another number"),
-        (lambda: type("A", (list,), {"shape": (1, 1)})([1.0]), r"an array of shape (1, 1), expected (1,)"),
+        (
+            lambda: type("L", (list,), {"__len__": lambda self: 1})([1.0, 2.0]),
+            "of length 1 with another number",
+        ),
+        (
+            lambda: type("A", (list,), {"shape": (1, 1)})([1.0]),
+            r"an array of shape (1, 1), expected (1,)",
+        ),
         (lambda: {1.0}, "returned set, expected a list"),
         (lambda: (x for x in [1.0]), "returned generator, expected a list"),
         (lambda: [[1.0]], "returned [1.0] as value 0"),
         (lambda: [10**400], "as value 0"),
         (lambda: [1e39], "returned 1e+39 as value 0"),
-        (lambda: [type("R", (), {"__repr__": lambda self: 1 / 0})()], "whose repr raised ZeroDivisionError"),
+        (
+            lambda: [type("R", (), {"__repr__": lambda self: 1 / 0})()],
+            "whose repr raised ZeroDivisionError",
+        ),
     ],
 )
 def test_what_is_no_list_of_numbers(make: Callable[[], Any], said: str) -> None:
-    with kernel(lambda completions: make(), inproc=True) as (made, _), pytest.raises(KernelError) as caught:
+    with (
+        kernel(lambda completions: make(), inproc=True) as (made, _),
+        pytest.raises(KernelError) as caught,
+    ):
         list(made.run(chunk(["x"])))
     assert said in str(caught.value)
 
 
-def test_a_process_that_cannot_start_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_said_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(KernelError, match=r"reward 'hostile': expected its process to start.*Fix: "), kernel(hostile):
+    with (
+        pytest.raises(KernelError, match=r"reward 'hostile': expected its process to start.*Fix: "),
+        kernel(hostile),
+    ):
         pytest.fail("it opened")
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,6 @@
-"""The Supervisor and its Workers' processes: what they are told, how they end, and that nothing of them is left."""
+"""The Supervisor and its Workers' processes: what they are told, how they end, and that nothing of
+them is left.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from host_plans import Bomb, chunk, chunk_of, dies, environment, exits, garbles, hangs, holds, plan, refuses
+from host_plans import (
+    Bomb,
+    chunk,
+    chunk_of,
+    dies,
+    environment,
+    exits,
+    garbles,
+    hangs,
+    holds,
+    plan,
+    refuses,
+)
 from left_by_runs import ROOT, children
 
 from dataflow.batch import Batch, Keys
@@ -57,12 +71,16 @@ MARK = "DATAFLOW_TEST_MARK"
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Opens a Supervisor; afterwards asserts that no process, no descriptor and no name of it is left."""
+    """Opens a Supervisor; afterwards asserts that no process, no descriptor and no name of it is
+    left.
+    """
     before = descriptors()
     names = set(os.listdir("/dev/shm"))
 
     @contextlib.contextmanager
-    def started(planned: Plan, *, opened: list[Any] | None = None, **options: Any) -> Iterator[Supervisor]:
+    def started(
+        planned: Plan, *, opened: list[Any] | None = None, **options: Any
+    ) -> Iterator[Supervisor]:
         with RunFolder.create("run", tmp_path) as folder:
             supervisor = Supervisor(planned, folder, RunOptions(**options))
             try:
@@ -113,7 +131,9 @@ def made(supervisor: Supervisor, number: int = 1, rows: range = range(4)) -> Any
     """A block of the source."""
     supervisor.tell(chunk(number, rows))
     reported, produced, _ = until(supervisor, ChunkDone)
-    assert reported == Reported(chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),))
+    assert reported == Reported(
+        chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),)
+    )
     return produced.ref
 
 
@@ -138,7 +158,11 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         assert {type(e) for e in told} == {SourceOpened, WorkerOpened}
         assert {e.worker for e in told if isinstance(e, WorkerOpened)} == {"source", "host"}
         ref = made(supervisor)
-        assert (ref.worker, ref.keys.position.tolist(), len(ref.digest)) == ("source", [0, 1, 2, 3], 4)
+        assert (ref.worker, ref.keys.position.tolist(), len(ref.digest)) == (
+            "source",
+            [0, 1, 2, 3],
+            4,
+        )
         supervisor.tell(chunk_of(2, ref))
         produced, done = until(supervisor, ChunkDone)
         assert isinstance(produced, Produced)
@@ -164,7 +188,10 @@ def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> No
         gather = chunk_of(1, ref).inputs["prompt"][0]
         (tmp_path / "rows").mkdir()
         save = Save(directory=tmp_path, rows={"numbers": (keys, gather)})
-        assert supervisor.ask({"host": save, "source": Save(directory=tmp_path)}) == {"host": None, "source": None}
+        assert supervisor.ask({"host": save, "source": Save(directory=tmp_path)}) == {
+            "host": None,
+            "source": None,
+        }
         assert (tmp_path / "rows" / "numbers.arrow").is_file()
 
 
@@ -176,10 +203,17 @@ def test_threads_are_in_the_environment_before_torch_can_be(start: Start) -> Non
         (back / "rows").mkdir(parents=True)
         gather = chunk_of(2, ref).inputs["prompt"][0]
         gather = type(gather)(
-            producer="environment", columns=("reward",), refs=gather.refs, block=gather.block, row=gather.row
+            producer="environment",
+            columns=("reward",),
+            refs=gather.refs,
+            block=gather.block,
+            row=gather.row,
         )
         supervisor.ask({"source": Save(directory=back, rows={"environment": (ref.keys, gather)})})
-        assert read_rows(back / "rows" / "environment.arrow").flat("reward").tolist()[:2] == [3.0, 0.0]
+        assert read_rows(back / "rows" / "environment.arrow").flat("reward").tolist()[:2] == [
+            3.0,
+            0.0,
+        ]
 
 
 def test_an_error_arrives_as_what_it_was(start: Start) -> None:
@@ -194,7 +228,10 @@ def test_an_error_arrives_as_what_it_was(start: Start) -> None:
 
 
 def test_a_kernel_that_refuses_to_open(start: Start) -> None:
-    with pytest.raises(DataError, match="numbers: closed today"), start(plan(source="host_plans:Closed")):
+    with (
+        pytest.raises(DataError, match="numbers: closed today"),
+        start(plan(source="host_plans:Closed")),
+    ):
         pytest.fail("it opened")
 
 
@@ -239,13 +276,17 @@ class EndsFirst(selectors.DefaultSelector):
         for key, _ in found:
             if key.data is not None and self.killed == key.data[1].process.pid:
                 select.select([key.data[1].ends], [], [], SOON)
-                return sorted(super().select(0), key=lambda each: each[0].data[0].__name__ != "_on_end")
+                return sorted(
+                    super().select(0), key=lambda each: each[0].data[0].__name__ != "_on_end"
+                )
         return found
 
     killed = 0
 
 
-def test_a_death_may_be_told_of_before_what_was_said_last(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_may_be_told_of_before_what_was_said_last(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("selectors.DefaultSelector", EndsFirst)
     with start(plan()) as supervisor:
         monkeypatch.setattr(EndsFirst, "killed", supervisor.pids()["host"])
@@ -266,9 +307,13 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
         assert supervisor.pids()["host"] != first["host"]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
-    """Rows go round and round; each end is told once, no event of another incarnation comes, none is missing."""
+    """Rows go round and round; each end is told once, no event of another incarnation comes, none
+    is missing.
+    """
     draw = random.Random(seed)
     with start(plan()) as supervisor:
         epochs, heard = {"source": 0, "host": 0}, {"source": 2, "host": 1}
@@ -290,7 +335,12 @@ def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
 
 
 def around(
-    supervisor: Supervisor, event: Any, epochs: dict[str, int], heard: dict[str, int], *, goes_on: bool = True
+    supervisor: Supervisor,
+    event: Any,
+    epochs: dict[str, int],
+    heard: dict[str, int],
+    *,
+    goes_on: bool = True,
 ) -> None:
     """Check an event's number; rows of one node are given to the other."""
     if event is None:
@@ -298,16 +348,24 @@ def around(
     assert (event.epoch, event.number) == (epochs[event.worker], heard[event.worker])
     heard[event.worker] += 1
     if goes_on and isinstance(made := event.event, Produced):
-        supervisor.tell(chunk_of(made.chunk, made.ref) if made.node == "numbers" else chunk(made.chunk, range(8)))
+        supervisor.tell(
+            chunk_of(made.chunk, made.ref)
+            if made.node == "numbers"
+            else chunk(made.chunk, range(8))
+        )
 
 
 def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
     with start(plan(hangs), heartbeat=3.0) as supervisor:
         ref = made(supervisor)
         os.kill(supervisor.pids()["source"], signal.SIGSTOP)
-        os.waitid(os.P_PID, supervisor.pids()["source"], os.WSTOPPED | os.WNOWAIT)  # else it may still answer
+        os.waitid(
+            os.P_PID, supervisor.pids()["source"], os.WSTOPPED | os.WNOWAIT
+        )  # else it may still answer
         supervisor.tell(chunk_of(1, ref, node="hangs"))
-        heard = until(supervisor, WorkerLost, Unfetched)  # host waits for the source's answer, and hears its end, too
+        heard = until(
+            supervisor, WorkerLost, Unfetched
+        )  # host waits for the source's answer, and hears its end, too
         heard += until(supervisor, *({WorkerLost, Unfetched} - {type(heard[-1])}))
         ends = {type(event): event for event in heard}
         assert ends[WorkerLost].worker == ends[Unfetched].peer == "source"
@@ -315,7 +373,9 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
 
 
 def test_what_hangs_is_named_and_closed(start: Start) -> None:
-    with start(plan(hangs), heartbeat=2.5) as supervisor:  # a heartbeat comes each second, whatever a kernel does
+    with start(
+        plan(hangs), heartbeat=2.5
+    ) as supervisor:  # a heartbeat comes each second, whatever a kernel does
         ref = made(supervisor)
         for number in (2, 3, 4):
             supervisor.tell(chunk_of(number, ref, node="hangs"))
@@ -339,7 +399,10 @@ def test_who_stood_still_does_not_count_the_silence_of_others(start: Start) -> N
 
 def test_a_process_that_cannot_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(RunError, match=r"worker source: expected its process to start.*Fix: "), start(plan()):
+    with (
+        pytest.raises(RunError, match=r"worker source: expected its process to start.*Fix: "),
+        start(plan()),
+    ):
         pytest.fail("it opened")
 
 
@@ -381,7 +444,9 @@ def test_descriptors_may_have_any_number(start: Start) -> None:
             supervisor.tell(chunk_of(2, made(supervisor), node="doubled"))
             until(supervisor, ChunkDone)
         children_ = Children(["f"], [lambda completions: [1.0]], 20.0)
-        assert children_.score({0: pa.RecordBatch.from_pydict({"completion": ["x"]})})[0].values == [1.0]
+        assert children_.score({0: pa.RecordBatch.from_pydict({"completion": ["x"]})})[
+            0
+        ].values == [1.0]
         children_.close()
     finally:
         for each in held:
@@ -397,7 +462,10 @@ def test_a_pickle_from_a_worker_is_refused(start: Start) -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [pickle.dumps(Bomb("x")), encode(Open(worker="host", epoch=0, plan=pickle.dumps(Bomb("x")), outbox=1 << 20))],
+    [
+        pickle.dumps(Bomb("x")),
+        encode(Open(worker="host", epoch=0, plan=pickle.dumps(Bomb("x")), outbox=1 << 20)),
+    ],
     ids=["bare", "as a plan, a second time"],
 )
 def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
@@ -433,7 +501,7 @@ def test_a_plan_that_cannot_be_sent(start: Start) -> None:
         pytest.fail("it opened")
 
 
-# --- the process of the run ends ------------------------------------------------------------------------------------
+# --- the process of the run ends ------------------------------------------------------------------
 
 
 def marked(mark: str) -> list[int]:
@@ -485,11 +553,16 @@ def gone(mark: str) -> bool:
 
 
 def test_no_orphan_when_the_process_of_the_run_is_killed(tmp_path: Path) -> None:
-    busy = "list(supervisor.open()); supervisor.tell(chunk(1, range(2))); print('open', flush=True); supervisor.next()"
+    busy = (
+        "list(supervisor.open()); supervisor.tell(chunk(1, range(2))); print('open', flush=True);"
+        " supervisor.next()"
+    )
     with script(tmp_path, busy) as (run, mark):
         assert run.stdout is not None
         assert run.stdout.readline() == "open\n"
-        assert len(marked(mark)) == 5, "the run, two Workers, a reward function of one, and its keeper"
+        assert len(marked(mark)) == 5, (
+            "the run, two Workers, a reward function of one, and its keeper"
+        )
         run.kill()
         run.wait()
         assert gone(mark)
@@ -498,7 +571,9 @@ def test_no_orphan_when_the_process_of_the_run_is_killed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("others", [0, 1, 2])
 def test_no_orphan_when_it_is_killed_while_it_starts_them(tmp_path: Path, others: int) -> None:
-    with script(tmp_path, "print('start', flush=True); list(supervisor.open()); supervisor.next()") as (run, mark):
+    with script(
+        tmp_path, "print('start', flush=True); list(supervisor.open()); supervisor.next()"
+    ) as (run, mark):
         assert run.stdout is not None
         run.stdout.readline()
         while len(marked(mark)) < 1 + others:

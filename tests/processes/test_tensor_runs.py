@@ -1,4 +1,6 @@
-"""Whole runs whose train node has tensor ranks: the numbers of one rank, rows that are fetched once, a death."""
+"""Whole runs whose train node has tensor ranks: the numbers of one rank, rows that are fetched
+once, a death.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,20 @@ def total(folder: Path, name: str) -> float:
 
 
 @pytest.mark.long
-def test_two_tensor_ranks_train_as_one_does_and_each_row_is_fetched_once(tiny: Path, options: Options) -> None:
+def test_two_tensor_ranks_train_as_one_does_and_each_row_is_fetched_once(
+    tiny: Path, options: Options
+) -> None:
     one = run(small(tiny), options(3, name="one", pin={"rollout": "gen", "train_policy": "train"}))
-    two = run(small(tiny), options(3, name="two", pin={"rollout": "gen", "train_policy": "train,train-1"}, **TWO))
+    two = run(
+        small(tiny),
+        options(3, name="two", pin={"rollout": "gen", "train_policy": "train,train-1"}, **TWO),
+    )
     alike(one.folder, two.folder)
     assert total(two.folder, "edge/broadcast/bytes") > 0
     assert total(two.folder, "edge/shm/bytes") == total(one.folder, "edge/shm/bytes")
-    ours, theirs = (AutoModelForCausalLM.from_pretrained(r.trained["policy"]).state_dict() for r in (two, one))
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(r.trained["policy"]).state_dict() for r in (two, one)
+    )
     assert ours.keys() == theirs.keys()
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-5
 
@@ -58,7 +67,8 @@ def test_a_checkpoint_goes_on_with_other_ranks(tiny: Path, options: Options) -> 
     for path in (*(p for paths in part.best.values() for p in paths), *part.trained.values()):
         found = AutoModelForCausalLM.from_pretrained(path).state_dict()
         assert {n: t.shape for n, t in found.items()} == {
-            n: t.shape for n, t in AutoModelForCausalLM.from_pretrained(tiny / "model").state_dict().items()
+            n: t.shape
+            for n, t in AutoModelForCausalLM.from_pretrained(tiny / "model").state_dict().items()
         }
     resume(part.folder, steps=3, tensor={})
     resume(part.folder, steps=4, **TWO)
@@ -73,7 +83,9 @@ def test_two_by_two_ranks_train_as_one_does(tiny: Path, options: Options) -> Non
 
 
 @pytest.mark.long
-def test_two_train_nodes_share_their_ranks_and_followers_are_given_whole_weights(tiny: Path, options: Options) -> None:
+def test_two_train_nodes_share_their_ranks_and_followers_are_given_whole_weights(
+    tiny: Path, options: Options
+) -> None:
     both = {"tensor": {"train_policy": 2, "train_critic": 2}}
     one = run(followed(tiny), options(4, name="one"))
     two = run(followed(tiny), options(4, name="two", weights="collective", **both, **GEN))
@@ -94,13 +106,17 @@ def test_after_the_death_of_a_rank_all_go_back_and_the_numbers_are_the_same(
             os.kill(killed[0], signal.SIGKILL)
 
     whole = run(small(tiny), options(5, name="whole", checkpoint_every=2))
-    again = run(small(tiny), options(5, name="again", checkpoint_every=2, **TWO, **GEN), on_step=[kill])
+    again = run(
+        small(tiny), options(5, name="again", checkpoint_every=2, **TWO, **GEN), on_step=[kill]
+    )
     assert killed
     alike(whole.folder, again.folder)
 
 
 SPREAD = pytest.mark.parametrize(
-    "spread", [{"tensor": {"train_policy": 2}}, {"ranks": {"train_policy": 2}}], ids=["tensor", "data"]
+    "spread",
+    [{"tensor": {"train_policy": 2}}, {"ranks": {"train_policy": 2}}],
+    ids=["tensor", "data"],
 )
 
 
@@ -120,7 +136,9 @@ def test_a_rank_that_dies_in_a_step_is_not_what_the_other_failed_with(
     tiny: Path, options: Options, tmp_path: Path, spread: dict[str, Any]
 ) -> None:
     def dying(marker: str) -> Graph:
-        return with_score(tiny, None, lambda advantage: deadly(advantage, marker=str(tmp_path / marker)))
+        return with_score(
+            tiny, None, lambda advantage: deadly(advantage, marker=str(tmp_path / marker))
+        )
 
     whole = run(dying("whole"), options(4, name="whole"))
     again = run(dying("again"), options(4, name="again", checkpoint_every=2, **spread))

@@ -1,8 +1,9 @@
-"""Whole graphs, run by the engine, against a plain loop over a Hugging Face model that is written out here.
+"""Whole graphs, run by the engine, against a plain loop over a Hugging Face model that is written
+out here.
 
-The engine samples; the loop takes the token ids, and computes everything else itself from its own weights, which it
-updates itself: rewards, log-probs, advantages, the loss of each row, the gradient of each weight, and the weights of
-the next Step. Whatever we record is compared, row by row.
+The engine samples; the loop takes the token ids, and computes everything else itself from its own
+weights, which it updates itself: rewards, log-probs, advantages, the loss of each row, the gradient
+of each weight, and the weights of the next Step. Whatever we record is compared, row by row.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def sampled(tiny: Path, n: int, **how: Any) -> tuple[Model, Port[Rollout], Port[
     base = str(tiny / "model")
     policy = Model("policy", base, trainable=True)
     source = prompts(str(tiny / "train.parquet"), batch=4)
-    rollout = generate(policy, source, n=n, max_tokens=5, name="rollout", **{"temperature": T} | how)
+    rollout = generate(
+        policy, source, n=n, max_tokens=5, name="rollout", **{"temperature": T} | how
+    )
     return policy, rollout, reward(vowels, rollout, name="score"), Model("reference", base)
 
 
@@ -62,7 +65,9 @@ def updated(model: Model, rollout: Port[Rollout], loss: Any, **how: Any) -> Node
     return train(model, rollout, loss=loss, lr=LR, optimizer=AdamW(eps=loop.EPS), **how)
 
 
-def run_watched(graph: Graph, options: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Step], dict[str, Path]]:
+def run_watched(
+    graph: Graph, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Step], dict[str, Path]]:
     """What our train kernels did, and what they left."""
     steps = loop.watched(monkeypatch)
     result = run(graph, options)
@@ -75,7 +80,11 @@ def same_weights(learner: Learner, folder: Path) -> None:
     for name, wanted in learner.module.named_parameters():
         if name in saved:
             torch.testing.assert_close(
-                saved[name], wanted.detach(), rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
+                saved[name],
+                wanted.detach(),
+                rtol=1e-4,
+                atol=2e-5,
+                msg=lambda m, n=name: f"{n}: {m}",
             )
             moved = max(moved, float((wanted.detach() - learner.versions[0][name]).abs().max()))
     assert moved > 1e-4
@@ -99,24 +108,33 @@ def test_grpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> 
     advantage = group_advantage(rollout, score, name="advantage")
     loss = clipped_policy_loss(advantage, reference=logprobs(reference, rollout), beta=0.04)
     steps, trained = run_watched(
-        Graph("grpo", updated(policy, rollout, loss, epochs=2)), options(2, inproc=True), monkeypatch
+        Graph("grpo", updated(policy, rollout, loss, epochs=2)),
+        options(2, inproc=True),
+        monkeypatch,
     )
     learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
     for step in steps:
         old, score_of = sampled_by(learner, step), np.array(scored(base, step))
         with torch.no_grad():
             anchor = loop.logprobs(fixed.module, step.rows, T)
-        loop.same(loop.column(step, "clipped_policy_loss.reference", "logprobs"), anchor, "reference")
+        loop.same(
+            loop.column(step, "clipped_policy_loss.reference", "logprobs"), anchor, "reference"
+        )
         gains = np.zeros(len(score_of))
         for rows in loop.groups(step.rows):
-            gains[rows] = (score_of[rows] - score_of[rows].mean()) / (score_of[rows].std(ddof=1) + 1e-4)
+            gains[rows] = (score_of[rows] - score_of[rows].mean()) / (
+                score_of[rows].std(ddof=1) + 1e-4
+            )
         gain = loop.spread(gains.tolist(), step.rows)
-        loop.same(loop.column(step, "clipped_policy_loss.advantage", "advantage"), gain, "advantage")
+        loop.same(
+            loop.column(step, "clipped_policy_loss.advantage", "advantage"), gain, "advantage"
+        )
         for ours in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
             away = [n - a for n, a in zip(now, anchor, strict=True)]
             parts = [
-                s + 0.04 * (torch.exp(-d) - 1 + d) for s, d in zip(loop.surrogate(now, old, gain), away, strict=True)
+                s + 0.04 * (torch.exp(-d) - 1 + d)
+                for s, d in zip(loop.surrogate(now, old, gain), away, strict=True)
             ]
             learner.update(loop.token_mean(parts), ours, loop.by_row(parts))
         learner.end_step()
@@ -129,7 +147,9 @@ def test_rloo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> 
     base = str(tiny / "model")
     policy, rollout, score, reference = sampled(tiny, 4)
     shaped = kl_in_reward(rollout, score, logprobs(reference, rollout), beta=0.05)
-    advantage = group_advantage(rollout, shaped, baseline="leave_one_out", scale="none", name="advantage")
+    advantage = group_advantage(
+        rollout, shaped, baseline="leave_one_out", scale="none", name="advantage"
+    )
     node = updated(policy, rollout, policy_gradient_loss(advantage), aggregate="sequence_sum")
     steps, trained = run_watched(Graph("rloo", node), options(2, inproc=True), monkeypatch)
     learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
@@ -143,9 +163,13 @@ def test_rloo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> 
             for row in rows:
                 gains[row] = total[row] - np.mean([total[r] for r in rows if r != row])
         gain = loop.spread(gains.tolist(), step.rows)
-        loop.same(loop.column(step, "policy_gradient_loss.advantage", "advantage"), gain, "advantage")
+        loop.same(
+            loop.column(step, "policy_gradient_loss.advantage", "advantage"), gain, "advantage"
+        )
         (ours,) = step.updates
-        parts = [-g * n for g, n in zip(gain, loop.logprobs(learner.module, step.rows, T), strict=True)]
+        parts = [
+            -g * n for g, n in zip(gain, loop.logprobs(learner.module, step.rows, T), strict=True)
+        ]
         learner.update(sum(p.sum() for p in parts) / len(parts), ours, loop.by_row(parts))
         learner.end_step()
     same_weights(learner, trained["policy"])
@@ -169,7 +193,10 @@ def test_ppo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> N
         own = sampled_by(actor, step)
         loop.same(loop.column(step, "clipped_policy_loss.old", "logprobs"), own, "old")
         with torch.no_grad():
-            anchor, before = loop.logprobs(fixed.module, step.rows, T), loop.values(judge.module, step.rows)
+            anchor, before = (
+                loop.logprobs(fixed.module, step.rows, T),
+                loop.values(judge.module, step.rows),
+            )
         loop.same(loop.column(of_critic, "value_loss.old", "values"), before, "values")
         raw, goals = [], []
         for row, number in enumerate(scored(base, step)):
@@ -180,7 +207,9 @@ def test_ppo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> N
         loop.same(loop.column(of_critic, "value_loss.returns", "returns"), goals, "returns")
         every = torch.cat(raw)
         gain = [(g - every.mean()) / (every.var(unbiased=True) + 1e-8).sqrt() for g in raw]
-        loop.same(loop.column(step, "clipped_policy_loss.advantage", "advantage"), gain, "advantage", 1e-4)
+        loop.same(
+            loop.column(step, "clipped_policy_loss.advantage", "advantage"), gain, "advantage", 1e-4
+        )
         for ours, theirs in zip(step.updates, of_critic.updates, strict=True):
             parts = loop.surrogate(loop.logprobs(actor.module, step.rows, T), own, gain)
             actor.update(loop.token_mean(parts), ours, loop.by_row(parts))
@@ -199,8 +228,12 @@ def test_ppo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> N
 def better_of_two(score: Columns[Reward]) -> Columns[Preference]:
     """Of each two answers the better one, the first where they are equal."""
     first, second = score["reward"][::2], score["reward"][1::2]
-    signs = np.stack([np.where(first >= second, 1, -1), np.where(first >= second, -1, 1)], 1).ravel()
-    return Columns.make(Preference, like=score, keep=np.ones(len(signs), np.uint8), sign=signs.astype(np.int8))
+    signs = np.stack(
+        [np.where(first >= second, 1, -1), np.where(first >= second, -1, 1)], 1
+    ).ravel()
+    return Columns.make(
+        Preference, like=score, keep=np.ones(len(signs), np.uint8), sign=signs.astype(np.int8)
+    )
 
 
 Tokens = Sequence[Tensor]
@@ -210,9 +243,14 @@ Numbers = Sequence[float]
 
 
 def trained_on_groups(
-    base: str, steps: Sequence[Any], trained: Any, loss_of: Callable[[Sequence[int], Tokens, Tokens, Numbers], Any]
+    base: str,
+    steps: Sequence[Any],
+    trained: Any,
+    loss_of: Callable[[Sequence[int], Tokens, Tokens, Numbers], Any],
 ) -> None:
-    """The weights of a plain loop whose loss is the mean over groups of `loss_of(rows, now, reference, rewards)`."""
+    """The weights of a plain loop whose loss is the mean over groups of `loss_of(rows, now,
+    reference, rewards)`.
+    """
     learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
     for step in steps:
         sampled_by(learner, step)
@@ -221,7 +259,9 @@ def trained_on_groups(
             anchor = loop.logprobs(fixed.module, step.rows, T)
         for ours in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
-            losses = {rows[0]: loss_of(rows, now, anchor, numbers) for rows in loop.groups(step.rows)}
+            losses = {
+                rows[0]: loss_of(rows, now, anchor, numbers) for rows in loop.groups(step.rows)
+            }
             whole = torch.stack(list(losses.values())).mean()
             learner.update(whole, ours, {row: float(loss.detach()) for row, loss in losses.items()})
         learner.end_step()
@@ -279,13 +319,19 @@ def test_trajectory_balance(tiny: Path, options: Options, monkeypatch: pytest.Mo
     steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
 
     def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
-        log_z = np.mean([float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows])
-        return torch.stack([(log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5) ** 2 for r in rows]).mean()
+        log_z = np.mean(
+            [float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows]
+        )
+        return torch.stack(
+            [(log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5) ** 2 for r in rows]
+        ).mean()
 
     trained_on_groups(base, steps, trained, loss_of)
 
 
-def test_decoupled_at_lag_1_behind_top_p(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoupled_at_lag_1_behind_top_p(
+    tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, top_p = str(tiny / "model"), 0.7
     policy, rollout, score, _ = sampled(tiny, 4, top_p=top_p, max_lag=1)
     proximal = logprobs(policy, rollout, name="proximal")
@@ -294,7 +340,9 @@ def test_decoupled_at_lag_1_behind_top_p(tiny: Path, options: Options, monkeypat
     steps, trained = run_watched(graph, options(4, inproc=True), monkeypatch)
     learner, stale = loop.policy(base, LR), 0
     for step in steps:
-        recorded, mass = (loop.column(step, "rows", name) for name in ("sampler_logprobs", "sampler_mass"))
+        recorded, mass = (
+            loop.column(step, "rows", name) for name in ("sampler_logprobs", "sampler_mass")
+        )
         versions = loop.column(step, "rows", "version")
         stale += sum(int((v < len(learner.versions) - 1).sum()) for v in versions)
         with torch.no_grad():
@@ -310,24 +358,35 @@ def test_decoupled_at_lag_1_behind_top_p(tiny: Path, options: Options, monkeypat
                     whole[row][made_by == version] = every[row][made_by == version]
                     cut[row][made_by == version] = kept[row][made_by == version]
         loop.same(recorded, whole, "sampler_logprobs")
-        loop.same([a - b for a, b in zip(recorded, mass, strict=True)], cut, "sampler_logprobs - sampler_mass", 1e-4)
+        loop.same(
+            [a - b for a, b in zip(recorded, mass, strict=True)],
+            cut,
+            "sampler_logprobs - sampler_mass",
+            1e-4,
+        )
         assert min(float(m.min()) for m in mass) < -0.05, "nothing was cut: this compares nothing"
         loop.same(loop.column(step, "decoupled_policy_loss.proximal", "logprobs"), near, "proximal")
         score_of, gains = np.array(scored(base, step)), np.zeros(len(near))
         for rows in loop.groups(step.rows):
-            gains[rows] = (score_of[rows] - score_of[rows].mean()) / (score_of[rows].std(ddof=1) + 1e-4)
+            gains[rows] = (score_of[rows] - score_of[rows].mean()) / (
+                score_of[rows].std(ddof=1) + 1e-4
+            )
         gain = loop.spread(gains.tolist(), step.rows)
         weight = [(n - c).exp() for n, c in zip(near, cut, strict=True)]
         kept_weight = [torch.where(w > 2.0, 0.0, w) for w in weight]
         for ours in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
-            parts = [w * s for w, s in zip(kept_weight, loop.surrogate(now, near, gain), strict=True)]
+            parts = [
+                w * s for w, s in zip(kept_weight, loop.surrogate(now, near, gain), strict=True)
+            ]
             learner.update(loop.token_mean(parts), ours, loop.by_row(parts))
         learner.end_step()
     assert stale > 0, "no row was stale: this is no test of a lag"
     same_weights(learner, trained["policy"])
 
 
-def behaviour(module: Any, step: Step, versions: list[Tensor], version: int, top_p: float) -> list[Tensor]:
+def behaviour(
+    module: Any, step: Step, versions: list[Tensor], version: int, top_p: float
+) -> list[Tensor]:
     """What top-p left of a version's distribution, for the tokens that this version wrote."""
     return loop.cut_logprobs(module, step.rows, T, top_p, [v == version for v in versions])

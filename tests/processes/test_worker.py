@@ -1,4 +1,6 @@
-"""One Worker with kernels that only write down what was asked of them: weights, ranks, losses, turns on a device."""
+"""One Worker with kernels that only write down what was asked of them: weights, ranks, losses,
+turns on a device.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Scripted:
         """Each row alone, in a batch of its own; between them one without rows."""
         for row in range(len(chunk.keys)):
             keys = chunk.keys.take(np.array([row]))
-            yield Batch.make(keys, {"completion_ids": pa.array([[row]], pa.large_list(pa.int32()))}, Rollout)
+            yield Batch.make(
+                keys, {"completion_ids": pa.array([[row]], pa.large_list(pa.int32()))}, Rollout
+            )
             yield Batch.make(Keys.of([]), {}, Rollout)
 
     def interrupt(self) -> None:
@@ -105,7 +109,11 @@ class Gone(InprocChannel):
 
 
 def opened(
-    graph: Graph, name: str, channel: Channel | None = None, cast: RowCast | None = None, **options: Any
+    graph: Graph,
+    name: str,
+    channel: Channel | None = None,
+    cast: RowCast | None = None,
+    **options: Any,
 ) -> tuple[Worker, Any]:
     """The Worker of this name, and its kernels by node."""
     made = plan(graph, RunOptions(threads=1, **options))
@@ -121,7 +129,9 @@ def chunk(node: str, worker: str, count: int = 3) -> RunChunk:
 
 
 def offered(worker: Worker, kernel: str, version: int) -> Offered:
-    told = next(worker.execute(Offer(model="policy", writer=kernel, worker=worker.name, version=version)))
+    told = next(
+        worker.execute(Offer(model="policy", writer=kernel, worker=worker.name, version=version))
+    )
     assert isinstance(told, Offered)
     return told
 
@@ -146,13 +156,17 @@ def kinds(events: Iterable[Event]) -> list[type]:
     return [type(event) for event in events]
 
 
-def test_new_weights_come_between_two_rows_of_a_running_chunk(lagging: tuple[Worker, Any, Offered]) -> None:
+def test_new_weights_come_between_two_rows_of_a_running_chunk(
+    lagging: tuple[Worker, Any, Offered],
+) -> None:
     worker, kernels, offer = lagging
     message = publish(offer, "rollout", "gen", "train")
     assert not worker.interrupt_with(message), "nothing runs"
     events = worker.execute(chunk("rollout", "gen"))
     assert isinstance(next(events), Produced)
-    assert not worker.interrupt_with(replace(message, reader="reference")), "another node does not run"
+    assert not worker.interrupt_with(replace(message, reader="reference")), (
+        "another node does not run"
+    )
     assert worker.interrupt_with(message)
     assert isinstance(next(events), Loaded)
     assert kernels["rollout"].asked == ["interrupt", (3, ["a", "b"])]
@@ -160,7 +174,9 @@ def test_new_weights_come_between_two_rows_of_a_running_chunk(lagging: tuple[Wor
     assert not worker.interrupt_with(message)
 
 
-def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(lagging: tuple[Worker, Any, Offered]) -> None:
+def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(
+    lagging: tuple[Worker, Any, Offered],
+) -> None:
     worker, kernels, offer = lagging
     events = worker.execute(chunk("rollout", "gen", 1))
     assert kinds([next(events), next(events)]) == [Produced, ChunkDone]
@@ -172,11 +188,15 @@ def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(lagging: tupl
 def rolled_out(folder: Path, **how: Any) -> Graph:
     policy = Model("policy", str(folder / "model"), trainable=True)
     asked = prompts(str(folder / "train.parquet"), batch=4)
-    return small(folder).replace(rollout=generate(policy, asked, n=4, max_tokens=6, name="rollout", **how))
+    return small(folder).replace(
+        rollout=generate(policy, asked, n=4, max_tokens=6, name="rollout", **how)
+    )
 
 
 @pytest.mark.parametrize("how", [{"max_lag": 0}, {"max_lag": 1, "on_update": "drain"}])
-def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(tiny: Path, how: dict[str, Any]) -> None:
+def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(
+    tiny: Path, how: dict[str, Any]
+) -> None:
     worker, _ = opened(rolled_out(tiny, **how), "gen", pin={"rollout": "gen"})
     events = worker.execute(chunk("rollout", "gen"))
     next(events)
@@ -185,7 +205,12 @@ def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(tiny: Path, 
 
 
 def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny: Path) -> None:
-    pins = {"rollout": "gen", "greedy_rollout": "gen", "sampled_rollout": "gen", "train_policy": "train"}
+    pins = {
+        "rollout": "gen",
+        "greedy_rollout": "gen",
+        "sampled_rollout": "gen",
+        "train_policy": "train",
+    }
     channel = InprocChannel()
     worker, kernels = opened(evaluated(tiny), "gen", channel, pin=pins)
     writer, _ = opened(evaluated(tiny), "train", channel, pin=pins)
@@ -198,15 +223,21 @@ def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny: Path) -> None:
     assert kernels["rollout"].asked == kernels["sampled_rollout"].asked == [(1, []), (2, [])]
 
 
-def test_kernels_build_columns_in_the_memory_of_the_workers_channel(tiny: Path, tmp_path: Path) -> None:
+def test_kernels_build_columns_in_the_memory_of_the_workers_channel(
+    tiny: Path, tmp_path: Path
+) -> None:
     def alone(peer: str) -> NoReturn:
         raise PeerLost(peer, "is not there")
 
     channel = ShmChannel("gen", 0, alone, directory=tmp_path)
-    worker, kernels = opened(small(tiny, max_lag=1), "gen", channel, pin={"rollout": "gen", "train_policy": "train"})
+    worker, kernels = opened(
+        small(tiny, max_lag=1), "gen", channel, pin={"rollout": "gen", "train_policy": "train"}
+    )
     ids = kernels["rollout"].session.allocate(100, np.int32)
     ids[:] = np.arange(100)
-    made = Batch.make(Keys.of(range(2)), {"completion_ids": Ragged(ids, np.array([0, 40, 100]))}, Rollout)
+    made = Batch.make(
+        Keys.of(range(2)), {"completion_ids": Ragged(ids, np.array([0, 40, 100]))}, Rollout
+    )
     ref = worker.keep("rollout", made)
     (found,) = channel.fetch([Request(worker="gen", block=ref.block)])
     assert found.column("completion_ids").values.buffers()[1].address == ids.ctypes.data
@@ -220,7 +251,11 @@ def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:
     pins = {"rollout": "gen", "train_policy": "train"}
     worker, kernels = opened(small(tiny, max_lag=1), "gen", Gone(), pin=pins)
     gather = Gather(
-        producer="prompts", columns=("prompt",), refs=(("data", 0),), block=np.zeros(3, int), row=np.arange(3)
+        producer="prompts",
+        columns=("prompt",),
+        refs=(("data", 0),),
+        block=np.zeros(3, int),
+        row=np.arange(3),
     )
     told = list(worker.execute(replace(chunk("rollout", "gen"), inputs={"prompt": (gather,)})))
     assert told == [Unfetched(node="rollout", worker="gen", peer="data", chunk=7)]
@@ -231,7 +266,9 @@ def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:
     assert kernels["rollout"].asked == []
 
 
-def test_metrics_of_a_chunk_come_with_its_rows_and_not_of_those_that_are_made_again(tiny: Path) -> None:
+def test_metrics_of_a_chunk_come_with_its_rows_and_not_of_those_that_are_made_again(
+    tiny: Path,
+) -> None:
     worker, kernels = opened(small(tiny), "gen", pin={"rollout": "gen"})
     session = kernels["rollout"].session
     events: list[Any] = []
@@ -249,15 +286,22 @@ def test_metrics_of_a_chunk_come_with_its_rows_and_not_of_those_that_are_made_ag
 
 
 @pytest.mark.parametrize("name,rank", [("main", 0), ("main-1", 1)])
-def test_a_rank_waits_for_go_and_forgets_what_was_told_before(tiny: Path, name: str, rank: int) -> None:
+def test_a_rank_waits_for_go_and_forgets_what_was_told_before(
+    tiny: Path, name: str, rank: int
+) -> None:
     worker, kernels = opened(small(tiny), name, ranks={"train_policy": 2})
-    assert (kernels["train_policy"].session.rank, kernels["train_policy"].session.world) == (rank, 2)
+    assert (kernels["train_policy"].session.rank, kernels["train_policy"].session.world) == (
+        rank,
+        2,
+    )
     for sequence in (4, 5):
         message = TrainStep(
             sequence=sequence, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), inputs={},
             mine=np.array([1, 4]),
         )  # fmt: skip
-        assert list(worker.execute(message)) == [Prepared(node="train_policy", worker=name, sequence=sequence)]
+        assert list(worker.execute(message)) == [
+            Prepared(node="train_policy", worker=name, sequence=sequence)
+        ]
     assert kernels["train_policy"].asked == []
     told = list(worker.execute(Go(node="train_policy", worker=name, sequence=5)))
     assert told == [Stepped(node="train_policy", step=2, worker=name)]
@@ -274,15 +318,23 @@ def test_a_rank_waits_for_go_and_forgets_what_was_told_before(tiny: Path, name: 
 
 
 def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[Any, list[Any], float]:
-    """One of two ranks with the same rows, of which the first fetches them: what it says, and is said to its kernel."""
+    """One of two ranks with the same rows, of which the first fetches them: what it says, and is
+    said to its kernel.
+    """
     store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
     cast = join(store, rank, 2, ("main", "main-1"), timeout=30.0)
     worker, kernels = opened(small(folder), name, cast=cast, tensor={"train_policy": 2})
     mine = np.array([1, 4])
     ids = Ragged(np.arange(9, dtype=np.int32), np.array([0, 2, 3, 9]))
-    block = worker.keep("rollout", Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)).block
+    block = worker.keep(
+        "rollout", Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)
+    ).block
     gather = Gather(
-        producer="rollout", columns=("completion_ids",), refs=(("main", block),), block=np.zeros(2, int), row=mine % 3
+        producer="rollout",
+        columns=("completion_ids",),
+        refs=(("main", block),),
+        block=np.zeros(2, int),
+        row=mine % 3,
     )
     message = TrainStep(
         sequence=4, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), mine=mine, giver="main",
@@ -301,7 +353,8 @@ def test_ranks_with_the_same_rows_are_given_them_after_go(tiny: Path) -> None:
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     with ThreadPoolExecutor(2) as threads:
         ranks = [
-            threads.submit(rank_with_rows, tiny, name, rank, store.port) for rank, name in enumerate(("main", "main-1"))
+            threads.submit(rank_with_rows, tiny, name, rank, store.port)
+            for rank, name in enumerate(("main", "main-1"))
         ]
         (told, first, none), (told_too, second, came) = (rank.result(60.0) for rank in ranks)
     assert told == [Stepped(node="train_policy", step=2, worker="main")]

@@ -1,6 +1,8 @@
-"""Small graphs with two generations, whose rewards go up by mean_over; importable, so that a run can be resumed.
+"""Small graphs with two generations, whose rewards go up by mean_over; importable, so that a run
+can be resumed.
 
-Owns: what is run, and what its operators saw where they run in this process. Does not own: what is asserted.
+Owns: what is run, and what its operators saw where they run in this process. Does not own: what is
+asserted.
 """
 
 from __future__ import annotations
@@ -35,13 +37,19 @@ def told_apart(completions: Sequence[str], **columns: object) -> list[float]:
     return [sum(map(ord, text)) % 97 / 97 for text in completions]
 
 
-def not_all(completions: Sequence[str], answer: Sequence[str], **columns: object) -> list[float | None]:
-    """Does not apply to three of four answers to the prompts with the gold answer "a": at most 3 prompts of 24.
+def not_all(
+    completions: Sequence[str], answer: Sequence[str], **columns: object
+) -> list[float | None]:
+    """Does not apply to three of four answers to the prompts with the gold answer "a": at most 3
+    prompts of 24.
 
-    By the prompt, as what is generated with lag depends on the clock, and the error budget is 10 prompts.
+    By the prompt, as what is generated with lag depends on the clock, and the error budget is 10
+    prompts.
     """
     numbers = [sum(map(ord, text)) for text in completions]
-    return [None if g == "a" and x % 4 else x % 97 / 97 for x, g in zip(numbers, answer, strict=True)]
+    return [
+        None if g == "a" and x % 4 else x % 97 / 97 for x, g in zip(numbers, answer, strict=True)
+    ]
 
 
 @operator()
@@ -58,11 +66,17 @@ def asked_again(rollout: Columns[Rollout]) -> Columns[Prompt]:
 @operator()
 def wide(rollout: Columns[Completion]) -> Columns[Keep]:
     """About two of three answers, by what is written in them."""
-    return Columns.make(Keep, like=rollout, keep=[int(sum(map(ord, text)) % 3 > 0) for text in rollout["completion"]])
+    return Columns.make(
+        Keep,
+        like=rollout,
+        keep=[int(sum(map(ord, text)) % 3 > 0) for text in rollout["completion"]],
+    )
 
 
 def policy_of(folder: Path) -> tuple[Model, Port[Prompt]]:
-    return Model("policy", str(folder / "model"), trainable=True), prompts(str(folder / "train.parquet"), batch=4)
+    return Model("policy", str(folder / "model"), trainable=True), prompts(
+        str(folder / "train.parquet"), batch=4
+    )
 
 
 def remax(folder: Path, *, n: int = 2, greedy: int = 1, max_lag: int = 0) -> Graph:
@@ -70,21 +84,35 @@ def remax(folder: Path, *, n: int = 2, greedy: int = 1, max_lag: int = 0) -> Gra
     policy, asked = policy_of(folder)
     rollout = generate(policy, asked, n=n, max_tokens=6, max_lag=max_lag, name="rollout")
     heat = 0.0 if greedy == 1 else 1.0
-    other = generate(policy, asked, n=greedy, max_tokens=6, temperature=heat, max_lag=max_lag, name="greedy")
+    other = generate(
+        policy, asked, n=greedy, max_tokens=6, temperature=heat, max_lag=max_lag, name="greedy"
+    )
     below = seen.named("below")(reward(told_apart, other, name="greedy_score"), by="below")
     baseline = seen.named("above")(mean_over(below, asked), by="above")
-    advantage = baseline_advantage(rollout, reward(told_apart, rollout, name="score"), baseline, name="advantage")
+    advantage = baseline_advantage(
+        rollout, reward(told_apart, rollout, name="score"), baseline, name="advantage"
+    )
     return Graph("remax", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
 
 
 def turns(
-    folder: Path, *, n: int = 2, second: int = 2, max_lag: int = 0, selects: bool = False, drops: bool = False
+    folder: Path,
+    *,
+    n: int = 2,
+    second: int = 2,
+    max_lag: int = 0,
+    selects: bool = False,
+    drops: bool = False,
 ) -> Graph:
     """Turn 1 gets the mean reward of what turn 2 made of it, of as much as a selection leaves."""
     policy, asked = policy_of(folder)
     rollout = generate(policy, asked, n=n, max_tokens=6, max_lag=max_lag, name="rollout")
-    later = generate(policy, asked_again(rollout), n=second, max_tokens=6, max_lag=max_lag, name="later")
-    score = reward(not_all if drops else told_apart, later, on_error="drop_group", name="later_score")
+    later = generate(
+        policy, asked_again(rollout), n=second, max_tokens=6, max_lag=max_lag, name="later"
+    )
+    score = reward(
+        not_all if drops else told_apart, later, on_error="drop_group", name="later_score"
+    )
     score = seen.named("below")(select(score, where=wide(later)) if selects else score, by="below")
     score = seen.named("above")(mean_over(score, rollout), by="above")
     advantage = returns(rollout, score) if n == 1 else group_advantage(rollout, score)
@@ -99,7 +127,9 @@ def sure(rows: Columns[Logprobs]) -> Columns[Reward]:
 
 
 def sure_turns(folder: Path) -> Graph:
-    """Turn 1 gets how likely turn 2 is to the policy as the Step finds it: the mean is taken below the cut."""
+    """Turn 1 gets how likely turn 2 is to the policy as the Step finds it: the mean is taken below
+    the cut.
+    """
     policy, asked = policy_of(folder)
     rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
     later = generate(policy, asked_again(rollout), n=3, max_tokens=6, name="later")
@@ -116,7 +146,9 @@ def evaluated_turns(folder: Path) -> Graph:
     advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
     held = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
     answer = generate(policy, held, n=2, max_tokens=6, name="answer")
-    judged = generate(Model("judge", str(folder / "model")), asked_again(answer), n=3, max_tokens=6, name="judged")
+    judged = generate(
+        Model("judge", str(folder / "model")), asked_again(answer), n=3, max_tokens=6, name="judged"
+    )
     below = seen.named("below")(reward(told_apart, judged, name="verdict"), by="below")
     score = seen.named("above")(mean_over(below, answer), by="above")
     step = train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)
@@ -148,7 +180,9 @@ def one_token_less(rollout: Columns[Rollout]) -> Columns[Advantage]:
     lengths = rollout["completion_mask"].lengths
     lengths[2] -= 1
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return Columns.make(Advantage, like=rollout, advantage=Ragged(np.ones(offsets[-1], np.float32), offsets))
+    return Columns.make(
+        Advantage, like=rollout, advantage=Ragged(np.ones(offsets[-1], np.float32), offsets)
+    )
 
 
 @operator()
@@ -158,12 +192,16 @@ def one_token_more(rollout: Columns[Rollout]) -> Columns[Completion]:
     for name in ("completion_ids", "completion_mask"):
         rows = [[*rollout[name][i], rollout[name][i][-1]] for i in range(len(rollout))]
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-        columns[name] = Ragged(np.array([x for row in rows for x in row], rollout[name].values.dtype), offsets)
+        columns[name] = Ragged(
+            np.array([x for row in rows for x in row], rollout[name].values.dtype), offsets
+        )
     return rollout.set(**columns)
 
 
 def misaligned(folder: Path, *, made: bool) -> Graph:
-    """Tokens that do not fit: where an operator makes them (made), or where log-probs of another text are joined."""
+    """Tokens that do not fit: where an operator makes them (made), or where log-probs of another
+    text are joined.
+    """
     policy, asked = policy_of(folder)
     rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
     if made:

@@ -1,7 +1,8 @@
-"""Very many schedules in which Workers die: `python -m tests.schedules.many --seeds 100000 --processes 2`.
+"""Very many schedules in which Workers die: `python -m tests.schedules.many --seeds 100000
+--processes 2`.
 
-Owns: running seeds side by side, progress, and how to see a failure again; the exit code is 1 where a seed failed.
-Does not own: what is run and what has to hold (weather.py, proof.py).
+Owns: running seeds side by side, progress, and how to see a failure again; the exit code is 1 where
+a seed failed. Does not own: what is run and what has to hold (weather.py, proof.py).
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Tally:
         rate = self.done / seconds if seconds else 0.0
         left = (self.total - self.done) / rate if rate else 0.0
         return (
-            f"{self.done} of {self.total} schedules, {self.deaths} deaths, {self.failed} failed; {rate:.0f} a second, "
-            f"{left / 60:.0f} minutes left"
+            f"{self.done} of {self.total} schedules, {self.deaths} deaths, {self.failed} failed;"
+            f" {rate:.0f} a second, {left / 60:.0f} minutes left"
         )
 
 
@@ -61,7 +62,9 @@ def replay(seed: int) -> str:
 
 
 def one(seed: int) -> int:
-    """Run the case of a seed through its faults and prove every promise; returns how many Workers died."""
+    """Run the case of a seed through its faults and prove every promise; returns how many Workers
+    died.
+    """
     return prove(case(seed))
 
 
@@ -79,7 +82,9 @@ def many(first: int, seeds: int, processes: int) -> Tally:
     return tally
 
 
-def _ended(pool: ProcessPoolExecutor, seeds: range, window: int) -> Iterator[tuple[int, Future[int]]]:
+def _ended(
+    pool: ProcessPoolExecutor, seeds: range, window: int
+) -> Iterator[tuple[int, Future[int]]]:
     """Seeds as they end, so many at a time."""
     under_way: dict[Future[int], int] = {}
     left = iter(seeds)
@@ -99,7 +104,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.schedules.many", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="0: in this one, one after another")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="0: in this one, one after another",
+    )
     given = parser.parse_args()
     if given.processes:
         return 1 if many(given.first, given.seeds, given.processes).failed else 0

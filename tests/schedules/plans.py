@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from dataflow.kernel import Layout
 from engine.coordinator.core import Settings
-from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import (
+    Fetch,
+    ModelUse,
+    Plan,
+    PlannedInput,
+    PlannedModel,
+    PlannedNode,
+    PlannedSource,
+)
 from engine.simulate.behaviour import Outcomes, Timing
 
 
@@ -48,7 +56,16 @@ class Case:
 
 def overtaking(seed: int) -> Timing:
     """Some rows take so long that many Steps could pass them by."""
-    return Timing(seed=seed, slow=0.15, slower=60.0, train=0.1, load=0.5, store=0.0, slots=8, loads="interrupt")
+    return Timing(
+        seed=seed,
+        slow=0.15,
+        slower=60.0,
+        train=0.1,
+        load=0.5,
+        store=0.0,
+        slots=8,
+        loads="interrupt",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +95,9 @@ class Draft:
     fail: dict[str, float] = field(default_factory=dict)
 
     def workers(self) -> tuple[str, ...]:
-        return tuple(self.draw.sample(self.pool, self.draw.randint(1, min(self.replicas, len(self.pool)))))
+        return tuple(
+            self.draw.sample(self.pool, self.draw.randint(1, min(self.replicas, len(self.pool))))
+        )
 
     def chunking(self) -> str:
         return self.draw.choice(self.chunkings)
@@ -86,13 +105,29 @@ class Draft:
     def read(self, ports: list[Port], inner: int) -> tuple[PlannedInput, ...]:
         found = []
         for number, port in enumerate(ports):
-            holders = self.draw.sample(port.holders, self.draw.randint(0, min(2, len(port.holders))))
-            fetches = tuple(Fetch(producer=name, columns=("x",), ratio=inner // rows) for name, rows in holders)
-            found.append(PlannedInput(name=f"in{number}", gate=port.gate, fetches=fetches, ratio=inner // port.rows))
+            holders = self.draw.sample(
+                port.holders, self.draw.randint(0, min(2, len(port.holders)))
+            )
+            fetches = tuple(
+                Fetch(producer=name, columns=("x",), ratio=inner // rows) for name, rows in holders
+            )
+            found.append(
+                PlannedInput(
+                    name=f"in{number}", gate=port.gate, fetches=fetches, ratio=inner // port.rows
+                )
+            )
             self.unread.pop(port.gate, None)
         return tuple(found)
 
-    def add(self, name: str, ports: list[Port], *, relation: str = "same", factor: int = 1, **given: object) -> Port:
+    def add(
+        self,
+        name: str,
+        ports: list[Port],
+        *,
+        relation: str = "same",
+        factor: int = 1,
+        **given: object,
+    ) -> Port:
         """A node on these ports; returns what others read of it."""
         inner = max((p.rows for p in ports), default=1)
         workers = self.workers()
@@ -134,7 +169,10 @@ class Draft:
 
     def pick(self, ports: list[Port], most: int) -> list[Port]:
         """Some ports of widths that divide the widest, which comes first."""
-        found = sorted(self.draw.sample(ports, self.draw.randint(1, min(most, len(ports)))), key=lambda p: -p.rows)
+        found = sorted(
+            self.draw.sample(ports, self.draw.randint(1, min(most, len(ports)))),
+            key=lambda p: -p.rows,
+        )
         return [p for p in found if found[0].rows % p.rows == 0]
 
 
@@ -143,13 +181,17 @@ TARGET = ModelUse(param="model", model="target", access="read", trained=True)
 
 
 def case(seed: int, *, up: bool = False) -> Case:
-    """The case of a seed. up: with generations whose numbers go up, so that rows wait for all of their descendants."""
+    """The case of a seed. up: with generations whose numbers go up, so that rows wait for all of
+    their descendants.
+    """
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
     overtaking = lag > 0 and draw.random() < 0.5
     pool = tuple(f"w{i}" for i in range(6 if overtaking else draw.choice((1, 1, 3, 5))))
     chunkings = ("ready",) if overtaking else draw.choice((("cohort",), ("cohort", "ready")))
-    draft = Draft(draw=draw, pool=pool, lag=lag, chunkings=chunkings, replicas=6 if overtaking else 3)
+    draft = Draft(
+        draw=draw, pool=pool, lag=lag, chunkings=chunkings, replicas=6 if overtaking else 3
+    )
     batch = draw.randint(1, 4)
     sources = [
         PlannedSource(
@@ -197,25 +239,36 @@ def case(seed: int, *, up: bool = False) -> Case:
             "other": draw.randint(1, 12),
             "questions": draw.randint(1, 4),
         },
-        outcomes=Outcomes(seed=seed, keep=draft.keep, groups=frozenset(draft.groups), fail=draft.fail),
+        outcomes=Outcomes(
+            seed=seed, keep=draft.keep, groups=frozenset(draft.groups), fail=draft.fail
+        ),
     )
 
 
 def _leases(draft: Draft) -> tuple[tuple[str, ...], ...]:
-    """Some of the Workers on the same devices, once or twice over; never two ranks of one node, which act together."""
-    draw, there = draft.draw, list(dict.fromkeys(w for n in (*draft.nodes, *draft.trains) for w in n.workers))
+    """Some of the Workers on the same devices, once or twice over; never two ranks of one node,
+    which act together.
+    """
+    draw, there = (
+        draft.draw,
+        list(dict.fromkeys(w for n in (*draft.nodes, *draft.trains) for w in n.workers)),
+    )
     draw.shuffle(there)
     cut, found = draw.randint(2, max(2, len(there))), []
     for some in (there[:cut], there[cut:]):
         for node in draft.trains:
-            some = [w for w in some if w not in node.workers or w == next(x for x in some if x in node.workers)]
+            some = [
+                w
+                for w in some
+                if w not in node.workers or w == next(x for x in some if x in node.workers)
+            ]
         found.append(tuple(some))
     return tuple(some for some in found if len(some) > 1)
 
 
 def _tensor(seed: int, node: PlannedNode) -> PlannedNode:
-    """Half of the train nodes with several ranks have some with the same rows. Drawn apart from all else, so that a
-    seed's case stays what it was.
+    """Half of the train nodes with several ranks have some with the same rows. Drawn apart from all
+    else, so that a seed's case stays what it was.
     """
     draw, count = random.Random(f"{seed}/{node.name}/tensor"), len(node.workers)
     tensor = draw.choice([n for n in range(2, count + 1) if count % n == 0] or [1])
@@ -240,7 +293,11 @@ def _stream(draft: Draft) -> list[Port]:
     if draw.random() < 0.9:
         models = (POLICY,) if draw.random() < 0.9 else ()
         relation = "expand" if samples > 1 else draw.choice(("same", "expand"))
-        ports.append(draft.add("rollout", ports[:], work="decode", relation=relation, factor=samples, models=models))
+        ports.append(
+            draft.add(
+                "rollout", ports[:], work="decode", relation=relation, factor=samples, models=models
+            )
+        )
     for number in range(draw.randint(0, 5)):
         ports.append(_stream_node(draft, f"node{number}", ports))
     for name in (n.name for n in draft.nodes):
@@ -268,7 +325,9 @@ def _stream_node(draft: Draft, name: str, ports: list[Port]) -> Port:
 
 
 def _go_up(draft: Draft, ports: list[Port]) -> None:
-    """Further generations below some rows, of which some are selected away or fail, and the mean of what is left."""
+    """Further generations below some rows, of which some are selected away or fail, and the mean of
+    what is left.
+    """
     draw = draft.draw
     for number in range(draw.randint(1, 2)):
         onto = draw.choice([p for p in ports if p.rows < 4])
@@ -276,7 +335,13 @@ def _go_up(draft: Draft, ports: list[Port]) -> None:
         fields = {"work": "decode", "models": (POLICY,) if draw.random() < 0.7 else ()}
         below = draft.add(f"turn{number}", [onto], relation="expand", factor=rows, **fields)
         if draw.random() < 0.5:
-            below = draft.add(f"judge{number}", [below], relation="expand", factor=draw.choice((1, 2)), work="decode")
+            below = draft.add(
+                f"judge{number}",
+                [below],
+                relation="expand",
+                factor=draw.choice((1, 2)),
+                work="decode",
+            )
         if draw.random() < 0.5:
             name = f"left{number}"
             draft.keep[name] = draw.choice((0.5, 0.8, 0.95))
@@ -312,11 +377,15 @@ def _step(draft: Draft) -> None:
     for (name, model), mine in zip(writers, rest, strict=False):
         mine = mine or [draw.choice(ports)]
         widest = max(mine, key=lambda p: p.rows)
-        for other in [p for p in mine if widest.rows % p.rows]:  # another domain: a train node of its own reads it
+        for other in [
+            p for p in mine if widest.rows % p.rows
+        ]:  # another domain: a train node of its own reads it
             mine.remove(other)
             draft.add(f"{name}_{other.gate}", [other], work="train", relation="sink", region="step")
         use = ModelUse(param="model", model=model, access="write")
-        draft.add(name, mine, work="train", scope="batch", relation="sink", region="step", models=(use,))
+        draft.add(
+            name, mine, work="train", scope="batch", relation="sink", region="step", models=(use,)
+        )
 
 
 def _second_source(draft: Draft) -> PlannedSource:
@@ -324,7 +393,15 @@ def _second_source(draft: Draft) -> PlannedSource:
     first = draft.add("other", [], work="source", relation="source", source="other")
     second = draft.add("prepare", [first], source="other", chunking=draft.chunking())
     use = ModelUse(param="model", model="other_model", access="write")
-    draft.add("learn_other", [second], work="train", relation="sink", region="step", source="other", models=(use,))
+    draft.add(
+        "learn_other",
+        [second],
+        work="train",
+        relation="sink",
+        region="step",
+        source="other",
+        models=(use,),
+    )
     lag = draft.lag if draw.random() < 0.5 else 0
     return PlannedSource(name="other", batch=draw.randint(1, 3), max_lag=lag)
 
@@ -333,14 +410,18 @@ def _evaluation(draft: Draft) -> None:
     draw = draft.draw
     same = {"source": "questions", "region": "evaluation"}
     asked = draft.add("questions", [], work="source", relation="source", **same)
-    answer = draft.add("answer", [asked], work="decode", relation="expand", factor=2, models=(POLICY,), **same)
+    answer = draft.add(
+        "answer", [asked], work="decode", relation="expand", factor=2, models=(POLICY,), **same
+    )
     mark = draft.add("mark", [answer], **same)
     if draw.random() < 0.3:
         draft.keep["pass"] = 0.5
         mark = draft.add("pass", [mark], work="select", relation="subset", **same)
     draft.add("exam", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same)
     if draw.random() < 0.3:
-        draft.add("exam2", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same)
+        draft.add(
+            "exam2", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same
+        )
 
 
 def _models(draft: Draft) -> tuple[PlannedModel, ...]:
@@ -349,16 +430,30 @@ def _models(draft: Draft) -> tuple[PlannedModel, ...]:
     found = []
     for node in draft.trains:
         for use in node.models:
-            readers = tuple(n.name for n in nodes if any(u.model == use.model and u.access == "read" for u in n.models))
+            readers = tuple(
+                n.name
+                for n in nodes
+                if any(u.model == use.model and u.access == "read" for u in n.models)
+            )
             late = {n.name for n in nodes if n.region == "stream"} if draft.lag else set()
             aliases = tuple(r for r in readers if r not in late and draw.random() < 0.7)
-            found.append(PlannedModel(name=use.model, base="b", writer=node.name, readers=readers, aliases=aliases))
+            found.append(
+                PlannedModel(
+                    name=use.model, base="b", writer=node.name, readers=readers, aliases=aliases
+                )
+            )
     followers = tuple(n.name for n in nodes if TARGET in n.models)
     every = draw.choice((1, 2))
     if followers:
-        found.append(PlannedModel(name="target", base="b", readers=followers, follows="policy", rate=0.1, every=every))
+        found.append(
+            PlannedModel(
+                name="target", base="b", readers=followers, follows="policy", rate=0.1, every=every
+            )
+        )
     return tuple(found)
 
 
 def _recorded(draft: Draft) -> tuple[PlannedInput, ...]:
-    return tuple(replace(next(i for i in n.inputs if i.ratio == 1), name=n.name) for n in draft.trains)
+    return tuple(
+        replace(next(i for i in n.inputs if i.ratio == 1), name=n.name) for n in draft.trains
+    )

@@ -82,7 +82,9 @@ class Expected:
         return "trained"
 
     def childless(self, node: PlannedNode, prompt: Prompt) -> bool:
-        """Whether a node that reduces has a row of which nothing is left; not where a select above refills for it."""
+        """Whether a node that reduces has a row of which nothing is left; not where a select above
+        refills for it.
+        """
         for i in [i for i in node.inputs if i.fan_in]:
             below = self.case.plan.node(i.gate)
             left = self.rows(below, prompt).reshape(node.inner, i.fan_in).any(axis=1)
@@ -127,7 +129,10 @@ class Proof:
     def past_of(self, stored: Stored) -> Past:
         """What a later run goes on from."""
         step = stored.message.step
-        trained = {node: {s: keys for s, keys in steps.items() if s <= step} for node, steps in self.trained.items()}
+        trained = {
+            node: {s: keys for s, keys in steps.items() if s <= step}
+            for node, steps in self.trained.items()
+        }
         prompts = {}
         for name, cut in stored.message.sources.items():
             retired = {*range(cut.watermark), *cut.retired}
@@ -141,7 +146,9 @@ class Proof:
     def all(self) -> None:
         """Every promise."""
         assert self.run.finish is not None
-        if self.last_step or not self.run.finish.error.startswith("the data has ended without a Step: "):
+        if self.last_step or not self.run.finish.error.startswith(
+            "the data has ended without a Step: "
+        ):
             assert not self.run.finish.error, self.run.finish.error
         self.nothing_leaks()
         self.steps_in_order()
@@ -158,7 +165,7 @@ class Proof:
         if not self.past:
             self.admitted_in_order()
 
-    # --- what was said, by kind ---------------------------------------------------------------------------------
+    # --- what was said, by kind -------------------------------------------------------------------
 
     def said(self, kind: type) -> list:
         return [i for _, i in self.history.instructions if isinstance(i, kind)]
@@ -174,10 +181,14 @@ class Proof:
     @cached_property
     def admitted(self) -> dict[str, list[Prompt]]:
         found: dict[str, list[Prompt]] = {s.name: [] for s in self.plan.sources}
-        for chunk in sorted(self.said(RunChunk), key=lambda c: c.id):  # those for a sleeping Worker are told later
+        for chunk in sorted(
+            self.said(RunChunk), key=lambda c: c.id
+        ):  # those for a sleeping Worker are told later
             if chunk.node in found:
                 found[chunk.node] += [(p, a) for p, _, a in chunk.keys.rows()]
-        return {source: list(dict.fromkeys(prompts)) for source, prompts in found.items()}  # made again where lost
+        return {
+            source: list(dict.fromkeys(prompts)) for source, prompts in found.items()
+        }  # made again where lost
 
     @cached_property
     def trained(self) -> dict[str, dict[int, list]]:
@@ -186,7 +197,9 @@ class Proof:
         if self.past:
             found |= {node: dict(steps) for node, steps in self.past.trained.items()}
         for message, _ in self.history.trained:
-            assert message.step not in found[message.node], f"{message.node} trained step {message.step} twice"
+            assert message.step not in found[message.node], (
+                f"{message.node} trained step {message.step} twice"
+            )
             found[message.node][message.step] = message.keys.rows()
         return found
 
@@ -205,13 +218,17 @@ class Proof:
     def source(self, name: str) -> PlannedSource:
         return next(s for s in self.plan.sources if s.name == name)
 
-    # --- the promises -------------------------------------------------------------------------------------------
+    # --- the promises -----------------------------------------------------------------------------
 
     def nothing_leaks(self) -> None:
-        assert not self.run.outbox.blocks, f"blocks never released: {sorted(self.run.outbox.blocks)}"
+        assert not self.run.outbox.blocks, (
+            f"blocks never released: {sorted(self.run.outbox.blocks)}"
+        )
 
     def steps_in_order(self) -> None:
-        """Steps follow one another; within one, train nodes in the order of the sinks, after everything else."""
+        """Steps follow one another; within one, train nodes in the order of the sinks, after
+        everything else.
+        """
         steps = list(self.steps)
         if self.past and self.first_step in steps:  # the end of the data came before a further Step
             assert steps.pop(0) == self.last_step
@@ -227,70 +244,123 @@ class Proof:
 
     def _nothing_beside(self) -> None:
         """While train nodes run, nothing else does below the cut."""
-        began = {m.step: when for when, m in reversed(self.history.instructions) if isinstance(m, TrainStep)}
-        below = {m.id: m.step for m in self.said(RunChunk) if self.plan.node(m.node).region == "step"}
+        began = {
+            m.step: when
+            for when, m in reversed(self.history.instructions)
+            if isinstance(m, TrainStep)
+        }
+        below = {
+            m.id: m.step for m in self.said(RunChunk) if self.plan.node(m.node).region == "step"
+        }
         for when, event in self.history.events:
             if isinstance(event, ChunkDone) and event.chunk in below:
                 step = below[event.chunk]
-                assert when <= began.get(step, when), f"{event.node} still ran when step {step} was trained"
+                assert when <= began.get(step, when), (
+                    f"{event.node} still ran when step {step} was trained"
+                )
 
     def _one_after_another(self) -> None:
-        """A train node is told when the one before has done its updates, or could not fetch its rows."""
+        """A train node is told when the one before has done its updates, or could not fetch its
+        rows.
+        """
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
-        dropped = {e.sequence: t for t, e in reversed(self.history.events) if isinstance(e, Unfetched)}
+        dropped = {
+            e.sequence: t for t, e in reversed(self.history.events) if isinstance(e, Unfetched)
+        }
         begins: dict[int, tuple[float, TrainStep]] = {}
-        for when, message in self.history.instructions:  # a rank in its sleep is told later than the others
+        for (
+            when,
+            message,
+        ) in self.history.instructions:  # a rank in its sleep is told later than the others
             if isinstance(message, TrainStep):
                 begins.setdefault(message.sequence, (when, message))
         for (_, before), (begin, _) in pairwise(begins[sequence] for sequence in sorted(begins)):
-            end = dropped[before.sequence] if before.sequence in dropped else ends[before.node, before.step]
-            assert end <= begin, f"{before.node} was not done in step {before.step} when the next was told to train"
+            end = (
+                dropped[before.sequence]
+                if before.sequence in dropped
+                else ends[before.node, before.step]
+            )
+            assert end <= begin, (
+                f"{before.node} was not done in step {before.step} when the next was told to train"
+            )
 
     def groups_whole(self) -> None:
-        """No prompt in two Steps; all of its rows in its own; train nodes that read the same see the same."""
+        """No prompt in two Steps; all of its rows in its own; train nodes that read the same see
+        the same.
+        """
         home: dict[tuple[str, int], int] = {}
         for node in self.trains:
             for step, keys in self.trained[node.name].items():
                 assert len(keys) == len(set(keys)), f"{node.name}, step {step}: a row twice"
-                assert keys == sorted(keys), f"{node.name}, step {step}: rows are not in the order of their keys"
+                assert keys == sorted(keys), (
+                    f"{node.name}, step {step}: rows are not in the order of their keys"
+                )
                 for prompt in {(p, a) for p, _, a in keys}:
                     where = home.setdefault((node.source, prompt[0]), step)
-                    assert where == step, f"prompt {prompt} is trained in step {where} and in step {step}"
+                    assert where == step, (
+                        f"prompt {prompt} is trained in step {where} and in step {step}"
+                    )
                     wanted = self.expected.trained_rows(node, prompt)
                     found = {k for k in keys if (k[0], k[2]) == prompt}
-                    assert found == wanted, f"{node.name}, step {step}: of {prompt} {found}, expected {wanted}"
+                    assert found == wanted, (
+                        f"{node.name}, step {step}: of {prompt} {found}, expected {wanted}"
+                    )
         for (source, position), step in home.items():
             for node in self.trains:
                 mine = {a for p, _, a in self.trained[node.name].get(step, ()) if p == position}
-                attempts = {a for n in self.trains for p, _, a in self.trained[n.name].get(step, ()) if p == position}
+                attempts = {
+                    a
+                    for n in self.trains
+                    for p, _, a in self.trained[n.name].get(step, ())
+                    if p == position
+                }
                 if node.source == source and not mine and len(self.plan.sources) == 1:
-                    assert not self.expected.trained_rows(node, (position, *attempts)), f"{node.name} missed {position}"
+                    assert not self.expected.trained_rows(node, (position, *attempts)), (
+                        f"{node.name} missed {position}"
+                    )
 
     def lag_held(self) -> None:
         """No row is older than max_lag; what the run reports is what was measured."""
         for message, versions in self.history.trained:
             source = self.source(self.plan.node(message.node).source)
-            oldest = min((v for many in versions.values() for v in many if v != NO_VERSION), default=message.step - 1)
+            oldest = min(
+                (v for many in versions.values() for v in many if v != NO_VERSION),
+                default=message.step - 1,
+            )
             lag = message.step - 1 - oldest
             assert lag >= 0, f"step {message.step} was trained on rows of the version {oldest}"
             if source.intake != "admission":
-                assert lag <= source.max_lag, f"{message.node}, step {message.step}: lag {lag} > {source.max_lag}"
+                assert lag <= source.max_lag, (
+                    f"{message.node}, step {message.step}: lag {lag} > {source.max_lag}"
+                )
             if self.plan.node(message.node).inner == max(n.inner for n in self.trains):
                 assert lag <= self.steps[message.step].metrics["policy/lag/max"]
         if all(s.intake != "admission" for s in self.plan.sources):
             bound = max(s.max_lag for s in self.plan.sources)
-            assert all(c.metrics["policy/lag/max"] <= bound for c in self.steps.values() if c.metrics)
+            assert all(
+                c.metrics["policy/lag/max"] <= bound for c in self.steps.values() if c.metrics
+            )
 
     def step_reads_its_version(self) -> None:
-        """Below the cut a reader has the version that the Step starts from; an evaluation has one version."""
+        """Below the cut a reader has the version that the Step starts from; an evaluation has one
+        version.
+        """
         for message, versions in self.history.trained:
             for name, found in versions.items():
                 if self.plan.node(name).region == "step":
-                    assert set(found) <= {NO_VERSION, message.step - 1}, f"{name}: {found} in step {message.step}"
-        for read in self.history.reads if not self.faulty else ():  # else a Step may have been undone meanwhile
+                    assert set(found) <= {
+                        NO_VERSION,
+                        message.step - 1,
+                    }, f"{name}: {found} in step {message.step}"
+        for read in (
+            self.history.reads if not self.faulty else ()
+        ):  # else a Step may have been undone meanwhile
             if read.region != "stream":
                 wanted = read.step - 1 if read.region == "step" else read.step
-                assert (read.first, read.last) == (wanted, wanted), f"{read} should have seen version {wanted}"
+                assert (read.first, read.last) == (
+                    wanted,
+                    wanted,
+                ), f"{read} should have seen version {wanted}"
             assert read.first <= read.last
 
     def batches_full(self) -> None:
@@ -308,7 +378,9 @@ class Proof:
             assert self.last_step == self.case.settings.steps
 
     def evaluated_when_due(self) -> None:
-        """At the start, every k Steps and at the last one, once each, on every row, before what comes next."""
+        """At the start, every k Steps and at the last one, once each, on every row, before what
+        comes next.
+        """
         for node in (n for n in self.plan.nodes if n.work == "evaluate"):
             found = [m for m in self.said(Evaluate) if m.node == node.name]
             due = {v for v in range(self.first_step + 1, self.last_step + 1) if v % node.every == 0}
@@ -316,16 +388,23 @@ class Proof:
             due |= {0} if not self.past else set()
             versions = self.once(m.version for m in found)
             extra = {self.first_step} if self.last_step == self.first_step else set()
-            assert set(versions) - extra == due - extra, f"{node.name} ran at {versions}, due were {sorted(due)}"
+            assert set(versions) - extra == due - extra, (
+                f"{node.name} ran at {versions}, due were {sorted(due)}"
+            )
             assert versions == sorted(set(versions))
             rows = self.case.rows[node.source]
             wanted = set().union(*(self.expected.trained_rows(node, (p, 0)) for p in range(rows)))
             assert all(set(m.keys.rows()) == wanted for m in found)
-        evaluated = [(e.node, e.version) for _, e in self.history.events if isinstance(e, Evaluated)]
-        assert sorted(evaluated) == sorted(self.once((m.node, m.version) for m in self.said(Evaluate)))
+        evaluated = [
+            (e.node, e.version) for _, e in self.history.events if isinstance(e, Evaluated)
+        ]
+        assert sorted(evaluated) == sorted(
+            self.once((m.node, m.version) for m in self.said(Evaluate))
+        )
 
     def followers_moved(self) -> None:
-        """A follower moves once for each version that is a multiple of `every`, never at the start."""
+        """A follower moves once for each version that is a multiple of `every`, never at the start.
+        """
         moves = Counter((m.model, m.reader, m.worker, m.version) for m in self.said(Follow))
         wanted = Counter(
             (model.name, reader, worker, version)
@@ -339,10 +418,14 @@ class Proof:
         assert moves == wanted
 
     def samples_those_of_steps(self) -> None:
-        """Each Step has its samples, of the rows that it was trained on; nothing else has any when the run ends."""
+        """Each Step has its samples, of the rows that it was trained on; nothing else has any when
+        the run ends.
+        """
         recorded = self.once(m.step for m in self.said(Record))
         steps = list(range(self.first_step + 1, self.last_step + 1)) if self.plan.recorded else []
-        undone = [self.last_step + 1] if self.faulty else []  # told, and never formed again as the data had ended
+        undone = (
+            [self.last_step + 1] if self.faulty else []
+        )  # told, and never formed again as the data had ended
         assert recorded in (steps, steps + undone), f"samples were told for {recorded}"
         assert sorted(self.history.samples) == steps
         for step, found in self.history.samples.items():
@@ -353,19 +436,29 @@ class Proof:
         trains = [n for n in self.trains if n.source == gate.source]
         prompts = {(p, a) for n in trains for p, _, a in self.trained[n.name].get(step, ())}
         for prompt in prompts:
-            wanted = set(self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt)).rows())
-            assert wanted == {k for k in keys.rows() if (k[0], k[2]) == prompt}, f"samples of step {step}: {prompt}"
+            wanted = set(
+                self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt)).rows()
+            )
+            assert wanted == {k for k in keys.rows() if (k[0], k[2]) == prompt}, (
+                f"samples of step {step}: {prompt}"
+            )
         others = {p for p, _, a in keys.rows() if (p, a) not in prompts}
         for node in trains:
             trained = {p for rows in self.trained[node.name].values() for p, _, _ in rows}
-            assert not others & trained, f"samples of step {step}: {others & trained} are of another"
+            assert not others & trained, (
+                f"samples of step {step}: {others & trained} are of another"
+            )
 
     def cuts_exact(self) -> None:
-        """Checkpoints come every k Steps, by the clock and at the end; every position is in exactly one state."""
+        """Checkpoints come every k Steps, by the clock and at the end; every position is in exactly
+        one state.
+        """
         every = self.case.settings.checkpoint_every
         found = self.once(m.step for m in self.said(Checkpoint) if not m.timed)
         timed = self.once(m.step for m in self.said(Checkpoint) if m.timed)
-        due = {s for s in range(self.first_step + 1, self.last_step + 1) if every and s % every == 0}
+        due = {
+            s for s in range(self.first_step + 1, self.last_step + 1) if every and s % every == 0
+        }
         assert not due & set(timed), f"due by Steps, and told as timed: {due & set(timed)}"
         due |= {self.last_step} - {self.first_step, *timed}
         assert found == sorted(due), f"checkpoints at {found}, due were {sorted(due)}"
@@ -374,7 +467,9 @@ class Proof:
             for name, cut in message.sources.items():
                 live = [k[0] for k in (*cut.running, *cut.finished)]
                 states = [*range(cut.watermark), *cut.retired, *live]
-                assert sorted(states) == list(range(cut.next)), f"{name} at step {message.step}: {cut}"
+                assert sorted(states) == list(range(cut.next)), (
+                    f"{name} at step {message.step}: {cut}"
+                )
                 trained = {
                     p
                     for node in self.trains
@@ -383,25 +478,37 @@ class Proof:
                     for p, _, _ in keys
                     if step <= message.step
                 }
-                assert not trained & set(live), f"{name}: trained and still live at step {message.step}"
+                assert not trained & set(live), (
+                    f"{name}: trained and still live at step {message.step}"
+                )
 
     def measured_once(self) -> None:
-        """A chunk's metrics count when it first ends: whoever died, that is before its Step (or evaluation) is closed,
-        but for sources with lag.
+        """A chunk's metrics count when it first ends: whoever died, that is before its Step (or
+        evaluation) is closed, but for sources with lag.
         """
         ends = {e.chunk: when for when, e in self.history.events if isinstance(e, ChunkDone)}
-        closed = {m.step: when for when, m in self.history.instructions if isinstance(m, StepClosed)}
-        runs: dict[tuple[str, int, tuple[tuple[int, int, int], ...]], list[float]] = defaultdict(list)
+        closed = {
+            m.step: when for when, m in self.history.instructions if isinstance(m, StepClosed)
+        }
+        runs: dict[tuple[str, int, tuple[tuple[int, int, int], ...]], list[float]] = defaultdict(
+            list
+        )
         for chunk in self.said(RunChunk):
             if self.plan.node(chunk.node).region == "evaluation" or self._waves(chunk.node):
                 known = runs[chunk.node, chunk.step, tuple(chunk.keys.rows())]
                 known += [ends[chunk.id]] if chunk.id in ends and not chunk.again else []
         for (node, step, keys), found in runs.items():
-            once = self.plan.node(node).region == "stream"  # one version may be evaluated in two rounds
-            assert len(found) <= 1 or not once, f"{node}: the metrics of {keys} count {len(found)} times"
+            once = (
+                self.plan.node(node).region == "stream"
+            )  # one version may be evaluated in two rounds
+            assert len(found) <= 1 or not once, (
+                f"{node}: the metrics of {keys} count {len(found)} times"
+            )
             for each in self._steps_of(node, step, keys):
                 assert found, f"{node}, step {each}: the metrics of {keys} never came"
-                assert max(found) <= closed[each], f"{node}, step {each}: the metrics of {keys} came too late"
+                assert max(found) <= closed[each], (
+                    f"{node}, step {each}: the metrics of {keys} came too late"
+                )
 
     def _waves(self, node: str) -> bool:
         """Whether this is a node above the cut of a synchronous source."""
@@ -412,11 +519,14 @@ class Proof:
         """The closed Steps that rows of a chunk went into."""
         if self.plan.node(node).region == "evaluation":
             return {step} & self.steps.keys()
-        return set().union(*(self._home.get((self.plan.node(node).source, p, a), ()) for p, _, a in keys))
+        return set().union(
+            *(self._home.get((self.plan.node(node).source, p, a), ()) for p, _, a in keys)
+        )
 
     @cached_property
     def _home(self) -> dict[tuple[str, int, int], set[int]]:
-        """(source, position, attempt) -> the closed Steps that trained on rows of it in this run."""
+        """(source, position, attempt) -> the closed Steps that trained on rows of it in this run.
+        """
         found: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         for message, _ in self.history.trained:
             for position, _, attempt in message.keys.rows() if message.step in self.steps else ():
@@ -424,25 +534,35 @@ class Proof:
         return found
 
     def _by_the_clock(self) -> None:
-        """A timed checkpoint comes at the first end of a Step that is late enough after the last, never sooner."""
+        """A timed checkpoint comes at the first end of a Step that is late enough after the last,
+        never sooner.
+        """
         seconds = self.case.settings.checkpoint_seconds
         stored = [(at, e.step) for at, e in self.history.events if isinstance(e, Checkpointed)]
         told = [(at, m) for at, m in self.history.instructions if isinstance(m, Checkpoint)]
         for at, message in told:
             before = max((when for when, step in stored if step < message.step), default=0.0)
-            assert not message.timed or (seconds and at - before >= seconds), f"step {message.step} was stored too soon"
+            assert not message.timed or (seconds and at - before >= seconds), (
+                f"step {message.step} was stored too soon"
+            )
         begun = self.history.events[0][0]
         closed = [(at, m) for at, m in self.history.instructions if isinstance(m, StepClosed)]
         for at, message in closed if seconds and self.run.finish is not None else ():
             before = max((when for when, step in stored if step < message.step), default=begun)
             if message.step > self.first_step and at - before >= seconds:
-                assert message.step in {m.step for _, m in told}, f"step {message.step} was not stored"
+                assert message.step in {m.step for _, m in told}, (
+                    f"step {message.step} was not stored"
+                )
 
     def admitted_in_order(self) -> None:
-        """Fresh prompts are admitted in the order of the source; a further attempt follows the one before."""
+        """Fresh prompts are admitted in the order of the source; a further attempt follows the one
+        before.
+        """
         for prompts in self.admitted.values():
             fresh = [p for p, a in prompts if a == 0]
-            assert (sorted(fresh) if self.faulty else fresh) == list(range(len(fresh)))  # told late where nobody is
+            assert (sorted(fresh) if self.faulty else fresh) == list(
+                range(len(fresh))
+            )  # told late where nobody is
             seen: Counter[int] = Counter()
             for position, attempt in prompts:
                 assert attempt == seen[position]
@@ -460,9 +580,15 @@ class Proof:
     def _accounted(self, source: str, prompt: Prompt) -> bool:
         if self.expected.fate(source, prompt) != "trained":
             seen = [
-                k for n in self.trains if n.source == source for keys in self.trained[n.name].values() for k in keys
+                k
+                for n in self.trains
+                if n.source == source
+                for keys in self.trained[n.name].values()
+                for k in keys
             ]
-            assert prompt not in {(p, a) for p, _, a in seen}, f"{prompt} should not have been trained"
+            assert prompt not in {(p, a) for p, _, a in seen}, (
+                f"{prompt} should not have been trained"
+            )
             return True
         for node in (n for n in self.trains if n.source == source):
             wanted = self.expected.trained_rows(node, prompt)
@@ -480,7 +606,9 @@ class Proof:
 
 
 def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
-    """Node -> its chunks in the order in which they were assigned: the Step (below the cut) and the keys."""
+    """Node -> its chunks in the order in which they were assigned: the Step (below the cut) and the
+    keys.
+    """
     found: dict[str, list[tuple]] = defaultdict(list)
     for _, message in simulation.history.instructions:
         if isinstance(message, RunChunk):

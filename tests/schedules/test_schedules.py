@@ -1,7 +1,8 @@
-"""A thousand random schedules: every promise of the coordinator holds, whatever the timing, and whoever dies.
+"""A thousand random schedules: every promise of the coordinator holds, whatever the timing, and
+whoever dies.
 
-A failing seed prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000. Workers die in those that
-are odd; `python -m tests.schedules.many` runs very many of that kind.
+A failing seed prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000.
+Workers die in those that are odd; `python -m tests.schedules.many` runs very many of that kind.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from dataclasses import replace
 import pytest
 
 from engine.coordinator.core import Settings
-from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import (
+    Fetch,
+    ModelUse,
+    Plan,
+    PlannedInput,
+    PlannedModel,
+    PlannedNode,
+    PlannedSource,
+)
 from engine.simulate.behaviour import Outcomes
 from engine.simulate.workers import Simulation, Stored
 from tests.schedules.plans import Case, case
@@ -41,7 +50,10 @@ def replayable(seed: int) -> Iterator[Case]:
         passed = True
     finally:
         if not passed:
-            print(f"seed {seed} failed; to replay: SCHEDULE_SEEDS={seed}:{seed + 1} pytest tests/schedules")
+            print(
+                f"seed {seed} failed; to replay: SCHEDULE_SEEDS={seed}:{seed + 1} pytest"
+                " tests/schedules"
+            )
 
 
 @pytest.mark.parametrize("seeds", MANY, ids=str)
@@ -55,15 +67,20 @@ def test_every_promise_holds(seeds: range) -> None:
 
 
 def same_whatever_the_timing(it: Case, one: Simulation, other: Simulation) -> None:
-    """The same Steps; with whole cohorts also the same chunks, in order where there is one cohort at a time.
+    """The same Steps; with whole cohorts also the same chunks, in order where there is one cohort
+    at a time.
 
     With two sources the run ends when one has ended, wherever the other is.
     """
     assert contents(one) == contents(other)
     if all(n.chunking == "cohort" for n in it.plan.nodes) and len(it.plan.sources) == 1:
         first, second = chunks(one), chunks(other)
-        assert {n: Counter(c) for n, c in first.items()} == {n: Counter(c) for n, c in second.items()}
-        if all(s.cohort == 0 for s in it.plan.sources) and not any(len(n.workers) > 1 for n in it.plan.nodes):
+        assert {n: Counter(c) for n, c in first.items()} == {
+            n: Counter(c) for n, c in second.items()
+        }
+        if all(s.cohort == 0 for s in it.plan.sources) and not any(
+            len(n.workers) > 1 for n in it.plan.nodes
+        ):
             assert first == second
 
 
@@ -74,9 +91,13 @@ def test_workers_that_die_change_nothing(seeds: range) -> None:
             prove(it)
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 52), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 52), marks=pytest.mark.long)], ids=str
+)
 def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
-    """Two generations and mean_over, with selections and failures between them; in every other seed Workers die."""
+    """Two generations and mean_over, with selections and failures between them; in every other seed
+    Workers die.
+    """
     for seed in seeds:
         it = case(seed, up=True)
         if seed % 2:
@@ -108,7 +129,9 @@ def test_killed_and_resumed(seeds: range) -> None:
 
 
 def survived(it: Case, whole: Simulation, draw: random.Random) -> tuple[Simulation, Past | None]:
-    """The last of some runs, each of which goes on from the last checkpoint of the one before, which was killed."""
+    """The last of some runs, each of which goes on from the last checkpoint of the one before,
+    which was killed.
+    """
     past: Past | None = None
     stored: Stored | None = None
     for timing in range(1, draw.choice((2, 3)) + 1):
@@ -122,14 +145,29 @@ def survived(it: Case, whole: Simulation, draw: random.Random) -> tuple[Simulati
 
 
 def overtaken(policy: str, max_lag: int, seed: int) -> float:
-    """The greatest lag that a run reports in which slow rows are overtaken; whatever the policy, nothing is lost."""
-    read, write = (ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write"))
+    """The greatest lag that a run reports in which slow rows are overtaken; whatever the policy,
+    nothing is lost.
+    """
+    read, write = (
+        ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
+    )
     fields = {"scope": "row", "source": "prompts", "chunking": "ready"}
-    asked = PlannedInput(name="prompt", gate="prompts", fetches=(Fetch(producer="prompts", columns=("x",)),))
-    rows = PlannedInput(name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),))
+    asked = PlannedInput(
+        name="prompt", gate="prompts", fetches=(Fetch(producer="prompts", columns=("x",)),)
+    )
+    rows = PlannedInput(
+        name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),)
+    )
     names = tuple(f"w{i}" for i in range(12))
     nodes = (
-        PlannedNode(name="prompts", operator="prompts", work="source", region="stream", relation="source", **fields),
+        PlannedNode(
+            name="prompts",
+            operator="prompts",
+            work="source",
+            region="stream",
+            relation="source",
+            **fields,
+        ),
         PlannedNode(
             name="rollout",
             operator="generate",
@@ -155,7 +193,9 @@ def overtaken(policy: str, max_lag: int, seed: int) -> float:
     source = PlannedSource(name="prompts", batch=3, max_lag=max_lag, intake=policy, cohort=1)
     model = PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",))
     plan = Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(source,), models=(model,))
-    it = Case(seed=seed, plan=plan, settings=Settings(steps=15), rows={"prompts": 99}, outcomes=Outcomes())
+    it = Case(
+        seed=seed, plan=plan, settings=Settings(steps=15), rows={"prompts": 99}, outcomes=Outcomes()
+    )
     run = ended(begun(it, seed))
     Proof(it, run).all()
     return max(c.metrics["policy/lag/max"] for c in Proof(it, run).steps.values() if c.metrics)
@@ -163,7 +203,10 @@ def overtaken(policy: str, max_lag: int, seed: int) -> float:
 
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_exact_and_drop_bound_what_admission_alone_does_not(max_lag: int) -> None:
-    lags = {p: [overtaken(p, max_lag, seed) for seed in range(8)] for p in ("exact", "drop", "admission")}
+    lags = {
+        p: [overtaken(p, max_lag, seed) for seed in range(8)]
+        for p in ("exact", "drop", "admission")
+    }
     assert max(lags["admission"]) > max_lag
     assert max(lags["exact"]) == max_lag
     assert max(lags["drop"]) == max_lag

@@ -1,4 +1,5 @@
-"""Runs in which Workers die: one case, begun anew from its last checkpoint as often as it has to go back.
+"""Runs in which Workers die: one case, begun anew from its last checkpoint as often as it has to go
+back.
 
 Owns: driving a case through faults to its end, and what is to be compared with a run without any.
 Does not own: what has to hold (proof.py), nor which faults there are (engine/simulate/faults.py).
@@ -17,9 +18,18 @@ _ATTEMPTS = 6
 """Of which the last has no faults any more."""
 
 
-def begun(it: Case, timing: int, stored: Stored | None = None, faults: Faults | None = None) -> Simulation:
+def begun(
+    it: Case, timing: int, stored: Stored | None = None, faults: Faults | None = None
+) -> Simulation:
     """A run of the case, with one of its timings, from a checkpoint or from the beginning."""
-    run = Simulation(it.plan, it.settings, rows=it.rows, timing=it.timing(timing), outcomes=it.outcomes, faults=faults)
+    run = Simulation(
+        it.plan,
+        it.settings,
+        rows=it.rows,
+        timing=it.timing(timing),
+        outcomes=it.outcomes,
+        faults=faults,
+    )
     run.begin(stored)
     return run
 
@@ -34,7 +44,9 @@ def _within_bounds(run: Simulation) -> bool:
     """Asserts the bound; never says that a run should stop."""
     for name, admission in run.coordinator.sources.admissions.items():
         source, outstanding = admission.source, admission.lane.outstanding
-        assert outstanding <= (1 + source.max_lag) * source.batch, f"{name}: {outstanding} prompts are outstanding"
+        assert outstanding <= (1 + source.max_lag) * source.batch, (
+            f"{name}: {outstanding} prompts are outstanding"
+        )
     return False
 
 
@@ -72,8 +84,8 @@ def drawn(draw: random.Random, deaths: int) -> Faults:
 
 
 def prove(it: Case) -> int:
-    """Every promise of a run in which Workers die, and, where it is synchronous, that its rows and chunks are those of
-    a run in which none does. Returns how many died.
+    """Every promise of a run in which Workers die, and, where it is synchronous, that its rows and
+    chunks are those of a run in which none does. Returns how many died.
     """
     run, past, deaths = weathered(it)
     Proof(it, run, past=past).all()
@@ -86,10 +98,14 @@ def prove(it: Case) -> int:
 
 def _same_as(it: Case, run: Simulation, plain: Simulation, past: Past | None) -> None:
     """Every Step has the same rows; with whole cohorts they are made in the same chunks."""
-    later = {key: rows for key, rows in contents(plain).items() if past is None or key[1] > past.step}
+    later = {
+        key: rows for key, rows in contents(plain).items() if past is None or key[1] > past.step
+    }
     assert contents(run) == later
     if all(n.chunking == "cohort" for n in it.plan.nodes) and len(it.plan.sources) == 1:
         ours, theirs = chunks(run), chunks(plain)
         for node, made in ours.items():
-            assert set(made) <= set(theirs[node]), f"{node}: {set(made) - set(theirs[node])} is no chunk without deaths"
+            assert set(made) <= set(theirs[node]), (
+                f"{node}: {set(made) - set(theirs[node])} is no chunk without deaths"
+            )
             assert past is not None or set(made) == set(theirs[node]), f"{node}: a chunk is missing"

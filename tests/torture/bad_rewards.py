@@ -1,6 +1,8 @@
-"""Reward functions that misbehave, each in one way; the file of rewards that `tests.torture.rewards` runs.
+"""Reward functions that misbehave, each in one way; the file of rewards that
+`tests.torture.rewards` runs.
 
-Owns: the functions, and of each what is to be said of it. Does not own: how they are run and judged (rewards.py).
+Owns: the functions, and of each what is to be said of it. Does not own: how they are run and judged
+(rewards.py).
 
 Each misbehaves where the prompt of a row ends with `!`, and is right for all other rows.
 """
@@ -29,8 +31,8 @@ from typing import Any
 
 Bad = Callable[[list[str], Any], Any]
 BAD: dict[str, tuple[str, Bad]] = {}
-"""By name: what is said of it, a regular expression (empty: it does no harm), and what it does, given completions and
-log_metric.
+"""By name: what is said of it, a regular expression (empty: it does no harm), and what it does,
+given completions and log_metric.
 """
 
 
@@ -43,7 +45,9 @@ def bad(said: str) -> Callable[[Bad], Callable[..., Any]]:
     """One more kind; the name is then that of its reward function."""
 
     def keep(does: Bad) -> Callable[..., Any]:
-        def reward(prompts: list[str], completions: list[str], log_metric: Any, **columns: Any) -> Any:
+        def reward(
+            prompts: list[str], completions: list[str], log_metric: Any, **columns: Any
+        ) -> Any:
             if any(prompt.endswith("!") for prompt in prompts):
                 return does(completions, log_metric)
             return good(completions)
@@ -61,7 +65,7 @@ def any_kind(prompts: list[str], completions: list[str], log_metric: Any, **colu
     return BAD[kind][1](completions, log_metric) if mark else good(completions)
 
 
-# --- what it raises ---------------------------------------------------------------------------------------------------
+# --- what it raises -------------------------------------------------------------------------------
 
 
 @bad("raised ZeroDivisionError: division by zero")
@@ -137,7 +141,7 @@ def raises_with_half_a_character(completions: list[str], log_metric: Any) -> Any
     return "\udc80".encode()
 
 
-# --- how its process ends ---------------------------------------------------------------------------------------------
+# --- how its process ends -------------------------------------------------------------------------
 
 
 @bad("lost its process, which ended with exit code 0")
@@ -188,7 +192,7 @@ def kills_its_group(completions: list[str], log_metric: Any) -> Any:
     os.killpg(0, signal.SIGKILL)
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 @bad(r"timed out after [\d.]+ s(.|\n)*in loops")
@@ -227,7 +231,7 @@ def waits_for_a_lock(completions: list[str], log_metric: Any) -> Any:
         return None
 
 
-# --- what it returns --------------------------------------------------------------------------------------------------
+# --- what it returns ------------------------------------------------------------------------------
 
 
 @bad("returned 0 values for 1 completions")
@@ -257,7 +261,10 @@ def returns_nothing(completions: list[str], log_metric: Any) -> Any:
 
 def returns_nones(prompts: list[str], completions: list[str], **columns: Any) -> Any:
     """For its row alone, as None is an answer like any other."""
-    return [None if p.endswith("!") else worth for p, worth in zip(prompts, good(completions), strict=True)]
+    return [
+        None if p.endswith("!") else worth
+        for p, worth in zip(prompts, good(completions), strict=True)
+    ]
 
 
 BAD["returns_nones"] = "returned None", lambda completions, log_metric: [None] * len(completions)
@@ -333,7 +340,7 @@ def returns_decimals(completions: list[str], log_metric: Any) -> Any:
     return tuple(decimal.Decimal("0.5") for _ in completions)
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 @bad(r"logged a metric that has the name 'a\\nb\\x1b'")
@@ -367,7 +374,7 @@ def logs_without_end(completions: list[str], log_metric: Any) -> Any:
         log_metric(f"m{number}", 1.0)
 
 
-# --- descriptors and forks --------------------------------------------------------------------------------------------
+# --- descriptors and forks ------------------------------------------------------------------------
 
 
 def sockets() -> list[int]:
@@ -429,7 +436,10 @@ def forks_and_the_child_answers(completions: list[str], log_metric: Any) -> Any:
     return good(completions)
 
 
-@bad(r"broke the connection to its process: process \d+, which it had forked, answered, too|lost its process")
+@bad(
+    r"broke the connection to its process: process \d+, which it had forked, answered, too|lost its"
+    r" process"
+)
 def forks_and_only_the_child_answers(completions: list[str], log_metric: Any) -> Any:
     if os.fork() == 0:
         return [9.0] * len(completions)
@@ -437,8 +447,14 @@ def forks_and_only_the_child_answers(completions: list[str], log_metric: Any) ->
 
 
 def stay() -> None:
-    """A child, a session of its own, a daemon that holds standard output, one that ignores SIGTERM, and threads."""
-    asleep = [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
+    """A child, a session of its own, a daemon that holds standard output, one that ignores SIGTERM,
+    and threads.
+    """
+    asleep = [
+        sys.executable,
+        "-c",
+        "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()",
+    ]
     subprocess.Popen(asleep)
     subprocess.Popen(asleep, start_new_session=True)
     if os.fork() == 0:
@@ -482,7 +498,7 @@ def forks_without_end(completions: list[str], log_metric: Any) -> Any:
             signal.pause()
 
 
-# --- its surroundings -------------------------------------------------------------------------------------------------
+# --- its surroundings -----------------------------------------------------------------------------
 
 
 @bad("")

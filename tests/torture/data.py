@@ -1,10 +1,11 @@
 """Bad inputs: data files, cluster files, run folders, names and graph files that cannot be right.
 
-Owns: the inputs, and that each ends in one line with its place, without a traceback, in time. Does not own: the
-commands.
+Owns: the inputs, and that each ends in one line with its place, without a traceback, in time. Does
+not own: the commands.
 
-Each goes through the command line, in this process: `peek` for data (check, plan, open), `explain` for cluster files,
-`resume` for run folders, `run` for names, `check` for graph files. Those of RIGHT look odd and are right.
+Each goes through the command line, in this process: `peek` for data (check, plan, open), `explain`
+for cluster files, `resume` for run folders, `run` for names, `check` for graph files. Those of
+RIGHT look odd and are right.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def torture(short: bool, seed: int) -> list[Outcome]:
             (NAMES, lambda given: [*_with("run", base, folder), *json.loads(given)], 3),
             (TARGETS, lambda given: ["check", given], 1),
         )
-        cases = [(title, write, command, code) for table, command, code in groups for title, write in table.items()]
+        cases = [
+            (title, write, command, code)
+            for table, command, code in groups
+            for title, write in table.items()
+        ]
         return [_case(folder / f"case-{i}", *case) for i, case in enumerate(cases)]
 
 
@@ -59,11 +64,28 @@ def _model(folder: Path) -> Path:
 
 
 def _with(command: str, base: Path, folder: Path) -> list[str]:
-    return [command, "tests.torture.victim:asking", "--base", str(base), "--data", str(folder / "good.jsonl")]
+    return [
+        command,
+        "tests.torture.victim:asking",
+        "--base",
+        str(base),
+        "--data",
+        str(folder / "good.jsonl"),
+    ]
 
 
 def _peek(base: Path, data: str) -> list[str]:
-    return ["peek", "tests.torture.victim:asking", "prompts", "--rows", "1", "--base", str(base), "--data", data]
+    return [
+        "peek",
+        "tests.torture.victim:asking",
+        "prompts",
+        "--rows",
+        "1",
+        "--base",
+        str(base),
+        "--data",
+        data,
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +103,9 @@ def _shown(arguments: list[str]) -> Shown:
     return Shown(code=code, errors=errors.getvalue())
 
 
-def _case(folder: Path, title: str, write: Writer, command: Callable[[str], list[str]], code: int) -> Outcome:
+def _case(
+    folder: Path, title: str, write: Writer, command: Callable[[str], list[str]], code: int
+) -> Outcome:
     folder.mkdir()
     given = write(folder)
     start = time.monotonic()
@@ -92,7 +116,9 @@ def _case(folder: Path, title: str, write: Writer, command: Callable[[str], list
         shown, fault = Shown(code=-1, errors=""), f"a traceback: {type(error).__name__}: {error}"
     seconds = time.monotonic() - start
     lines = shown.errors.strip().splitlines()
-    return Outcome(part="data", case=title, fault=fault, said=lines[-1] if lines else "", seconds=seconds)
+    return Outcome(
+        part="data", case=title, fault=fault, said=lines[-1] if lines else "", seconds=seconds
+    )
 
 
 def _fault(shown: Shown, code: int) -> str:
@@ -113,7 +139,7 @@ def _fault(shown: Shown, code: int) -> str:
     return next((fault for fault, holds in checks.items() if holds), "")
 
 
-# --- data files -------------------------------------------------------------------------------------------------------
+# --- data files -----------------------------------------------------------------------------------
 
 
 def _jsonl(data: bytes | str, name: str = "a.jsonl") -> Writer:
@@ -202,7 +228,9 @@ DATA: Mapping[str, Writer] = {
     "a prompt of another type": _rows({"prompt": "a"}, {"prompt": 3}),
     "another type after those that the check reads": _jsonl(_GOOD * 1200 + '{"prompt": 3}\n'),
     "a column of two types": _rows({"prompt": "a", "n": 1}, {"prompt": "b", "n": "x"}),
-    "lists and objects in a column": _rows({"prompt": "a", "n": [1]}, {"prompt": "b", "n": {"x": 1}}),
+    "lists and objects in a column": _rows(
+        {"prompt": "a", "n": [1]}, {"prompt": "b", "n": {"x": 1}}
+    ),
     "no prompt": _rows({"question": "a"}),
     "a null prompt": _rows({"prompt": "a"}, {"prompt": None}),
     "a row without a prompt": _rows({"prompt": "a"}, {"answer": "b"}),
@@ -227,11 +255,19 @@ DATA: Mapping[str, Writer] = {
     "an ending .json": _jsonl(_GOOD, "a.json"),
     "an ending .csv": _jsonl("prompt\na\n", "a.csv"),
     "no ending": _jsonl(_GOOD, "a"),
-    "truncated Parquet": _parquet(_TEXTS, lambda data: data.__delitem__(slice(len(data) // 2, None))),
+    "truncated Parquet": _parquet(
+        _TEXTS, lambda data: data.__delitem__(slice(len(data) // 2, None))
+    ),
     "Parquet without its footer": _parquet(_TEXTS, lambda data: data.__delitem__(slice(-8, None))),
-    "Parquet with a damaged page": _parquet(_TEXTS, lambda data: data.__setitem__(slice(4, 60), bytes(56))),
-    "Parquet with damaged lengths": _parquet(_TEXTS, lambda data: data.__setitem__(slice(60, 90), b"\xff" * 30)),
-    "Parquet with a damaged footer": _parquet(_TEXTS, lambda data: data.__setitem__(slice(-60, -8), b"\xff" * 52)),
+    "Parquet with a damaged page": _parquet(
+        _TEXTS, lambda data: data.__setitem__(slice(4, 60), bytes(56))
+    ),
+    "Parquet with damaged lengths": _parquet(
+        _TEXTS, lambda data: data.__setitem__(slice(60, 90), b"\xff" * 30)
+    ),
+    "Parquet with a damaged footer": _parquet(
+        _TEXTS, lambda data: data.__setitem__(slice(-60, -8), b"\xff" * 52)
+    ),
     "empty Parquet": _jsonl(b"", "a.parquet"),
     "text that is called Parquet": _jsonl(_GOOD, "a.parquet"),
     "texts in Parquet that are no UTF-8": _parquet(_NOT_TEXT),
@@ -241,13 +277,18 @@ DATA: Mapping[str, Writer] = {
     "numbers as prompts in Parquet": _parquet(pa.table({"prompt": [1, 2]})),
     "null prompts in Parquet": _parquet(pa.table({"prompt": ["a", None]})),
     "files of a folder that differ": _folder(
-        a=_parquet(pa.table({"prompt": ["a"], "x": [1]})), b=_parquet(pa.table({"prompt": ["a"], "x": [["l"]]}))
+        a=_parquet(pa.table({"prompt": ["a"], "x": [1]})),
+        b=_parquet(pa.table({"prompt": ["a"], "x": [["l"]]})),
     ),
     "a folder of both formats": _folder(a=_rows({"prompt": "a"}), b=_parquet(_TEXTS)),
-    "a folder with a damaged file": _folder(a=_parquet(_TEXTS), b=_parquet(_TEXTS, lambda data: data.clear())),
+    "a folder with a damaged file": _folder(
+        a=_parquet(_TEXTS), b=_parquet(_TEXTS, lambda data: data.clear())
+    ),
     "a folder of two splits": _folder(train=_rows({"prompt": "a"}), test=_rows({"prompt": "a"})),
     "an empty folder": _at(Path.mkdir, "all"),
-    "a folder with a broken link": _folder(a=_rows({"prompt": "a"}), b=_at(lambda p: p.symlink_to("/nowhere/x"))),
+    "a folder with a broken link": _folder(
+        a=_rows({"prompt": "a"}), b=_at(lambda p: p.symlink_to("/nowhere/x"))
+    ),
     "a folder with a pipe": _folder(a=_rows({"prompt": "a"}), b=_at(os.mkfifo)),
     "a folder that is called a file": _at(Path.mkdir),
     "a pipe": _at(os.mkfifo),
@@ -256,7 +297,9 @@ DATA: Mapping[str, Writer] = {
     "a link to itself": _at(_loop),
     "a path below a file": _below_a_file,
     "a name of 300 characters": lambda folder: str(folder / ("a" * 300 + ".jsonl")),
-    "a path of 5,000 characters": lambda folder: str(folder / "/".join(["a" * 100] * 50) / "a.jsonl"),
+    "a path of 5,000 characters": lambda folder: str(
+        folder / "/".join(["a" * 100] * 50) / "a.jsonl"
+    ),
     "a file that is not there": lambda folder: str(folder / "a.jsonl"),
     "a name of control characters": lambda folder: str(folder / "a\x1b[31m\r.jsonl"),
     "no name": lambda folder: "",
@@ -266,7 +309,9 @@ RIGHT: Mapping[str, Writer] = {
     "lines of Windows": _jsonl(b'{"prompt": "a"}\r\n{"prompt": "b"}\r\n'),
     "no newline at the end": _jsonl('{"prompt": "a"}\n{"prompt": "b"}'),
     "a line of 20 MB": _jsonl(json.dumps({"prompt": "a", "x": "y" * 20_000_000})),
-    "colons and quotes in texts": _rows({"prompt": 'a": "b', "x": {"y": 'a " : "b'}}, {"prompt": '"":"'}),
+    "colons and quotes in texts": _rows(
+        {"prompt": 'a": "b', "x": {"y": 'a " : "b'}}, {"prompt": '"":"'}
+    ),
     "an escaped NUL": _jsonl('{"prompt": "a\\u0000b"}\n'),
     "a name of other letters": _jsonl(_GOOD, "daten-äöü-数据.jsonl"),
     "columns that some rows lack": _rows({"prompt": "a", "x": 1}, {"prompt": "b", "y": [1.5]}),
@@ -274,7 +319,7 @@ RIGHT: Mapping[str, Writer] = {
 }
 
 
-# --- cluster files ----------------------------------------------------------------------------------------------------
+# --- cluster files --------------------------------------------------------------------------------
 
 _HOST = '[hosts.a]\naddress = "10.0.0.1"\n'
 
@@ -284,10 +329,22 @@ def _toml(data: bytes | str) -> Writer:
 
 
 CLUSTERS: Mapping[str, Writer] = {
-    **{f"lease = {value}": _toml(f"lease = {value}\n{_HOST}") for value in ("nan", "inf", "-1", "0", "true", '"30"')},
-    **{f"port = {value}": _toml(f"{_HOST}port = {value}\n") for value in ("nan", "0", "-1", "70000", "7373.5", "true")},
-    **{f"cores = {value}": _toml(f"{_HOST}cores = {value}\n") for value in ("nan", "-2", "2.5", "0", "1e9", "inf")},
-    **{f"memory_gib = {value}": _toml(f"{_HOST}memory_gib = {value}\n") for value in ("nan", "inf", "-1", "0", "1e30")},
+    **{
+        f"lease = {value}": _toml(f"lease = {value}\n{_HOST}")
+        for value in ("nan", "inf", "-1", "0", "true", '"30"')
+    },
+    **{
+        f"port = {value}": _toml(f"{_HOST}port = {value}\n")
+        for value in ("nan", "0", "-1", "70000", "7373.5", "true")
+    },
+    **{
+        f"cores = {value}": _toml(f"{_HOST}cores = {value}\n")
+        for value in ("nan", "-2", "2.5", "0", "1e9", "inf")
+    },
+    **{
+        f"memory_gib = {value}": _toml(f"{_HOST}memory_gib = {value}\n")
+        for value in ("nan", "inf", "-1", "0", "1e30")
+    },
     "an address that is none": _toml('[hosts.a]\naddress = "host-a"\n'),
     "an address of two hosts": _toml(_HOST + _HOST.replace("hosts.a", "hosts.b")),
     "a key that is unknown": _toml(_HOST + "core = 2\n"),
@@ -304,7 +361,7 @@ CLUSTERS: Mapping[str, Writer] = {
 }
 
 
-# --- run folders and names --------------------------------------------------------------------------------------------
+# --- run folders and names ------------------------------------------------------------------------
 
 
 def _run_folder(**files: str | bytes) -> Writer:
@@ -313,7 +370,9 @@ def _run_folder(**files: str | bytes) -> Writer:
     def write(folder: Path) -> str:
         found: dict[str, str | bytes] = {"versions": "{}", "options": "{}", "graph": "{}"} | files
         for name, data in found.items():
-            (folder / f"{name}.json").write_bytes(data if isinstance(data, bytes) else data.encode())
+            (folder / f"{name}.json").write_bytes(
+                data if isinstance(data, bytes) else data.encode()
+            )
         return str(folder)
 
     return write
@@ -342,9 +401,15 @@ RUNS: Mapping[str, Writer] = {
 }
 
 NAMES: Mapping[str, Writer] = {
-    "a run's name of 300 characters": lambda folder: json.dumps(["--name", "a" * 300, "--runs", str(folder)]),
-    "a run's name with a slash": lambda folder: json.dumps(["--name", "../a", "--runs", str(folder)]),
-    "a folder of runs that is a file": lambda folder: json.dumps(["--name", "a", "--runs", _jsonl("x")(folder)]),
+    "a run's name of 300 characters": lambda folder: json.dumps(
+        ["--name", "a" * 300, "--runs", str(folder)]
+    ),
+    "a run's name with a slash": lambda folder: json.dumps(
+        ["--name", "../a", "--runs", str(folder)]
+    ),
+    "a folder of runs that is a file": lambda folder: json.dumps(
+        ["--name", "a", "--runs", _jsonl("x")(folder)]
+    ),
     "a folder of runs below a file": lambda folder: json.dumps(
         ["--name", "a", "--runs", str(Path(_jsonl("x")(folder)) / "runs")]
     ),
@@ -370,7 +435,7 @@ _ABSURD = (
 OPTIONS: Mapping[str, Writer] = {" ".join(words): _option(*words) for words in _ABSURD}
 
 
-# --- graph files ------------------------------------------------------------------------------------------------------
+# --- graph files ----------------------------------------------------------------------------------
 
 
 def _graph_file(text: str | bytes) -> Writer:

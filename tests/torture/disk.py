@@ -1,7 +1,8 @@
-"""Full and failing disks: at every system call of every writer of a run, by limits on files, and on a small tmpfs.
+"""Full and failing disks: at every system call of every writer of a run, by limits on files, and on
+a small tmpfs.
 
-Owns: the cases, and what must hold after each. Does not own: how a fault is injected (faults.py), nor the run
-(victim.py).
+Owns: the cases, and what must hold after each. Does not own: how a fault is injected (faults.py),
+nor the run (victim.py).
 
     a fault at call k      exit 3 (or 0, where nothing depends on the file, and that was said), one last line that says
                            what could not be written, where and what is safe; no traceback
@@ -61,8 +62,12 @@ def _inputs(folder: Path) -> None:
 
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet")
-    pq.write_table(pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet")
+    pq.write_table(
+        pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet"
+    )
+    pq.write_table(
+        pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +81,18 @@ class Kept:
     @staticmethod
     def of(run: Path) -> Kept:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        last = max((run / "checkpoints").glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))
+        last = max(
+            (run / "checkpoints").glob("step_*"), key=lambda p: int(p.name.removeprefix("step_"))
+        )
         best = sorted((run / "checkpoints").glob("best_*/step_*/*.safetensors"))
         files = [*sorted(last.rglob("*.safetensors")), *best]
         return Kept(
             metrics=[{k: v for k, v in row.items() if not k.startswith(_PLACED)} for row in rows],
             weights={str(p.relative_to(run)): p.read_bytes() for p in files},
-            samples={p.name: pq.ParquetFile(p).read() for p in sorted((run / "samples").glob("*.parquet"))},
+            samples={
+                p.name: pq.ParquetFile(p).read()
+                for p in sorted((run / "samples").glob("*.parquet"))
+            },
         )
 
     def differs(self, other: Kept) -> str:
@@ -101,7 +111,9 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run with a fault. expected: of an undisturbed one; None: only its Steps count. limit: see Zygote.run."""
+    """One run with a fault. expected: of an undisturbed one; None: only its Steps count. limit: see
+    Zygote.run.
+    """
 
     name: str
     runs: Path
@@ -183,12 +195,18 @@ class Bench:
     def _of_going_on(self, case: Case, ended: Ended, zygote: Zygote, output: Path) -> str:
         if ended.code != 0:
             again = zygote.run(["resume", str(case.run), "--no-progress"], output)
-            if again.code != 0 and not list(case.run.glob("checkpoints/step_*")):  # it had not begun
+            if again.code != 0 and not list(
+                case.run.glob("checkpoints/step_*")
+            ):  # it had not begun
                 again = zygote.run(self.command(case, "--overwrite"), output)
             if again.code != 0:
                 return f"going on: exit {again.code}\n{again.text[-3000:]}"
             safe = SAFE.search(ended.last)
-            if safe and f"begins after step {safe[1]}" not in (case.run / "logs").joinpath(_log_of(case)).read_text():
+            if (
+                safe
+                and f"begins after step {safe[1]}"
+                not in (case.run / "logs").joinpath(_log_of(case)).read_text()
+            ):
                 return f"it did not go on from step {safe[1]}, which was said to be safe"
         left = [str(p.relative_to(case.run)) for p in case.run.rglob("*") if _is_leftover(p.name)]
         if left:
@@ -219,26 +237,39 @@ def _of_ending(case: Case, ended: Ended) -> str:
         return "" if ended.code == -signal.SIGKILL else f"exit {ended.code}, not a kill"
     if ended.code == 3:
         told = "could not be written" in ended.last or "expected room" in ended.last
-        return "" if told and "Safe: " in ended.last else "the last line does not say what could not be written"
+        return (
+            ""
+            if told and "Safe: " in ended.last
+            else "the last line does not say what could not be written"
+        )
     if ended.code == 0 and case.faults and case.name.split()[1] in ("delete", "mkdir", "truncate"):
         return ""  # it could be done another way, or did not matter
     if ended.code == 0 and not case.faults:
         return ""  # there was room enough
-    return "" if ended.code == 0 and "The run goes on without" in ended.text else f"exit {ended.code}"
+    return (
+        "" if ended.code == 0 and "The run goes on without" in ended.text else f"exit {ended.code}"
+    )
 
 
-# --- a fault at every call --------------------------------------------------------------------------------------------
+# --- a fault at every call ------------------------------------------------------------------------
 
 _INPROC = ("--inproc", "--workers", "one")
 
 
 def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[Case]:
-    """For each kind of call on each kind of file one of its occurrences, with each fault; in the short form some."""
+    """For each kind of call on each kind of file one of its occurrences, with each fault; in the
+    short form some.
+    """
     expected, ended = bench.undisturbed("evaluated", _INPROC)
     places: dict[tuple[str, str], list[int]] = {}
     for number, (call, path) in enumerate(ended.calls, 1):
         places.setdefault((call, re.sub(r"\d+", "N", path)), []).append(number)
-    wanted = [(call, path, kind) for call, path in places for kind in KINDS if kind != "torn" or call == "write"]
+    wanted = [
+        (call, path, kind)
+        for call, path in places
+        for kind in KINDS
+        if kind != "torn" or call == "write"
+    ]
     if short:
         wanted = draw.sample(wanted, 10)
     for call, path, kind in wanted:
@@ -252,17 +283,23 @@ def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[Case]:
         )
 
 
-# --- a limit on the size of files (ulimit -f) -------------------------------------------------------------------------
+# --- a limit on the size of files (ulimit -f) -----------------------------------------------------
 
 
 def _limited(bench: Bench, draw: random.Random, short: bool) -> Iterator[Case]:
     expected, _ = bench.undisturbed("evaluated", _INPROC)
     for _ in range(1 if short else 10):
         limit = int(2 ** draw.uniform(6, 18))
-        yield Case(name=f"ulimit of {limit} bytes", runs=bench.place(), options=_INPROC, limit=limit, expected=expected)
+        yield Case(
+            name=f"ulimit of {limit} bytes",
+            runs=bench.place(),
+            options=_INPROC,
+            limit=limit,
+            expected=expected,
+        )
 
 
-# --- a file system that is full ---------------------------------------------------------------------------------------
+# --- a file system that is full -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +334,9 @@ def why_no_mount() -> str:
     if shutil.which("mount") is None or os.geteuid() != 0:
         return "mounting needs root"
     with tempfile.TemporaryDirectory() as where:
-        done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, text=True, check=False
+        )
         if done.returncode == 0:
             subprocess.run(["umount", where], check=True)
         return done.stderr.strip()
@@ -311,7 +350,9 @@ def mounted(where: Path, size: int, stack: contextlib.ExitStack) -> Path:
     return where
 
 
-def _on_small_disks(bench: Bench, draw: random.Random, short: bool, stack: contextlib.ExitStack) -> list[Case]:
+def _on_small_disks(
+    bench: Bench, draw: random.Random, short: bool, stack: contextlib.ExitStack
+) -> list[Case]:
     if reason := why_no_mount():
         print(f"disk: no small tmpfs: {reason}")
         return []

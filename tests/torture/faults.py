@@ -1,7 +1,8 @@
-"""A fault at the k-th system call that writes under one folder, injected into the process that this is installed in.
+"""A fault at the k-th system call that writes under one folder, injected into the process that this
+is installed in.
 
-Owns: where writers call open, write, fsync, rename and their like, the count of these calls, and the faults. Does not
-own: which fault when (disk.py), nor the process (zygote.py).
+Owns: where writers call open, write, fsync, rename and their like, the count of these calls, and
+the faults. Does not own: which fault when (disk.py), nor the process (zygote.py).
 
     full    from this call on nothing new fits (ENOSPC)
     eio     this call fails (EIO), and no other
@@ -40,7 +41,9 @@ class Faults:
     """(call, path within the folder), in order."""
     full: bool = False
 
-    def hit(self, call: str, path: Any, data: Any = None, write: Callable[[Any], Any] | None = None) -> None:
+    def hit(
+        self, call: str, path: Any, data: Any = None, write: Callable[[Any], Any] | None = None
+    ) -> None:
         """A call is about to be made. data, write: what it would write, and how."""
         name = self._within(path)
         if name is None:
@@ -89,7 +92,8 @@ class _Hooks:
 
 
 def install(faults: Faults) -> None:
-    """From now on, in this process. Call it before what writes is made, and after it is imported."""
+    """From now on, in this process. Call it before what writes is made, and after it is imported.
+    """
     hooks = _Hooks()
     _hook_files(faults, hooks)
     _hook_os(faults, hooks)
@@ -145,7 +149,9 @@ def _hook_os(faults: Faults, hooks: _Hooks) -> None:
         def called(*args: Any, **named: Any) -> Any:
             where = place(*args, **named)
             if where is not None:
-                faults.hit(call, where, *((args[1], lambda part: real(args[0], part)) if writes else ()))
+                faults.hit(
+                    call, where, *((args[1], lambda part: real(args[0], part)) if writes else ())
+                )
             return real(*args, **named)
 
         hooks.put(os, name, called)
@@ -167,7 +173,11 @@ def _hook_os(faults: Faults, hooks: _Hooks) -> None:
 
 
 def _at(path: Any, folder: int | None) -> Any:
-    return path if folder is None else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
+    return (
+        path
+        if folder is None
+        else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
+    )
 
 
 def _hook_libraries(faults: Faults, hooks: _Hooks) -> None:
@@ -193,7 +203,9 @@ def _hook_libraries(faults: Faults, hooks: _Hooks) -> None:
         try:
             faults.hit("write", filename, b"", half)
         except OSError as error:
-            raise SafetensorError(f"Error while serializing: I/O error: {error} (os error {error.errno})") from None
+            raise SafetensorError(
+                f"Error while serializing: I/O error: {error} (os error {error.errno})"
+            ) from None
         real(tensors, filename, *rest, **named)
 
     hooks.put(modeling_utils, "safe_save_file", save)

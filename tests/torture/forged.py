@@ -1,7 +1,8 @@
 """Forged run folders, looked at and gone on with through the real command line.
 
-Whoever receives a run folder may look at it: nothing that it names is imported or run. Whatever lies in it, nothing
-outside of it is written, cut or deleted. What is refused is refused in one line, and no process stays.
+Whoever receives a run folder may look at it: nothing that it names is imported or run. Whatever
+lies in it, nothing outside of it is written, cut or deleted. What is refused is refused in one
+line, and no process stays.
 """
 
 from __future__ import annotations
@@ -54,22 +55,59 @@ from tests.torture.forgeries import (
 from tests.torture.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
-SHADOWS = ("json", "random", "torch", "numpy", "struct", "selectors", "pyarrow", "msgspec", "transformers", "socket")
-"""Names of modules that Python and torch import: beside the run lies one of each, which writes that it ran."""
+SHADOWS = (
+    "json",
+    "random",
+    "torch",
+    "numpy",
+    "struct",
+    "selectors",
+    "pyarrow",
+    "msgspec",
+    "transformers",
+    "socket",
+)
+"""Names of modules that Python and torch import: beside the run lies one of each, which writes that
+it ran.
+"""
 LIMIT = 600.0
 MARK = "DATAFLOW_TORTURE"
 _CALL = "from engine.cli import main; sys.exit(main())"
-_MODEL = "from pathlib import Path; from torch_models import save_tiny; save_tiny(Path('model'), layers=1)"
+_MODEL = (
+    "from pathlib import Path; from torch_models import save_tiny; save_tiny(Path('model'),"
+    " layers=1)"
+)
 _RUN = [
-    *("run", "graphs.grpo:grpo", "--base", "model", "--data", "rows.jsonl", "--reward-fn", "my_rewards:same"),
-    *("--n", "2", "--batch", "2", "--max-tokens", "3", "--steps", "2", "--threads", "1", "--no-progress"),
+    *(
+        "run",
+        "graphs.grpo:grpo",
+        "--base",
+        "model",
+        "--data",
+        "rows.jsonl",
+        "--reward-fn",
+        "my_rewards:same",
+    ),
+    *(
+        "--n",
+        "2",
+        "--batch",
+        "2",
+        "--max-tokens",
+        "3",
+        "--steps",
+        "2",
+        "--threads",
+        "1",
+        "--no-progress",
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """words: of the command line. imports: running it imports what it names, which it has to say before. fine: it may
-    succeed.
+    """words: of the command line. imports: running it imports what it names, which it has to say
+    before. fine: it may succeed.
     """
 
     name: str
@@ -91,13 +129,18 @@ def torture(short: bool, seed: int) -> list[Outcome]:
 
 
 def _prepare(folder: Path) -> None:
-    """A model, data, a reward, a finished run; then the victims, and modules that nobody may run."""
+    """A model, data, a reward, a finished run; then the victims, and modules that nobody may run.
+    """
     folder.mkdir()
     rows = [{"prompt": letter * 2, "answer": letter} for letter in "abcdef"]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "my_rewards.py").write_text("def same(completions, answer):\n    return [0.0 for _ in completions]\n")
+    (folder / "my_rewards.py").write_text(
+        "def same(completions, answer):\n    return [0.0 for _ in completions]\n"
+    )
     for code, words in ((_MODEL, []), (_CALL, [*_RUN, "--name", "run", "--runs", "."])):
-        done = _python(folder, f"import sys; sys.path.append({str(ROOT / 'tests' / 'unit')!r}); {code}", *words)
+        done = _python(
+            folder, f"import sys; sys.path.append({str(ROOT / 'tests' / 'unit')!r}); {code}", *words
+        )
         if done.returncode:
             raise RuntimeError(f"no run to forge: {done.stderr}")
     for module in (*SHADOWS, LOUD):
@@ -108,11 +151,19 @@ def _prepare(folder: Path) -> None:
     (package / "inner.py").touch()
     victim = folder / "victim"
     (victim / "inside").mkdir(parents=True)
-    for file in ("notes.txt", "metrics.jsonl", "inside/thesis.txt", "inside/manifest.json", "inside/main.log"):
+    for file in (
+        "notes.txt",
+        "metrics.jsonl",
+        "inside/thesis.txt",
+        "inside/manifest.json",
+        "inside/main.log",
+    ):
         (victim / file).write_text("years of work\n")
 
 
-def _python(folder: Path, code: str, *words: str, mark: str = "") -> subprocess.CompletedProcess[str]:
+def _python(
+    folder: Path, code: str, *words: str, mark: str = ""
+) -> subprocess.CompletedProcess[str]:
     """As the console script does it: the current folder is not on the path by itself."""
     own = {
         "PATH": "/usr/bin:/bin",
@@ -140,7 +191,7 @@ def _python(folder: Path, code: str, *words: str, mark: str = "") -> subprocess.
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-# --- judging ------------------------------------------------------------------------------------------------------
+# --- judging --------------------------------------------------------------------------------------
 
 
 def _judged(case: Case, good: Path, folder: Path) -> Outcome:
@@ -151,16 +202,29 @@ def _judged(case: Case, good: Path, folder: Path) -> Outcome:
     before = _state(folder)
     mark, begun = uuid.uuid4().hex, time.monotonic()
     done = _python(folder, _CALL, *case.words, mark=mark)
-    said = next((line for line in done.stderr.splitlines() if not line.startswith(("imports ", "whatever "))), "")
+    said = next(
+        (
+            line
+            for line in done.stderr.splitlines()
+            if not line.startswith(("imports ", "whatever "))
+        ),
+        "",
+    )
     faults = [fault for fault in _faults(case, folder, done, before) if fault]
     faults += [f"process {pid} stayed" for pid in _left(mark)]
     shutil.rmtree(folder)
     return Outcome(
-        part="forged", case=case.name, fault="; ".join(faults), said=said[:160], seconds=time.monotonic() - begun
+        part="forged",
+        case=case.name,
+        fault="; ".join(faults),
+        said=said[:160],
+        seconds=time.monotonic() - begun,
     )
 
 
-def _faults(case: Case, folder: Path, done: subprocess.CompletedProcess[str], before: Any) -> Iterator[str]:
+def _faults(
+    case: Case, folder: Path, done: subprocess.CompletedProcess[str], before: Any
+) -> Iterator[str]:
     shown = done.stdout + done.stderr
     ran = [path.relative_to(folder) for path in folder.rglob("*.ran")]
     for path in ran:
@@ -181,7 +245,11 @@ def _faults(case: Case, folder: Path, done: subprocess.CompletedProcess[str], be
         yield "it was taken"
     if done.returncode < 0:
         yield f"ended by {signal.Signals(-done.returncode).name}"
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("imports ", "whatever ", "checkpoint "))]
+    lines = [
+        line
+        for line in done.stderr.splitlines()
+        if not line.startswith(("imports ", "whatever ", "checkpoint "))
+    ]
     if done.returncode > 0 and not lines:
         yield "nothing was said"
     if done.returncode > 0 and len(lines) > 12:
@@ -224,13 +292,17 @@ def _marked(mark: str) -> list[int]:
     return found
 
 
-# --- cases --------------------------------------------------------------------------------------------------------
+# --- cases ----------------------------------------------------------------------------------------
 
 
 def _cases(chance: random.Random, short: bool) -> Iterator[Case]:
     looking = [*graphs(), *texts()][:: 3 if short else 1]
     for number, (name, forge, fine) in enumerate(looking):
-        commands = ("draw", "check", "explain") if not short else (("draw", "check", "explain")[number % 3],)
+        commands = (
+            ("draw", "check", "explain")
+            if not short
+            else (("draw", "check", "explain")[number % 3],)
+        )
         for command in commands:
             yield Case(
                 name=f"{command}: {name}",
@@ -240,11 +312,19 @@ def _cases(chance: random.Random, short: bool) -> Iterator[Case]:
             )
     for number in range(1 if short else 40):
         forge = random_edit(chance.randrange(1 << 30))
-        yield Case(name=f"check: random edit {number}", words=("check", "run/graph.json"), forge=forge, fine=True)
+        yield Case(
+            name=f"check: random edit {number}",
+            words=("check", "run/graph.json"),
+            forge=forge,
+            fine=True,
+        )
     for form in ("mermaid",) if short else ("text", "mermaid", "dot", "svg"):
         forge = edit(names)
         yield Case(
-            name=f"draw {form}: escapes", words=("draw", "run/graph.json", "--form", form), forge=forge, fine=True
+            name=f"draw {form}: escapes",
+            words=("draw", "run/graph.json", "--form", form),
+            forge=forge,
+            fine=True,
         )
     yield Case(
         name="diff: a function that it names",
@@ -256,7 +336,7 @@ def _cases(chance: random.Random, short: bool) -> Iterator[Case]:
     yield from _overwriting(short)
 
 
-# --- run folders --------------------------------------------------------------------------------------------------
+# --- run folders ----------------------------------------------------------------------------------
 
 
 _FILES = (
@@ -287,7 +367,9 @@ def _going_on(short: bool) -> Iterator[Case]:
         yield Case(name=f"resume: a pipe at {name}", words=_GO_ON, forge=replaced(name, os.mkfifo))
     for name in _FILES[1:2] if short else (*_FILES[:4], ".options.json.tmp"):
         fine = name.endswith(".tmp") or name.startswith("trace")
-        yield Case(name=f"resume: a hard link at {name}", words=_GO_ON, forge=hard_link(name), fine=fine)
+        yield Case(
+            name=f"resume: a hard link at {name}", words=_GO_ON, forge=hard_link(name), fine=fine
+        )
     odd = [*_options(), *_graphs_to_run(), *_checkpoints()]
     quick = [case for case in odd if not any(word in case.name for word in _LATE)]
     yield from quick[::4] if short else odd
@@ -303,22 +385,36 @@ def _options() -> Iterator[Case]:
         ("a cluster", lambda d: d.update(cluster=["x"])),
         ("threads", lambda d: d.update(threads=ESCAPES)),
     ):
-        yield Case(name=f"resume: options, {name}", words=("resume", "run"), forge=edit(change, "options.json"))
+        yield Case(
+            name=f"resume: options, {name}",
+            words=("resume", "run"),
+            forge=edit(change, "options.json"),
+        )
     yield Case(name="resume: options are none", words=_GO_ON, forge=written("options.json", b"[]"))
 
 
 def _graphs_to_run() -> Iterator[Case]:
     loud = edit(reward({"function": f"{LOUD}:f"}))
-    yield Case(name="resume: a reward of a module beside it", words=_GO_ON, forge=loud, imports=True)
+    yield Case(
+        name="resume: a reward of a module beside it", words=_GO_ON, forge=loud, imports=True
+    )
     words = ("run", "run/graph.json", "--name", "made_by_the_case", "--runs", "made_by_the_case")
     yield Case(name="run: a reward of a module beside it", words=words, forge=loud, imports=True)
     yield Case(
-        name="resume: no parameters", words=_GO_ON, forge=edit(lambda d: node_of(d, "train_policy").update(params={}))
+        name="resume: no parameters",
+        words=_GO_ON,
+        forge=edit(lambda d: node_of(d, "train_policy").update(params={})),
     )
-    yield Case(name="resume: a loss that is none", words=_GO_ON, forge=edit(param("train_policy", "loss", 5)))
+    yield Case(
+        name="resume: a loss that is none",
+        words=_GO_ON,
+        forge=edit(param("train_policy", "loss", 5)),
+    )
     yield Case(name="resume: deep", words=_GO_ON, forge=written("graph.json", b"[" * 100_000))
     yield Case(name="resume: not UTF-8", words=_GO_ON, forge=written("graph.json", b"\xff\xfe\x80"))
-    yield Case(name="resume: another graph", words=_GO_ON, forge=edit(param("train_policy", "lr", 0.5)))
+    yield Case(
+        name="resume: another graph", words=_GO_ON, forge=edit(param("train_policy", "lr", 0.5))
+    )
 
 
 def _checkpoints() -> Iterator[Case]:
@@ -338,7 +434,10 @@ def _checkpoints() -> Iterator[Case]:
         ("sealed: a cut of another kind", sealed(cut(sources=[1]))),
         ("sealed: rows of an unknown node", sealed(lambda at: rows(at, "nobody", {"a": [1]}))),
         ("sealed: rows of another schema", sealed(lambda at: rows(at, "rollout", {"a": [1]}))),
-        ("sealed: rows without their columns", sealed(lambda at: rows(at, "rollout", KEYED | {"a": [1]}))),
+        (
+            "sealed: rows without their columns",
+            sealed(lambda at: rows(at, "rollout", KEYED | {"a": [1]})),
+        ),
         ("sealed: rows that are none", sealed(lambda at: rows(at, "rollout", None))),
         ("sealed: pickles in the place of the optimizer", sealed(pickled("optimizer"))),
         ("sealed: pickles in the place of weights", sealed(pickled("model"))),
@@ -353,12 +452,24 @@ def _overwriting(short: bool) -> Iterator[Case]:
     again = (*_RUN, "--name", "run", "--runs", ".", "--overwrite")
     for name in (".lock",) if short else (".lock", "metrics.jsonl", ".graph.json.tmp", "plan.txt"):
         yield Case(
-            name=f"run --overwrite: a link at {name}", words=again, forge=link(name, "notes.txt"), fine=name != ".lock"
+            name=f"run --overwrite: a link at {name}",
+            words=again,
+            forge=link(name, "notes.txt"),
+            fine=name != ".lock",
         )
     for name in () if short else ("checkpoints", "samples", "logs"):
-        yield Case(name=f"run --overwrite: a link at {name}", words=again, forge=link(name, "inside"), fine=True)
+        yield Case(
+            name=f"run --overwrite: a link at {name}",
+            words=again,
+            forge=link(name, "inside"),
+            fine=True,
+        )
     yield Case(name="run --overwrite: the folder is a link", words=again, forge=folder_is_a_link)
-    yield Case(name="run --overwrite: a foreign file", words=again, forge=written("thesis.txt", b"years of work"))
+    yield Case(
+        name="run --overwrite: a foreign file",
+        words=again,
+        forge=written("thesis.txt", b"years of work"),
+    )
     wrong = ("../victim", "/x", "..", "a/b", f"x{ESCAPES}")
     for name in wrong[::4] if short else wrong:
         words = (*_RUN, "--name", name, "--runs", ".", "--overwrite")

@@ -1,6 +1,7 @@
 """Forgeries: what somebody may have put into a run folder.
 
-Owns: how each is made. Does not own: what is done with the folder then, and what is right (forged.py).
+Owns: how each is made. Does not own: what is done with the folder then, and what is right
+(forged.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028x"
 HUGE = 10**400
 
 Forge = Callable[[Path], None]
-"""Given the folder in which the case runs: `run/` is the run folder, `victim/` what must stay as it is."""
+"""Given the folder in which the case runs: `run/` is the run folder, `victim/` what must stay as it
+is.
+"""
 
 
 def edit(change: Callable[[dict[str, Any]], Any], name: str = "graph.json") -> Forge:
@@ -57,8 +60,17 @@ def operator(**changed: Any) -> Callable[[dict[str, Any]], Any]:
     def change(document: dict[str, Any]) -> None:
         path = f"{LOUD}:f"
         same = {"record": "dataflow.operator:Same", "fields": {"of": "rows"}}
-        fields = {"path": path, "name": "f", "work": "host", "rows": same, "outputs": {"tuple": []}} | changed
-        document["declared"]["operators"][path] = {"record": "dataflow.operator:Operator", "fields": fields}
+        fields = {
+            "path": path,
+            "name": "f",
+            "work": "host",
+            "rows": same,
+            "outputs": {"tuple": []},
+        } | changed
+        document["declared"]["operators"][path] = {
+            "record": "dataflow.operator:Operator",
+            "fields": fields,
+        }
         node_of(document, "advantage")["operator"] = path
 
     return change
@@ -73,11 +85,23 @@ def names(document: dict[str, Any]) -> None:
 
 def graphs() -> Iterator[tuple[str, Forge, bool]]:
     """Documents that name what they must not. The last: whether a look at it may succeed."""
-    yield "an operator os:system", edit(lambda d: node_of(d, "rollout").update(operator="os:system")), False
-    yield "an operator of a module beside it", edit(lambda d: node_of(d, "rollout").update(operator=f"{LOUD}:f")), False
+    yield (
+        "an operator os:system",
+        edit(lambda d: node_of(d, "rollout").update(operator="os:system")),
+        False,
+    )
+    yield (
+        "an operator of a module beside it",
+        edit(lambda d: node_of(d, "rollout").update(operator=f"{LOUD}:f")),
+        False,
+    )
     yield "a reward os:system", edit(reward({"function": "os:system"})), True
     yield "a reward of a module beside it", edit(reward({"function": f"{LOUD}:f"})), True
-    yield "a record of a module beside it", edit(reward({"record": f"{LOUD}:C", "fields": {"a": 1}})), True
+    yield (
+        "a record of a module beside it",
+        edit(reward({"record": f"{LOUD}:C", "fields": {"a": 1}})),
+        True,
+    )
     yield (
         "a class of a module beside it",
         edit(lambda d: node_of(d, "rollout").update(schemas=[{"class": f"{LOUD}:C"}])),
@@ -99,7 +123,11 @@ def graphs() -> Iterator[tuple[str, Forge, bool]]:
         edit(lambda d: node_of(d, "rollout").update(operator="operators.data_files:os")),
         False,
     )
-    yield "a path upwards", edit(lambda d: node_of(d, "rollout").update(operator=f"operators../../{LOUD}:f")), False
+    yield (
+        "a path upwards",
+        edit(lambda d: node_of(d, "rollout").update(operator=f"operators../../{LOUD}:f")),
+        False,
+    )
     yield "names with escapes", edit(names), False
     yield "data that is a pipe", pipe_as_data, False
     yield "data upwards", edit(param("prompts", "data", "../../../../etc/passwd")), False
@@ -190,11 +218,16 @@ def replaced(name: str, make: Callable[[Path], Any]) -> Forge:
 
 
 def link(name: str, to: str) -> Forge:
-    return replaced(name, lambda path: path.symlink_to(path.parents[len(Path(name).parts)] / "victim" / to))
+    return replaced(
+        name, lambda path: path.symlink_to(path.parents[len(Path(name).parts)] / "victim" / to)
+    )
 
 
 def hard_link(name: str) -> Forge:
-    return replaced(name, lambda path: os.link(path.parents[len(Path(name).parts)] / "victim" / "notes.txt", path))
+    return replaced(
+        name,
+        lambda path: os.link(path.parents[len(Path(name).parts)] / "victim" / "notes.txt", path),
+    )
 
 
 class Touch:
@@ -221,7 +254,9 @@ def sealed(change: Callable[[Path], Any], files: dict[str, Any] | None = None) -
         (aside / MANIFEST).unlink()
         change(aside)
         store = CheckpointStore(old.parent)
-        store.write(2, lambda to: shutil.copytree(aside, to, dirs_exist_ok=True) and None, {"graph": "grpo"})
+        store.write(
+            2, lambda to: shutil.copytree(aside, to, dirs_exist_ok=True) and None, {"graph": "grpo"}
+        )
         shutil.rmtree(aside)
         if files is not None:
             name_files(old / MANIFEST, files)
@@ -260,7 +295,9 @@ def pickled(word: str) -> Callable[[Path], Any]:
 
     def change(at: Path) -> None:
         data = pickle.dumps(Touch(str(at.parents[1] / "victim" / "touched")))
-        for file in [f for f in at.rglob("*") if f.is_file() and word in f.name and "config" not in f.name]:
+        for file in [
+            f for f in at.rglob("*") if f.is_file() and word in f.name and "config" not in f.name
+        ]:
             file.write_bytes(data)
             if word == "model":
                 file.rename(file.with_name("pytorch_model.bin"))
@@ -277,7 +314,10 @@ def code_in_config(at: Path) -> None:
     for file in at.rglob("config.json"):
         config = json.loads(file.read_text())
         file.write_text(
-            json.dumps(config | {"auto_map": {"AutoConfig": f"{LOUD}.C", "AutoModelForCausalLM": f"{LOUD}.M"}})
+            json.dumps(
+                config
+                | {"auto_map": {"AutoConfig": f"{LOUD}.C", "AutoModelForCausalLM": f"{LOUD}.M"}}
+            )
         )
         shutil.copy(at.parents[1] / f"{LOUD}.py", file.with_name(f"{LOUD}.py"))
 

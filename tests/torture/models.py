@@ -1,8 +1,10 @@
-"""Bad models: bases that are missing, damaged, or not what their Model says, and prompts that they cannot read.
+"""Bad models: bases that are missing, damaged, or not what their Model says, and prompts that they
+cannot read.
 
-Owns: running the cases (spoilt_models.py). One child process makes a small good model, spoils a copy of it for each
-case, and runs each on the command line; what is held to is one line that names node and file:line with its fix, an exit
-code, nothing generated, no traceback, and no process left. `python -m tests.torture.models FOLDER ...` is that child.
+Owns: running the cases (spoilt_models.py). One child process makes a small good model, spoils a
+copy of it for each case, and runs each on the command line; what is held to is one line that names
+node and file:line with its fix, an exit code, nothing generated, no traceback, and no process left.
+`python -m tests.torture.models FOLDER ...` is that child.
 """
 
 from __future__ import annotations
@@ -125,7 +127,11 @@ class Said:
 
 def arguments(case: Case, folder: Path, *more: str) -> list[str]:
     """Of `dataflow run`."""
-    target = [str(folder / "bad.py") + f":{case.graph}", "--base", str(folder / "bases" / named(case))]
+    target = [
+        str(folder / "bad.py") + f":{case.graph}",
+        "--base",
+        str(folder / "bases" / named(case)),
+    ]
     return [
         "run",
         *target,
@@ -169,13 +175,17 @@ def apart(case: Case, folder: Path, *more: str) -> Said:
         out, err = made.communicate()
         err += "\nhangs"
     left = _of_session(made.pid)
-    return Said(code=made.returncode, out=out, err=err + "".join(f"\nprocess left: {each}" for each in left))
+    return Said(
+        code=made.returncode, out=out, err=err + "".join(f"\nprocess left: {each}" for each in left)
+    )
 
 
 def _of_session(session: int) -> list[str]:
     """Processes of a session that are not gone, a second later at most."""
     end = time.monotonic() + 1.0
-    while len(found := list(_members(session))) > (session == os.getsid(0)) and time.monotonic() < end:
+    while (
+        len(found := list(_members(session))) > (session == os.getsid(0)) and time.monotonic() < end
+    ):
         time.sleep(0.05)
     return found
 
@@ -205,7 +215,9 @@ def fault_of(case: Case, folder: Path, said: Said) -> tuple[str, str]:
     if not re.search(r"\bbad\.py:\d+ ", last):
         wrong.append("no file and line in the last line")
     wrong += [f"{part!r} is not in it" for part in (case.says, "Fix: ") if part not in last]
-    if case.node not in last and "train_policy" not in last:  # of several Workers that read it any may be the first
+    if (
+        case.node not in last and "train_policy" not in last
+    ):  # of several Workers that read it any may be the first
         wrong.append(f"{case.node!r} is not in it")
     if (folder / "generated").exists():
         wrong.append("something was generated")
@@ -239,12 +251,16 @@ def prepare(folder: Path, seed: int) -> None:
 
 
 def run(folder: Path, seed: int, *, short: bool) -> list[Outcome]:
-    """Short: as calls in this process, some of those of open kernels, and one in several Workers. Else all, each as
-    a process of its own, and those of open kernels once more in several Workers.
+    """Short: as calls in this process, some of those of open kernels, and one in several Workers.
+    Else all, each as a process of its own, and those of open kernels once more in several Workers.
     """
     prepare(folder, seed)
     every, late = cases(), [case for case in cases() if case.at_open]
-    drawn = random.Random(seed).sample([case.name for case in late], 6) if short else [case.name for case in late]
+    drawn = (
+        random.Random(seed).sample([case.name for case in late], 6)
+        if short
+        else [case.name for case in late]
+    )
     outcomes = []
     for case in every:
         if case.at_open and case.name not in drawn:
@@ -253,9 +269,18 @@ def run(folder: Path, seed: int, *, short: bool) -> list[Outcome]:
         outcomes.append(outcome(case, folder, lambda case=case, call=call: call(case, folder)))
     for case in late[:1] if short else late:
         more = ("--workers", "apart", "--overwrite")
-        outcomes.append(outcome(case, folder, lambda case=case, more=more: apart(case, folder, *more), kind=", apart"))
+        outcomes.append(
+            outcome(
+                case,
+                folder,
+                lambda case=case, more=more: apart(case, folder, *more),
+                kind=", apart",
+            )
+        )
     if Path("hostile").exists() or (folder / "hostile").exists():
-        outcomes.append(Outcome(part="models", case="weights that run code", fault="the code was run"))
+        outcomes.append(
+            Outcome(part="models", case="weights that run code", fault="the code was run")
+        )
     left = [name for name in _of_session(os.getsid(0)) if not name.startswith(f"{os.getpid()} ")]
     return [*outcomes, Outcome(part="models", case="processes left", fault=", ".join(left))]
 
@@ -264,14 +289,27 @@ def outcome(case: Case, folder: Path, call: Callable[[], Said], kind: str = "") 
     """One case, timed."""
     begun = time.monotonic()
     fault, line = fault_of(case, folder, call())
-    return Outcome(part="models", case=case.name + kind, fault=fault, said=line, seconds=time.monotonic() - begun)
+    return Outcome(
+        part="models",
+        case=case.name + kind,
+        fault=fault,
+        said=line,
+        seconds=time.monotonic() - begun,
+    )
 
 
 def torture(short: bool, seed: int) -> list[Outcome]:
     """Every case, in a child: what it imports and what it leaves is its own."""
     with tempfile.TemporaryDirectory(prefix="torture-models-") as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "tests.torture.models", name, str(seed), "short" if short else "long"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.torture.models",
+            name,
+            str(seed),
+            "short" if short else "long",
+        ]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         made = subprocess.run(
             command,
@@ -286,7 +324,14 @@ def torture(short: bool, seed: int) -> list[Outcome]:
         found = folder / "outcomes.json"
         if not found.exists():
             said = (made.stderr.strip().splitlines() or [""])[-1]
-            return [Outcome(part="models", case="all", fault=f"the child ended with {made.returncode}", said=said)]
+            return [
+                Outcome(
+                    part="models",
+                    case="all",
+                    fault=f"the child ended with {made.returncode}",
+                    said=said,
+                )
+            ]
         return [Outcome(**each) for each in json.loads(found.read_text())]
 
 

@@ -1,10 +1,11 @@
-"""Bad rewards: every kind by the kernel of `reward` under both policies, some through the real command line.
+"""Bad rewards: every kind by the kernel of `reward` under both policies, some through the real
+command line.
 
-Owns: how each kind is run, and what is held against it: one message that names function and row, no traceback of ours,
-no process left, no hang. Does not own: the kinds (bad_rewards.py).
+Owns: how each kind is run, and what is held against it: one message that names function and row, no
+traceback of ours, no process left, no hang. Does not own: the kinds (bad_rewards.py).
 
-The short form gives each kind one row and one policy, in one kernel; the whole one has a kernel for each kind, rows
-around the bad one, and more of the command line.
+The short form gives each kind one row and one policy, in one kernel; the whole one has a kernel for
+each kind, rows around the bad one, and more of the command line.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ RUNS = 16
 """Kinds that the whole form gives to the command line."""
 FILES = {
     "a syntax error": ("def f(completions:\n", "SyntaxError"),
-    "a module that is not there": ("import no_such_library\ndef f(completions): ...\n", "no_such_library"),
+    "a module that is not there": (
+        "import no_such_library\ndef f(completions): ...\n",
+        "no_such_library",
+    ),
     "an exit while it is imported": ("import sys\nsys.exit(0)\n", r"sys.exit\(0\)"),
     "no such function": ("def g(completions): ...\n", "no function 'f'"),
     "no function": ("f = 5\n", "no function 'f'"),
@@ -72,7 +76,7 @@ def torture(short: bool, seed: int) -> list[Outcome]:
         return [*found, *(each.result() for each in asked)]
 
 
-# --- the kernel -------------------------------------------------------------------------------------------------------
+# --- the kernel -----------------------------------------------------------------------------------
 
 
 class Session:
@@ -119,7 +123,10 @@ def chunk(prompts: list[str]) -> Chunk:
     ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))
     columns = {"prompt": prompts, "completion": ["abc"] * rows, "completion_ids": ids}
     return Chunk(
-        id=1, step=3, keys=Keys.of(range(rows)), inputs={"rows": Batch.make(Keys.of(range(rows)), columns, Completion)}
+        id=1,
+        step=3,
+        keys=Keys.of(range(rows)),
+        inputs={"rows": Batch.make(Keys.of(range(rows)), columns, Completion)},
     )
 
 
@@ -137,16 +144,27 @@ def in_one_kernel() -> list[Outcome]:
             session.tombstones.clear()
             kept = scored(kernel, [f"{kind}!"])
             told = session.tombstones.get(0, "")
-            problem = judged(told, said, "any_kind", "row 0/0") if said else ("" if kept == [0] else f"lost: {told}")
+            problem = (
+                judged(told, said, "any_kind", "row 0/0")
+                if said
+                else ("" if kept == [0] else f"lost: {told}")
+            )
             if not problem and scored(kernel, ["right"]) != [0]:
                 problem = f"the next row was lost: {session.tombstones}"
             found.append(outcome(f"row: {kind}", problem, told, begun))
     left = processes(mark)
-    return [*found, outcome("nothing is left", f"processes are left: {left}" if left else "", "", time.monotonic())]
+    return [
+        *found,
+        outcome(
+            "nothing is left", f"processes are left: {left}" if left else "", "", time.monotonic()
+        ),
+    ]
 
 
 def in_its_own_kernel(kind: str) -> Outcome:
-    """One bad row between two others: it alone is given up; and where the policy is to stop, that names it, too."""
+    """One bad row between two others: it alone is given up; and where the policy is to stop, that
+    names it, too.
+    """
     begun, said = time.monotonic(), BAD[kind][0]
     prompts = ["right", "wrong!", "right"]
     told = ""
@@ -164,7 +182,9 @@ def in_its_own_kernel(kind: str) -> Outcome:
                 except DataflowError as error:
                     problem = judged(str(error), said, kind, "row 1/0")
         left = processes(mark)
-    return outcome(f"kernel: {kind}", problem or (f"processes are left: {left}" if left else ""), told, begun)
+    return outcome(
+        f"kernel: {kind}", problem or (f"processes are left: {left}" if left else ""), told, begun
+    )
 
 
 def judged(told: str, said: str, function: str, row: str) -> str:
@@ -187,7 +207,7 @@ def shown_wrongly(told: str) -> str:
     return ""
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 class Commands:
@@ -214,7 +234,9 @@ class Commands:
         problem = self._ended(code, 3 if said else 0, err, left)
         if said and not problem:
             problem = judged(err, said, kind, "row ")
-        return outcome(f"command: {kind}", problem or shown_wrongly(out + err), _first(err or out), begun)
+        return outcome(
+            f"command: {kind}", problem or shown_wrongly(out + err), _first(err or out), begun
+        )
 
     def _file(self, name: str) -> Outcome:
         self._model.result()
@@ -223,13 +245,30 @@ class Commands:
         file.write_text(text)
         code, out, err, left = self._called("check", f"{file}:f", "")
         problem = "" if re.search(said, err) else f"expected {said!r}, found {err[-300:]!r}"
-        problem = problem or ("" if code in (1, 2) else f"exit code {code}") or shown_wrongly(out + err)
-        return outcome(f"file: {name}", problem or (f"left: {left}" if left else ""), _first(err), begun)
+        problem = (
+            problem or ("" if code in (1, 2) else f"exit code {code}") or shown_wrongly(out + err)
+        )
+        return outcome(
+            f"file: {name}", problem or (f"left: {left}" if left else ""), _first(err), begun
+        )
 
     def _called(self, command: str, function: str, run: str) -> tuple[int, str, str, list[int]]:
-        flags = ["--base", "runs/tiny/model", "--data", "rows.jsonl", "--reward-fn", function, "--n", "2"]
+        flags = [
+            "--base",
+            "runs/tiny/model",
+            "--data",
+            "rows.jsonl",
+            "--reward-fn",
+            function,
+            "--n",
+            "2",
+        ]
         flags += ["--batch", "2", "--max-tokens", "3"]
-        flags += ["--steps", "2", "--name", run, "--threads", "1", "--no-progress"] if command == "run" else []
+        flags += (
+            ["--steps", "2", "--name", run, "--threads", "1", "--no-progress"]
+            if command == "run"
+            else []
+        )
         mark = uuid.uuid4().hex
         made = subprocess.Popen(
             [*COMMAND, command, "graphs.grpo:grpo", *flags],
@@ -274,17 +313,25 @@ def _first(text: str) -> str:
 
 
 def outcome(case: str, problem: str, told: str, begun: float) -> Outcome:
-    return Outcome(part="rewards", case=case, fault=problem, said=_first(told)[:300], seconds=time.monotonic() - begun)
+    return Outcome(
+        part="rewards",
+        case=case,
+        fault=problem,
+        said=_first(told)[:300],
+        seconds=time.monotonic() - begun,
+    )
 
 
-# --- what is left -----------------------------------------------------------------------------------------------------
+# --- what is left ---------------------------------------------------------------------------------
 
 MARK = "DATAFLOW_TORTURE"
 
 
 @contextmanager
 def marked() -> Iterator[str]:
-    """A mark in the environment of what this thread starts by the kernel; what has it still is killed afterwards."""
+    """A mark in the environment of what this thread starts by the kernel; what has it still is
+    killed afterwards.
+    """
     mark = os.environ[MARK] = uuid.uuid4().hex
     try:
         yield mark

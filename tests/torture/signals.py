@@ -7,14 +7,17 @@
     ranks       two ranks of a train node
     evaluated   one process, with reward children, evaluations and their best versions
 
-What is sent: INT, TERM, HUP (to the process of the run or to its whole group), KILL, STOP and CONT, a second one once
-the first was told of, TERM twice at once. When: as it starts, in a checkpoint, at a random Step, in a resume.
+What is sent: INT, TERM, HUP (to the process of the run or to its whole group), KILL, STOP and CONT,
+a second one once the first was told of, TERM twice at once. When: as it starts, in a checkpoint, at
+a random Step, in a resume.
 
-Owns: drawing and carrying out the cases, what has to hold. Does not own: a run's processes (tests/chaos/kills.py).
+Owns: drawing and carrying out the cases, what has to hold. Does not own: a run's processes
+(tests/chaos/kills.py).
 
-After each exit: the code that the signal is to lead to, one line that says so, no traceback, no process within 10 s.
-At the end: all Steps in the metrics, an intact checkpoint of the last, every row trained once; at max_lag 0 metrics and
-weights of a run that nobody disturbed, to the bit; nothing new in /dev/shm or the folder for temporary files.
+After each exit: the code that the signal is to lead to, one line that says so, no traceback, no
+process within 10 s. At the end: all Steps in the metrics, an intact checkpoint of the last, every
+row trained once; at max_lag 0 metrics and weights of a run that nobody disturbed, to the bit;
+nothing new in /dev/shm or the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ STEPS, BATCH, SAMPLES = 8, 4, 2
 _SECONDS_OF_RESUME = 150.0
 _CALL = "import sys; from engine.cli import main; sys.exit(main())"
 _REWARD = (
-    "def vowels(completions, **columns):\n    return [sum(c in 'aeiouAEIOU' for c in t) / 6 for t in completions]\n"
+    "def vowels(completions, **columns):\n    return [sum(c in 'aeiouAEIOU' for c in t) / 6 for t"
+    " in completions]\n"
 )
 _GRAPH = """from operators.data import prompts
 from operators.generate import generate
@@ -67,7 +71,9 @@ def evaluated(folder: str):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A graph, and where its nodes are. exact: whether it is compared to the bit with a run that nobody disturbs."""
+    """A graph, and where its nodes are. exact: whether it is compared to the bit with a run that
+    nobody disturbs.
+    """
 
     function: str = "plain"
     flags: tuple[str, ...] = ()
@@ -88,7 +94,9 @@ WHEN = ("start", "begin", "step", "checkpoint", "end", "resume")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """sent: what; when: at which moment; group: to the whole process group, as a terminal and a batch system do."""
+    """sent: what; when: at which moment; group: to the whole process group, as a terminal and a
+    batch system do.
+    """
 
     kind: str
     sent: str
@@ -103,7 +111,9 @@ class Case:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A case as it is carried out. mark: as in tests/chaos/kills.py, by which its processes are found."""
+    """A case as it is carried out. mark: as in tests/chaos/kills.py, by which its processes are
+    found.
+    """
 
     case: Case
     folder: Path
@@ -127,7 +137,11 @@ def cases(seed: int, count: int) -> Iterator[Case]:
     kinds, sent, when = (_in_turn(draw, names) for names in (tuple(KINDS), SENT, WHEN))
     for number in range(count):
         yield Case(
-            kind=next(kinds), sent=next(sent), when=next(when), group=draw.random() < 0.5, seed=seed * 1000 + number
+            kind=next(kinds),
+            sent=next(sent),
+            when=next(when),
+            group=draw.random() < 0.5,
+            seed=seed * 1000 + number,
         )
 
 
@@ -137,13 +151,19 @@ def _in_turn(draw: random.Random, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def torture(short: bool, seed: int) -> list[Outcome]:
-    """Short: 2 cases, each of another kind and signal; else 60. Two at a time, after what they are compared with."""
+    """Short: 2 cases, each of another kind and signal; else 60. Two at a time, after what they are
+    compared with.
+    """
     found = list(cases(seed, 2 if short else 60))
     with tempfile.TemporaryDirectory(prefix="torture_") as made, ThreadPoolExecutor(2) as pool:
         folder = Path(made)
         _prepare(folder)
-        names = list(dict.fromkeys(_compared_with(case.kind) for case in found if KINDS[case.kind].exact))
-        references = dict(zip(names, pool.map(lambda name: _reference(folder, name), names), strict=True))
+        names = list(
+            dict.fromkeys(_compared_with(case.kind) for case in found if KINDS[case.kind].exact)
+        )
+        references = dict(
+            zip(names, pool.map(lambda name: _reference(folder, name), names), strict=True)
+        )
         return list(pool.map(lambda case: _outcome(case, folder, references), found))
 
 
@@ -161,31 +181,43 @@ def _outcome(case: Case, folder: Path, references: Mapping[str, Path]) -> Outcom
         _carry_out(trial)
         _prove(trial, references)
         assert not (new := sorted(_shared() - before)), f"left in shared memory: {new}"
-        assert not (new := sorted(p.name for p in trial.temporary.iterdir())), f"temporary files are left: {new}"
+        assert not (new := sorted(p.name for p in trial.temporary.iterdir())), (
+            f"temporary files are left: {new}"
+        )
     except AssertionError as error:
         fault = str(error)
     finally:
         _end_all(trial)
     said = next((line for line in trial.said if line), "")
-    return Outcome(part="signals", case=str(case), fault=fault, said=said, seconds=time.monotonic() - start)
+    return Outcome(
+        part="signals", case=str(case), fault=fault, said=said, seconds=time.monotonic() - start
+    )
 
 
 def _trial(case: Case, folder: Path, name: str) -> Trial:
-    trial = Trial(case=case, folder=folder, runs=folder / f"runs_{name}", mark=f"signals-{name}-{os.getpid()}")
+    trial = Trial(
+        case=case, folder=folder, runs=folder / f"runs_{name}", mark=f"signals-{name}-{os.getpid()}"
+    )
     trial.temporary.mkdir(parents=True)
     return trial
 
 
 def _shared() -> set[str]:
     """Names in shared memory that a run could have left; those of other programs are none of it."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("dataflow", "torch_", "psm_", "pymp-"))}
+    return {
+        name
+        for name in os.listdir("/dev/shm")
+        if name.startswith(("dataflow", "torch_", "psm_", "pymp-"))
+    }
 
 
-# --- carrying out -----------------------------------------------------------------------------------------------------
+# --- carrying out ---------------------------------------------------------------------------------
 
 
 def _carry_out(trial: Trial) -> None:
-    """Run, disturb, and resume until the run is complete; a resume is disturbed where the case says so."""
+    """Run, disturb, and resume until the run is complete; a resume is disturbed where the case says
+    so.
+    """
     draw = random.Random(trial.case.seed)
     command = _first_command(trial)
     if trial.case.when == "resume":
@@ -196,19 +228,39 @@ def _carry_out(trial: Trial) -> None:
         if code == 0 and _complete(trial.run):
             return
         code = _undisturbed(trial, _next_command(trial))
-    raise AssertionError(f"the run is not complete after three resumes, the last of which ended with {code}")
+    raise AssertionError(
+        f"the run is not complete after three resumes, the last of which ended with {code}"
+    )
 
 
 def _first_command(trial: Trial) -> list[str]:
     kind = KINDS[trial.case.kind]
-    common = ["--steps", STEPS, "--name", trial.case.kind, "--runs", trial.runs, "--threads", 1, "--no-progress"]
+    common = [
+        "--steps",
+        STEPS,
+        "--name",
+        trial.case.kind,
+        "--runs",
+        trial.runs,
+        "--threads",
+        1,
+        "--no-progress",
+    ]
     stored = ["--checkpoint-every", 2, "--overwrite", "--folder", trial.folder]
-    return ["run", f"torture_graphs.py:{kind.function}", *map(str, common), *map(str, stored), *kind.flags]
+    return [
+        "run",
+        f"torture_graphs.py:{kind.function}",
+        *map(str, common),
+        *map(str, stored),
+        *kind.flags,
+    ]
 
 
 def _next_command(trial: Trial) -> list[str]:
     """resume; run again where the signal came before the run folder had its record."""
-    recorded = all((trial.run / name).is_file() for name in ("graph.json", "options.json", "versions.json"))
+    recorded = all(
+        (trial.run / name).is_file() for name in ("graph.json", "options.json", "versions.json")
+    )
     return ["resume", str(trial.run)] if recorded else _first_command(trial)
 
 
@@ -251,18 +303,30 @@ def _disturbed(trial: Trial, command: list[str], when: str, sent: str, draw: ran
     except subprocess.TimeoutExpired:
         raise AssertionError(f"it has not ended {_SECONDS_OF_RESUME:g} s after {sent}") from None
     _gone(trial)
-    trial.said += [line for line in output.splitlines() if re.search(r"stopped by|ended (at once )?by|stopping", line)]
+    trial.said += [
+        line
+        for line in output.splitlines()
+        if re.search(r"stopped by|ended (at once )?by|stopping", line)
+    ]
     assert "Traceback" not in output, f"a traceback:\n{output[-3000:]}"
-    assert "Exception ignored" not in output, f"an exception in a place where nobody hears it:\n{output[-3000:]}"
+    assert "Exception ignored" not in output, (
+        f"an exception in a place where nobody hears it:\n{output[-3000:]}"
+    )
     _right_exit(trial, made.returncode, sent, output)
-    assert _step(trial.run) >= min(at, _stored(trial.run)), "Steps before the last checkpoint were lost"
+    assert _step(trial.run) >= min(at, _stored(trial.run)), (
+        "Steps before the last checkpoint were lost"
+    )
     return made.returncode
 
 
 def _right_exit(trial: Trial, code: int, sent: str, output: str) -> None:
-    """0 where the run was complete before the signal could count, or went on as after STOP; else what it leads to."""
+    """0 where the run was complete before the signal could count, or went on as after STOP; else
+    what it leads to.
+    """
     number = {"INT": 2, "TERM": 15, "HUP": 1, "again": 15, "twice": 15}.get(sent, 0)
-    expected = {0} if sent == "STOP" else {0, -signal.SIGKILL} if sent == "KILL" else {0, 128 + number}
+    expected = (
+        {0} if sent == "STOP" else {0, -signal.SIGKILL} if sent == "KILL" else {0, 128 + number}
+    )
     if code == -number and number and not output.strip():
         return  # Python itself was about to begin: a shell shows it as 128 and the number, too
     assert code in expected, f"exit {code}, expected one of {sorted(expected)}:\n{output[-3000:]}"
@@ -271,7 +335,9 @@ def _right_exit(trial: Trial, code: int, sent: str, output: str) -> None:
     elif sent != "KILL":
         assert trial.said, f"nothing says why it ended:\n{output[-3000:]}"
     if code == 128 + number and "stopped by" in output and _step(trial.run):
-        assert _stored(trial.run) == _step(trial.run), "it stopped without a checkpoint of its last Step"
+        assert _stored(trial.run) == _step(trial.run), (
+            "it stopped without a checkpoint of its last Step"
+        )
 
 
 def _moment(trial: Trial, when: str, draw: random.Random) -> Callable[[], bool]:
@@ -345,7 +411,7 @@ def _end_all(trial: Trial) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# --- what has to hold -------------------------------------------------------------------------------------------------
+# --- what has to hold -----------------------------------------------------------------------------
 
 
 def _step(run: Path) -> int:
@@ -356,7 +422,9 @@ def _step(run: Path) -> int:
 
 def _stored(run: Path) -> int:
     """The Step of the last checkpoint."""
-    return max((int(p.name.removeprefix("step_")) for p in (run / "checkpoints").glob("step_*")), default=0)
+    return max(
+        (int(p.name.removeprefix("step_")) for p in (run / "checkpoints").glob("step_*")), default=0
+    )
 
 
 def _complete(run: Path) -> bool:
@@ -371,37 +439,49 @@ def _prove(trial: Trial, references: Mapping[str, Path]) -> None:
     from engine.observe.samples import read_samples
 
     kind, rows = KINDS[trial.case.kind], metrics(trial.run)
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "the metrics are not complete"
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), (
+        "the metrics are not complete"
+    )
     latest = CheckpointStore(trial.run / "checkpoints").latest()
     assert latest is not None, "there is no checkpoint"
     assert latest.step == STEPS, f"the last intact checkpoint is of step {latest.step}"
     samples = read_samples(trial.run / "samples").to_pylist()
     for node in {row["node"] for row in samples}:
-        kills.whole_groups_once(node, [row for row in samples if row["node"] == node], SAMPLES, BATCH * STEPS)
+        kills.whole_groups_once(
+            node, [row for row in samples if row["node"] == node], SAMPLES, BATCH * STEPS
+        )
     assert max(row["policy/lag/max"] for row in rows) <= kind.max_lag, "a row is older than max_lag"
     if kind.exact:
         reference = references[_compared_with(trial.case.kind)]
         made, wanted = timeless(rows), timeless(metrics(reference))
         made, wanted = kills.undisturbed_by_repeats(made), kills.undisturbed_by_repeats(wanted)
         assert made == wanted, f"other numbers: {list(kills.differences(made, wanted))[:5]}"
-        assert weights(latest.path) == weights(reference / latest.path.relative_to(trial.run)), "other weights"
+        assert weights(latest.path) == weights(reference / latest.path.relative_to(trial.run)), (
+            "other weights"
+        )
 
 
 def _compared_with(kind: str) -> str:
-    """Several ranks add in another order than one; in all other places the numbers are those of one process."""
+    """Several ranks add in another order than one; in all other places the numbers are those of one
+    process.
+    """
     return kind if "--ranks" in KINDS[kind].flags else KINDS[kind].function
 
 
 def _reference(folder: Path, name: str) -> Path:
     """The folder of a run that nobody disturbs."""
     kind = name if name in KINDS else "one"
-    trial = _trial(Case(kind=kind, sent="", when="", group=False, seed=0), folder, f"undisturbed_{name}")
+    trial = _trial(
+        Case(kind=kind, sent="", when="", group=False, seed=0), folder, f"undisturbed_{name}"
+    )
     assert _undisturbed(trial, _first_command(trial)) == 0
     return trial.run
 
 
 def main() -> None:
-    """One case again: `python -m tests.torture.signals '{"kind": ..., "sent": ..., "when": ..., ...}'`."""
+    """One case again: `python -m tests.torture.signals '{"kind": ..., "sent": ..., "when": ...,
+    ...}'`.
+    """
     case = Case(**json.loads(sys.argv[1]))
     with tempfile.TemporaryDirectory(prefix="torture_") as made:
         _prepare(Path(made))

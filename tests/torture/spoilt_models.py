@@ -19,7 +19,9 @@ Spoil = Callable[[Path, random.Random], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A way to spoil a good model; `says` is what the refusal has to contain, `node` the name that it gives."""
+    """A way to spoil a good model; `says` is what the refusal has to contain, `node` the name that
+    it gives.
+    """
 
     name: str
     spoil: Spoil
@@ -30,7 +32,7 @@ class Case:
     """Whether only the opened kernel can find it; such a case costs seconds."""
 
 
-# --- ways to spoil ----------------------------------------------------------------------------------------------------
+# --- ways to spoil --------------------------------------------------------------------------------
 
 
 def nothing(folder: Path, draw: random.Random) -> None:
@@ -96,7 +98,11 @@ def with_weights(change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Spoil
         from safetensors.torch import load_file, save_file
 
         found = change(load_file(folder / "model.safetensors"))
-        save_file({k: v.contiguous() for k, v in found.items()}, folder / "model.safetensors", {"format": "pt"})
+        save_file(
+            {k: v.contiguous() for k, v in found.items()},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
 
     return spoil
 
@@ -126,7 +132,11 @@ def in_shards(*, lose: bool, index: str = "") -> Spoil:
         names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
         places = {tensor: names[i % 2] for i, tensor in enumerate(found)}
         for name in names[: 1 if lose else 2]:
-            save_file({t: found[t] for t, p in places.items() if p == name}, folder / name, {"format": "pt"})
+            save_file(
+                {t: found[t] for t, p in places.items() if p == name},
+                folder / name,
+                {"format": "pt"},
+            )
         text = index or json.dumps({"metadata": {}, "weight_map": places})
         (folder / "model.safetensors.index.json").write_text(text)
 
@@ -243,7 +253,9 @@ def fewer_embeddings(folder: Path, draw: random.Random) -> None:
     """The weights and the config agree; the tokenizer knows more."""
     with_json(CONFIG, vocab_size=64)(folder, draw)
     with_json(GENERATION, eos_token_id=5)(folder, draw)
-    with_weights(lambda w: w | {"model.embed_tokens.weight": w["model.embed_tokens.weight"][:64]})(folder, draw)
+    with_weights(lambda w: w | {"model.embed_tokens.weight": w["model.embed_tokens.weight"][:64]})(
+        folder, draw
+    )
 
 
 def shorter(weights: dict[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Command lines by the hundred: a process that has imported everything, and forks once for each.
 
-Owns: starting `dataflow ARGUMENTS` with a fault in a process of its own, and how it ended. Does not own: the faults
-(faults.py), nor what is asserted (disk.py).
+Owns: starting `dataflow ARGUMENTS` with a fault in a process of its own, and how it ended. Does not
+own: the faults (faults.py), nor what is asserted (disk.py).
 
     parent  ->  {"arguments": [...], "output": path, "faults": {...}, "limit": bytes of a file}    one line of JSON
     parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...], "left": processes that stayed}
@@ -34,8 +34,8 @@ GONE_WITHIN = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """code: minus the signal where one ended it. text: all that it printed. calls: those that writers made. left:
-    processes that it started and that stayed.
+    """code: minus the signal where one ended it. text: all that it printed. calls: those that
+    writers made. left: processes that it started and that stayed.
     """
 
     code: int
@@ -67,7 +67,10 @@ class Zygote:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -76,12 +79,23 @@ class Zygote:
             self._process.stdout.close()
 
     def run(
-        self, arguments: Sequence[str], output: Path, faults: dict[str, Any] | None = None, limit: int = 0
+        self,
+        arguments: Sequence[str],
+        output: Path,
+        faults: dict[str, Any] | None = None,
+        limit: int = 0,
     ) -> Ended:
-        """`dataflow ARGUMENTS`, to its end. limit: bytes that a file may have (RLIMIT_FSIZE); 0: any."""
+        """`dataflow ARGUMENTS`, to its end. limit: bytes that a file may have (RLIMIT_FSIZE); 0:
+        any.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        order = {"arguments": list(arguments), "output": str(output), "faults": faults, "limit": limit}
+        order = {
+            "arguments": list(arguments),
+            "output": str(output),
+            "faults": faults,
+            "limit": limit,
+        }
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -90,7 +104,7 @@ class Zygote:
         return Ended(code=answer["code"], text=text, calls=calls, left=answer["left"])
 
 
-# --- the process ------------------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -158,7 +172,9 @@ def _with_faults(order: dict[str, Any], calls: Path) -> int:
 
 
 def _waited(pid: int) -> tuple[int, int]:
-    """The end of a child (minus SIGALRM's number for one that hung), and how many processes of its session stayed."""
+    """The end of a child (minus SIGALRM's number for one that hung), and how many processes of its
+    session stayed.
+    """
     hung = not _ends(pid, LIMIT)
     if hung:
         os.killpg(pid, signal.SIGKILL)

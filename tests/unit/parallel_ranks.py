@@ -1,7 +1,8 @@
-"""What each of two ranks does in the tests of data-parallel training: a process of its own runs `main`.
+"""What each of two ranks does in the tests of data-parallel training: a process of its own runs
+`main`.
 
-Owns: the cases, the Steps of a case as one rank or as one of two sees them. Does not own: what is expected
-(test_parallel.py).
+Owns: the cases, the Steps of a case as one rank or as one of two sees them. Does not own: what is
+expected (test_parallel.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def _picky(now: Now, advantage: Tensors[Advantage]) -> Terms:
         raise ValueError("an advantage of 3")
     terms = -given * now.logprobs
     steep = torch.nonzero(given == 5.0).flatten()
-    return Terms(terms.index_add(0, steep, (now.logprobs - now.logprobs.detach())[steep].clamp_min(0.0).sqrt()))
+    return Terms(
+        terms.index_add(
+            0, steep, (now.logprobs - now.logprobs.detach())[steep].clamp_min(0.0).sqrt()
+        )
+    )
 
 
 PICKY = Loss((term(loss_function(_picky, name="picky")),))
@@ -58,7 +63,8 @@ PICKY = Loss((term(loss_function(_picky, name="picky")),))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A train node; `owners`: the rank that has each prompt of a Step, in the order of positions."""
+    """A train node; `owners`: the rank that has each prompt of a Step, in the order of positions.
+    """
 
     loss: Loss
     owners: Sequence[int]
@@ -76,15 +82,30 @@ class Case:
             "value_loss__returns": token_column(rows, "returns", seed=step, schema=Returns),
         }
         labels = {t.label for t in self.loss.terms}
-        return assignment(rows, step, **{name: b for name, b in ports.items() if name.split("__")[0] in labels})
+        return assignment(
+            rows, step, **{name: b for name, b in ports.items() if name.split("__")[0] in labels}
+        )
 
     def open(
-        self, bases: Mapping[str, str], session: FakeSession | None = None, shard: bool = False, tensor: int = 1
+        self,
+        bases: Mapping[str, str],
+        session: FakeSession | None = None,
+        shard: bool = False,
+        tensor: int = 1,
     ) -> TorchTrain:
         """The kernel of one rank."""
-        params = {"optimizer": AdamW(eps=1e-3), "tokens": 24, "head": "scalar" if self.base == "critic" else "lm"}
+        params = {
+            "optimizer": AdamW(eps=1e-3),
+            "tokens": 24,
+            "head": "scalar" if self.base == "critic" else "lm",
+        }
         return opened(
-            bases[self.base], self.loss, session=session, shard=shard, tensor=tensor, **(params | dict(self.params))
+            bases[self.base],
+            self.loss,
+            session=session,
+            shard=shard,
+            tensor=tensor,
+            **(params | dict(self.params)),
         )
 
 
@@ -113,7 +134,9 @@ def _mute_prompt(step: int) -> Batch:
 GRPO = Loss((term(losses.CLIPPED_POLICY, **CLIPPED),)) + 0.1 * Loss((term(losses.ENTROPY),))
 CASES: dict[str, Case] = {
     "grpo": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), params={"epochs": 2, "minibatches": 2}),
-    "value": Case(loss=Loss((term(losses.VALUE, clip=None),)), owners=(0, 0, 1, 0, 1, 1), base="critic"),
+    "value": Case(
+        loss=Loss((term(losses.VALUE, clip=None),)), owners=(0, 0, 1, 0, 1, 1), base="critic"
+    ),
     "group": Case(
         loss=Loss((term(loss_function(_by_group, scope="group", name="group")),)),
         owners=(1, 0, 0, 0, 1, 0),
@@ -121,15 +144,23 @@ CASES: dict[str, Case] = {
         params={"minibatches": 2},
     ),
     "one prompt": Case(
-        loss=GRPO, owners=(0, 0, 0, 0, 0, 1), params={"minibatches": 3, "aggregate": "sequence_mean", "clip_norm": 0.1}
+        loss=GRPO,
+        owners=(0, 0, 0, 0, 0, 1),
+        params={"minibatches": 3, "aggregate": "sequence_mean", "clip_norm": 0.1},
     ),
-    "no row": Case(loss=GRPO, owners=(0, 0, 0, 0, 0, 0), params={"minibatches": 2, "aggregate": "sequence_sum"}),
-    "mute": Case(loss=GRPO, owners=(0, 0, 0, 0, 0, 1), answers=_mute_prompt, params={"minibatches": 6}),
+    "no row": Case(
+        loss=GRPO, owners=(0, 0, 0, 0, 0, 0), params={"minibatches": 2, "aggregate": "sequence_sum"}
+    ),
+    "mute": Case(
+        loss=GRPO, owners=(0, 0, 0, 0, 0, 1), answers=_mute_prompt, params={"minibatches": 6}
+    ),
     "chunked": Case(loss=GRPO, owners=(0, 1, 1, 1, 0, 1), chunk=300),
 }
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(
-    loss=Loss((term(losses.SUPERVISED),)), owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5}
+    loss=Loss((term(losses.SUPERVISED),)),
+    owners=(1, 1, 0, 1, 0, 0),
+    params={"dtype": "bfloat16", "lr": 1e-5},
 )
 FAULTY = Case(loss=PICKY, owners=(0, 1, 0, 1, 0, 1))
 
@@ -142,7 +173,10 @@ def changed(given: Assignment, row: int, value: float) -> Assignment:
     values[column.offsets[row] + int(np.argmax(mask[row] > 0))] = value
     made = Batch.make(batch.keys, {"advantage": column.like(values)}, Advantage)
     return Assignment(
-        sequence=given.sequence, step=given.step, keys=given.keys, inputs=dict(given.inputs) | {"picky.advantage": made}
+        sequence=given.sequence,
+        step=given.step,
+        keys=given.keys,
+        inputs=dict(given.inputs) | {"picky.advantage": made},
     )
 
 
@@ -166,7 +200,9 @@ def look(kernel: TorchTrain) -> torch.Tensor:
         return ask()
 
 
-def train(case: Case, kernel: TorchTrain, steps: Sequence[int], rank: int | None = None) -> list[dict[str, float]]:
+def train(
+    case: Case, kernel: TorchTrain, steps: Sequence[int], rank: int | None = None
+) -> list[dict[str, float]]:
     """Metrics of some Steps."""
     given = [case.assignment(step) for step in steps]
     return [dict(kernel.step(g if rank is None else part(g, case.owners, rank))) for g in given]
@@ -207,7 +243,9 @@ class Rank:
     bases: Mapping[str, str]
 
     def open(self, case: Case, shard: bool) -> TorchTrain:
-        session = FakeSession(seed=5, node="train_policy", rank=self.rank, world=2, group=dist.group.WORLD)
+        session = FakeSession(
+            seed=5, node="train_policy", rank=self.rank, world=2, group=dist.group.WORLD
+        )
         return case.open(self.bases, session, shard)
 
     def case(self, case: Case, shard: bool) -> dict[str, Any]:
@@ -235,8 +273,8 @@ class Rank:
         return {"metrics": metrics, "weights": weights(kernel), "restored": weights(other)}
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Sums of gradients of 600 numbers, of which rank 0 has the first and the second, and rank 1 the second and the
-        third; nobody has the fourth.
+        """Sums of gradients of 600 numbers, of which rank 0 has the first and the second, and rank
+        1 the second and the third; nobody has the fourth.
         """
         session = FakeSession(rank=self.rank, world=2, group=dist.group.WORLD)
         parameters = [torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(4)]
@@ -258,7 +296,11 @@ class Rank:
             "column": said(kernel, misplaced(mine, self.rank)),
             "lonely": said(kernel, lonely),
         }
-        return {"said": found, "metrics": train(case, kernel, [1], self.rank), "weights": weights(kernel)}
+        return {
+            "said": found,
+            "metrics": train(case, kernel, [1], self.rank),
+            "weights": weights(kernel),
+        }
 
 
 def main(number: int, folder: Path, bases: Mapping[str, str]) -> None:
@@ -266,7 +308,11 @@ def main(number: int, folder: Path, bases: Mapping[str, str]) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=20)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=number,
+        world_size=2,
+        timeout=timedelta(seconds=20),
     )
     # Several buckets, as in a model of a usable size.
     parallel.BUCKET = 1000

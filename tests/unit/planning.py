@@ -1,4 +1,5 @@
-"""What tests of plans share: a model directory of known size, a data set's columns, planning for a known machine.
+"""What tests of plans share: a model directory of known size, a data set's columns, planning for a
+known machine.
 
 Owns: the inputs. Does not own: any check.
 """
@@ -49,11 +50,15 @@ def brief(completions: Sequence[str]) -> list[float]:
 
 @operator()
 def ask(rollout: Columns[Rollout]) -> Columns[Prompt]:
-    return Columns.make(Prompt, like=rollout, prompt=[f"Is this right? {c}" for c in rollout["completion"]])
+    return Columns.make(
+        Prompt, like=rollout, prompt=[f"Is this right? {c}" for c in rollout["completion"]]
+    )
 
 
 def make_tiny(folder: Path) -> None:
-    """A model directory named `tiny`: a config, weights that hold 452,480 numbers, a tokenizer of one token."""
+    """A model directory named `tiny`: a config, weights that hold 452,480 numbers, a tokenizer of
+    one token.
+    """
     (folder / "tiny").mkdir()
     (folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     body = np.zeros(452_480 - 98 * 128, np.float32)
@@ -72,7 +77,16 @@ def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:
     return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster)
 
 
-def placed(graph: Graph, *, cores: int = 4, memory: int = 24 * 2**30, threads: int | None = None, **asked: Any) -> Plan:
+def placed(
+    graph: Graph,
+    *,
+    cores: int = 4,
+    memory: int = 24 * 2**30,
+    threads: int | None = None,
+    **asked: Any,
+) -> Plan:
     """By what was asked for; asked: fields of Placing."""
     cluster = Cluster(cores=cores, memory=memory)
-    return make_plan(check(graph, headers), seed=0, threads=threads, placing=Placing(**asked), cluster=cluster)
+    return make_plan(
+        check(graph, headers), seed=0, threads=threads, placing=Placing(**asked), cluster=cluster
+    )

@@ -1,7 +1,7 @@
 """What each rank does in the tests of tensor-parallel training: a process of its own runs `main`.
 
-Owns: what a rank does and writes down. Does not own: cases and Steps (parallel_ranks.py), what is expected
-(test_tensor_ranks.py).
+Owns: what a rank does and writes down. Does not own: cases and Steps (parallel_ranks.py), what is
+expected (test_tensor_ranks.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Rank:
 
     def open(self, case: Case) -> TorchTrain:
         """The kernel of this rank."""
-        session = FakeSession(seed=5, node="train_policy", rank=self.rank, world=self.world, group=dist.group.WORLD)
+        session = FakeSession(
+            seed=5, node="train_policy", rank=self.rank, world=self.world, group=dist.group.WORLD
+        )
         return case.open(self.bases, session, tensor=self.tensor)
 
     @property
@@ -67,7 +69,9 @@ class Rank:
 
     def mine(self, case: Case) -> Case:
         """The case with as many owners as there are shares."""
-        return replace(case, owners=tuple(owner % (self.world // self.tensor) for owner in case.owners))
+        return replace(
+            case, owners=tuple(owner % (self.world // self.tensor) for owner in case.owners)
+        )
 
     def limits(self) -> list[float]:
         """Seconds after which a collective of each of its groups counts a silent rank as lost."""
@@ -76,10 +80,15 @@ class Rank:
         assert ranks.mesh is not None
         groups = [ranks._data, ranks.mesh.get_group()]
         assert [group.size() for group in groups] == [self.world // self.tensor, self.tensor]
-        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+        return [
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+            for group in groups
+        ]
 
     def case(self, case: Case) -> dict[str, Any]:
-        """Three Steps, with a nap after the first, in which the weights get other memory, as on a device."""
+        """Three Steps, with a nap after the first, in which the weights get other memory, as on a
+        device.
+        """
         usual, heads.CHUNK = heads.CHUNK, case.chunk or heads.CHUNK
         case, kernel = self.mine(case), self.open(case)
         metrics = train(case, kernel, STEPS[:1], self.share)
@@ -89,7 +98,12 @@ class Rank:
         kernel.wake()
         metrics += train(case, kernel, STEPS[1:], self.share)
         heads.CHUNK = usual
-        return {"metrics": metrics, "weights": weights(kernel), "looked": looked, "held": held(kernel)}
+        return {
+            "metrics": metrics,
+            "weights": weights(kernel),
+            "looked": looked,
+            "held": held(kernel),
+        }
 
     def state(self, name: str, case: Case) -> dict[str, Any]:
         """Two Steps, saved, and a third; and the third after what one rank saved."""
@@ -117,10 +131,18 @@ class Rank:
             "lonely": said(kernel, part(whole, (*case.owners[:5], 9), self.share)),
             "uneven": said(
                 kernel,
-                part(whole, (*case.owners[:5], 9 if self.rank == self.world - 1 else case.owners[5]), self.share),
+                part(
+                    whole,
+                    (*case.owners[:5], 9 if self.rank == self.world - 1 else case.owners[5]),
+                    self.share,
+                ),
             ),
         }
-        return {"said": found, "metrics": train(case, kernel, [1], self.share), "weights": weights(kernel)}
+        return {
+            "said": found,
+            "metrics": train(case, kernel, [1], self.share),
+            "weights": weights(kernel),
+        }
 
 
 def held(kernel: TorchTrain) -> dict[str, torch.Tensor]:
@@ -134,7 +156,11 @@ def main(number: int, world: int, tensor: int, folder: Path, bases: Mapping[str,
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=world, timeout=timedelta(seconds=20)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=number,
+        world_size=world,
+        timeout=timedelta(seconds=20),
     )
     parallel.BUCKET = 1000
     rank = Rank(rank=number, world=world, tensor=tensor, folder=folder, bases=bases)

@@ -1,4 +1,6 @@
-"""A Step's row: sums and means, times, how busy each Worker was, what comes before Step 1 and after a Step."""
+"""A Step's row: sums and means, times, how busy each Worker was, what comes before Step 1 and after
+a Step.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,26 @@ IDLE = [Doing(worker="gen"), Doing(worker="train")]
 
 def accounts(*workers: str) -> StepAccounts:
     made = StepAccounts(workers or ("main",))
-    made.add([("time/rollout", 9.0, 1.0), ("reward/mean", 9.0, 1.0)], [("main/rollout", "open", 0.0, 9.0)])
+    made.add(
+        [("time/rollout", 9.0, 1.0), ("reward/mean", 9.0, 1.0)],
+        [("main/rollout", "open", 0.0, 9.0)],
+    )
     made.begin(10.0)
     return made
 
 
-def close(made: StepAccounts, step: int, now: float, *, again: bool = False, **metrics: float) -> dict[str, float]:
+def close(
+    made: StepAccounts, step: int, now: float, *, again: bool = False, **metrics: float
+) -> dict[str, float]:
     return made.close(step, metrics, now, IDLE, again=again)
 
 
 def test_sums_means_and_rates() -> None:
     made = accounts()
     made.add([("time/rollout", 1.0, 1.0), ("reward/mean", 1.0, 3.0), ("data/rows", 4.0, 1.0)], [])
-    made.add([("time/rollout", 0.5, 1.0), ("reward/mean", 2.0, 1.0), ("completion/tokens", 8.0, 1.0)], [])
+    made.add(
+        [("time/rollout", 0.5, 1.0), ("reward/mean", 2.0, 1.0), ("completion/tokens", 8.0, 1.0)], []
+    )
     row = made.close(1, {"policy/lag/max": 1.0}, 12.0, IDLE, again=False)
     assert row == {
         "time/rollout": 1.5,
@@ -72,18 +81,29 @@ def test_time_of_files_has_no_kernel_in_it_where_there_is_one_worker() -> None:
 def test_several_workers_say_how_busy_they_were() -> None:
     made = accounts("gen", "train")
     made.add([], [("gen/rollout", "chunk 1", 9.0, 11.0), ("train/record", "samples", 11.0, 11.5)])
-    made.add([], [("train/train_policy", "step 1", 12.0, 13.5), ("checkpoint", "step 1", 10.0, 14.0)])
+    made.add(
+        [], [("train/train_policy", "step 1", 12.0, 13.5), ("checkpoint", "step 1", 10.0, 14.0)]
+    )
     doing = [Doing(worker="gen", node="rollout", what="chunk 2", since=13.0), Doing(worker="train")]
     row = made.close(1, {}, 14.0, doing, again=False)
     assert row == {"time/step": 4.0, "worker/gen/busy": 0.5, "worker/train/busy": 0.5}
     made.add([], [("gen/rollout", "chunk 2", 13.0, 16.0)])
-    assert made.close(2, {}, 16.0, IDLE, again=False)["worker/gen/busy"] == pytest.approx(1.0), "counted once a Step"
+    assert made.close(2, {}, 16.0, IDLE, again=False)["worker/gen/busy"] == pytest.approx(1.0), (
+        "counted once a Step"
+    )
 
 
 @settings(max_examples=50, deadline=None)
-@given(parts=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.booleans()), max_size=12), ends=st.data())
-def test_shares_add_up_to_what_was_done(parts: list[tuple[int, int, bool]], ends: st.DataObject) -> None:
-    """However Steps are cut: spans of one Worker do not overlap, and each second of them is counted once."""
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.booleans()), max_size=12),
+    ends=st.data(),
+)
+def test_shares_add_up_to_what_was_done(
+    parts: list[tuple[int, int, bool]], ends: st.DataObject
+) -> None:
+    """However Steps are cut: spans of one Worker do not overlap, and each second of them is counted
+    once.
+    """
     spans, now = [], 0
     for gap, length, _ in parts:
         spans.append((float(now + gap), float(now + gap + length)))
@@ -94,6 +114,8 @@ def test_shares_add_up_to_what_was_done(parts: list[tuple[int, int, bool]], ends
     for step, cut in enumerate([*map(float, cuts), float(now) + 1.0], start=1):
         made.add([], [("gen/x", "", a, b) for a, b in spans if before < b <= cut])
         under_way = [Doing(worker="gen", node="x", since=a) for a, b in spans if a < cut < b]
-        found += made.close(step, {}, cut, under_way, again=False)["worker/gen/busy"] * (cut - before)
+        found += made.close(step, {}, cut, under_way, again=False)["worker/gen/busy"] * (
+            cut - before
+        )
         before = cut
     assert found == pytest.approx(sum(b - a for a, b in spans))

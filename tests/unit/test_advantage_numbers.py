@@ -1,7 +1,9 @@
-"""Advantages, returns and reward shaping against plain loops in float64, and each dialect against its peer's formula.
+"""Advantages, returns and reward shaping against plain loops in float64, and each dialect against
+its peer's formula.
 
-The peers' formulas are written out from their sources: TRL `grpo_trainer`, `rloo_trainer` and `ppo_trainer`, verl
-`core_algos` and `torch_functional`, OpenRLHF `experience_maker` and `models/utils`.
+The peers' formulas are written out from their sources: TRL `grpo_trainer`, `rloo_trainer` and
+`ppo_trainer`, verl `core_algos` and `torch_functional`, OpenRLHF `experience_maker` and
+`models/utils`.
 """
 
 from __future__ import annotations
@@ -26,21 +28,26 @@ Rows = list[list[float]]
 
 
 class Drawn:
-    """Rows of groups of 1 to 4, one in five of them empty, with holes in their masks; numbers are float32's."""
+    """Rows of groups of 1 to 4, one in five of them empty, with holes in their masks; numbers are
+    float32's.
+    """
 
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng(seed)
         sizes = draw.integers(1, 5, draw.integers(1, 5))
         self.groups = np.repeat(np.arange(len(sizes)), sizes).tolist()
-        self.lengths = (draw.integers(1, 6, len(self.groups)) * (draw.random(len(self.groups)) < 0.8)).tolist()
+        self.lengths = (
+            draw.integers(1, 6, len(self.groups)) * (draw.random(len(self.groups)) < 0.8)
+        ).tolist()
         self.keys = Keys.of(
-            np.array(self.groups) * 3 + 7, [self.groups[:i].count(g) for i, g in enumerate(self.groups)]
+            np.array(self.groups) * 3 + 7,
+            [self.groups[:i].count(g) for i, g in enumerate(self.groups)],
         )
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         self.mask = self.cut((draw.random(sum(self.lengths)) < 0.75).astype(np.float32))
-        self.reward = (draw.choice([0.0, 1.0, 1e3], len(self.groups)) + draw.random(len(self.groups))).astype(
-            np.float32
-        )
+        self.reward = (
+            draw.choice([0.0, 1.0, 1e3], len(self.groups)) + draw.random(len(self.groups))
+        ).astype(np.float32)
         self.tokens = {
             name: self.cut(draw.uniform(-2, 2, sum(self.lengths)).astype(np.float32))
             for name in ("value", "advantage", "sampler", "reference", "by_token")
@@ -52,16 +59,20 @@ class Drawn:
     def columns(self, schema: Any, **given: Any) -> Columns[Any]:
         """Rows of lists become token columns."""
         made = {
-            name: Ragged(np.array([x for row in data for x in row], _kind(name)), self.offsets)
-            if isinstance(data, list)
-            else data
+            name: (
+                Ragged(np.array([x for row in data for x in row], _kind(name)), self.offsets)
+                if isinstance(data, list)
+                else data
+            )
             for name, data in given.items()
         }
         return Columns(Batch.make(self.keys, made, schema), schema)
 
     @property
     def rollout(self) -> Columns[Rollout]:
-        return self.columns(Rollout, completion_mask=self.mask, sampler_logprobs=self.tokens["sampler"])
+        return self.columns(
+            Rollout, completion_mask=self.mask, sampler_logprobs=self.tokens["sampler"]
+        )
 
     @property
     def score(self) -> Columns[Reward]:
@@ -69,7 +80,9 @@ class Drawn:
 
     def members(self, row: int) -> list[float]:
         """The rewards of a row's group."""
-        return [float(r) for r, g in zip(self.reward, self.groups, strict=True) if g == self.groups[row]]
+        return [
+            float(r) for r, g in zip(self.reward, self.groups, strict=True) if g == self.groups[row]
+        ]
 
 
 def _kind(name: str) -> type:
@@ -77,7 +90,9 @@ def _kind(name: str) -> type:
 
 
 def same(found: Ragged, wanted: Rows, *, atol: float = 1e-6) -> None:
-    np.testing.assert_allclose(found.values, [x for row in wanted for x in row], rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(
+        found.values, [x for row in wanted for x in row], rtol=1e-5, atol=atol
+    )
 
 
 def on_tokens(numbers: Sequence[float], mask: Rows) -> Rows:
@@ -88,7 +103,9 @@ seeds = given(seed=st.integers(0, 2**20))
 few = settings(max_examples=8, deadline=None)
 
 
-def group_formula(dialect: str, baseline: str, scale: str, reward: float, group: list[float]) -> float:
+def group_formula(
+    dialect: str, baseline: str, scale: str, reward: float, group: list[float]
+) -> float:
     """One row's advantage, as its peer computes it."""
     lone, mean = len(group) == 1, sum(group) / len(group)
     if lone and dialect == "verl":  # id2mean = 0, id2std = 1, whatever the estimator
@@ -101,13 +118,16 @@ def group_formula(dialect: str, baseline: str, scale: str, reward: float, group:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize(("baseline", "scale"), [("mean", "std"), ("mean", "none"), ("leave_one_out", "none")])
+@pytest.mark.parametrize(
+    ("baseline", "scale"), [("mean", "std"), ("mean", "none"), ("leave_one_out", "none")]
+)
 @few
 @seeds
 def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> None:
     rows = Drawn(seed)
     numbers = [
-        group_formula(dialect, baseline, scale, float(r), rows.members(i)) for i, r in enumerate(rows.reward.tolist())
+        group_formula(dialect, baseline, scale, float(r), rows.members(i))
+        for i, r in enumerate(rows.reward.tolist())
     ]
     found = ours._group_advantage(
         rows.rollout, rows.score, baseline=baseline, scale=scale, ragged=True, dialect=dialect
@@ -117,7 +137,9 @@ def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> 
 
 def test_a_group_of_one_without_a_baseline_keeps_what_it_has() -> None:
     rows = Drawn(1)
-    found = ours._group_advantage(rows.rollout, rows.score, baseline="none", scale="none", ragged=True, dialect="trl")
+    found = ours._group_advantage(
+        rows.rollout, rows.score, baseline="none", scale="none", ragged=True, dialect="trl"
+    )
     same(found["advantage"], on_tokens(rows.reward.tolist(), rows.mask))
 
 
@@ -127,18 +149,27 @@ def test_generalised_advantages_and_returns(seed: int) -> None:
     rows, gamma, lam = Drawn(seed), 0.9, 0.8
     advantages, goals, sums = [], [], []
     for row, (mask, value) in enumerate(zip(rows.mask, rows.tokens["value"], strict=True)):
-        # arXiv:1506.02438, equation 16, over the written tokens alone: the sum of discounted residuals of each.
+        # arXiv:1506.02438, equation 16, over the written tokens alone: the sum of discounted
+        # residuals of each.
         written = [t for t, m in enumerate(mask) if m]
         reward = [0.0] * (len(written) - 1) + [float(rows.reward[row])] * bool(written)
         v = [value[t] for t in written] + [0.0]
         residual = [reward[k] + gamma * v[k + 1] - v[k] for k in range(len(written))]
         advantage, goal, total = ([0.0] * len(mask) for _ in range(3))
         for k, t in enumerate(written):
-            advantage[t] = sum((gamma * lam) ** (j - k) * residual[j] for j in range(k, len(written)))
+            advantage[t] = sum(
+                (gamma * lam) ** (j - k) * residual[j] for j in range(k, len(written))
+            )
             goal[t] = advantage[t] + v[k]
             total[t] = sum(gamma ** (j - k) * reward[j] for j in range(k, len(written)))
         advantages.append(advantage), goals.append(goal), sums.append(total)
-    found = ours._gae(rows.rollout, rows.score, rows.columns(Values, values=rows.tokens["value"]), gamma=gamma, lam=lam)
+    found = ours._gae(
+        rows.rollout,
+        rows.score,
+        rows.columns(Values, values=rows.tokens["value"]),
+        gamma=gamma,
+        lam=lam,
+    )
     same(found["advantage"], advantages, atol=1e-4)
     same(found["returns"], goals, atol=1e-4)
     summed = ours._returns(rows.rollout, rows.score, gamma=gamma)
@@ -165,8 +196,16 @@ def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(
 @seeds
 def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
     rows = Drawn(seed)
-    value = [[float(np.float32(x * size + 3.0 * (size == 0.0))) for x in row] for row in rows.tokens["advantage"]]
-    written = [x for row, mask in zip(value, rows.mask, strict=True) for x, m in zip(row, mask, strict=True) if m]
+    value = [
+        [float(np.float32(x * size + 3.0 * (size == 0.0))) for x in row]
+        for row in rows.tokens["advantage"]
+    ]
+    written = [
+        x
+        for row, mask in zip(value, rows.mask, strict=True)
+        for x, m in zip(row, mask, strict=True)
+        if m
+    ]
     if len(written) < 2:  # both peers raise, or divide by 0
         return
     mean = math.fsum(written) / len(written)
@@ -179,12 +218,15 @@ def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
         [((x - mean) * scale + mean * (not shift)) * m for x, m in zip(row, mask, strict=True)]
         for row, mask in zip(value, rows.mask, strict=True)
     ]
-    found = ours._whiten(rows.columns(Advantage, advantage=value), rows.rollout, shift=shift, dialect=dialect)
+    found = ours._whiten(
+        rows.columns(Advantage, advantage=value), rows.rollout, shift=shift, dialect=dialect
+    )
     same(found["advantage"], wanted, atol=1e-5)
 
 
 def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
-    """The least variance: 1e-8 added to a variance of 1e-8 halves what the clamp leaves as it is."""
+    """The least variance: 1e-8 added to a variance of 1e-8 halves what the clamp leaves as it is.
+    """
     rows = Drawn(0)
     rows.mask = [[1.0] * n for n in rows.lengths]
     count = sum(rows.lengths)
@@ -192,11 +234,17 @@ def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
     columns = rows.columns(Advantage, advantage=rows.cut(np.array(flat, np.float32)))
     biased, unbiased = (float(np.var(np.float32(flat), ddof=d)) for d in (0, 1))
     found = {
-        d: np.abs(ours._whiten(columns, rows.rollout, shift=False, dialect=d)["advantage"].values).max()
+        d: (
+            np.abs(
+                ours._whiten(columns, rows.rollout, shift=False, dialect=d)["advantage"].values
+            ).max()
+        )
         for d in DIALECTS
     }
     assert found["openrlhf"] == pytest.approx(1e-4 / math.sqrt(max(biased, 1e-8)), rel=0.1)
-    assert found["trl"] == found["verl"] == pytest.approx(1e-4 / math.sqrt(unbiased + 1e-8), rel=0.1)
+    assert (
+        found["trl"] == found["verl"] == pytest.approx(1e-4 / math.sqrt(unbiased + 1e-8), rel=0.1)
+    )
 
 
 def kl_formula(dialect: str, kind: str, d: float) -> float:
@@ -214,17 +262,22 @@ def kl_formula(dialect: str, kind: str, d: float) -> float:
 @seeds
 def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
     rows = Drawn(seed)
-    far = np.random.default_rng(seed).choice([0.0, 0.0, 3.0, -3.0, 15.0, -15.0, 40.0, -40.0], sum(rows.lengths))
+    far = np.random.default_rng(seed).choice(
+        [0.0, 0.0, 3.0, -3.0, 15.0, -15.0, 40.0, -40.0], sum(rows.lengths)
+    )
     reference = [
         [float(np.float32(s - a)) for s, a in zip(row, away, strict=True)]
         for row, away in zip(rows.tokens["sampler"], rows.cut(far), strict=True)
     ]
     wanted = []
-    for row, (mask, own, other) in enumerate(zip(rows.mask, rows.tokens["sampler"], reference, strict=True)):
+    for row, (mask, own, other) in enumerate(
+        zip(rows.mask, rows.tokens["sampler"], reference, strict=True)
+    ):
         last = max((t for t, m in enumerate(mask) if m), default=-1)
         wanted.append(
             [
-                float(rows.reward[row]) * (t == last) - 0.1 * kl_formula(dialect, kind, s - r) * bool(m)
+                float(rows.reward[row]) * (t == last)
+                - 0.1 * kl_formula(dialect, kind, s - r) * bool(m)
                 for t, (m, s, r) in enumerate(zip(mask, own, other, strict=True))
             ]
         )
@@ -233,7 +286,14 @@ def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
         for row, mask in zip(reference, rows.mask, strict=True)
     ]
     found = ours._kl_in_reward(
-        rows.rollout, rows.score, rows.columns(Logprobs, logprobs=foreign), beta=0.1, kind=kind, dialect=dialect
+        rows.rollout,
+        rows.score,
+        rows.columns(Logprobs, logprobs=foreign),
+        beta=0.1,
+        kind=kind,
+        dialect=dialect,
     )
     same(found["token_reward"], wanted, atol=1e-4)
-    np.testing.assert_allclose(found["reward"], [math.fsum(row) for row in wanted], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(
+        found["reward"], [math.fsum(row) for row in wanted], rtol=1e-5, atol=1e-4
+    )

@@ -1,4 +1,6 @@
-"""Token alignment: all token columns of a row have one length, where rows are made and where they are joined."""
+"""Token alignment: all token columns of a row have one length, where rows are made and where they
+are joined.
+"""
 
 from __future__ import annotations
 
@@ -57,16 +59,18 @@ def test_the_first_row_that_differs_is_found(lengths: list[int], data: st.DataOb
     assert found is not None
     assert (found.row, found.axis) == (differ[0], "T")
     at = differ[0]
-    assert str(found) == (
-        f"expected one value for every completion token, found {lengths[at]} in 'rollout.completion_mask' and "
-        f"{other[at]} in 'old.logprobs'"
+    assert (
+        str(found) == f"expected one value for every completion token, found {lengths[at]} in"
+        f" 'rollout.completion_mask' and {other[at]} in 'old.logprobs'"
     )
 
 
 def test_a_slice_of_a_batch_is_compared_by_its_own_rows() -> None:
     whole = rows(Rollout, completion_mask=[1, 2, 3], completion_ids=[1, 2, 3])
     part = Batch(whole.keys.take(np.array([1, 2])), whole.records.slice(1, 2))
-    assert misaligned([("a", part, Rollout), ("b", rows(Logprobs, logprobs=[2, 3]), Logprobs)]) is None
+    assert (
+        misaligned([("a", part, Rollout), ("b", rows(Logprobs, logprobs=[2, 3]), Logprobs)]) is None
+    )
 
 
 def zero(completions: Sequence[str], **given_: object) -> list[float]:
@@ -96,7 +100,9 @@ def since(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Advantage
 policy = Model("policy", "base", trainable=True)
 rollout = generate(policy, prompts("data", batch=2), n=2, max_tokens=4, name="rollout")
 advantage = weighed(rollout)
-trained = train(policy, rollout, loss=clipped_policy_loss(advantage, old=logprobs(policy, rollout)), lr=1e-3)
+trained = train(
+    policy, rollout, loss=clipped_policy_loss(advantage, old=logprobs(policy, rollout)), lr=1e-3
+)
 
 
 def test_what_a_train_node_reads_is_compared() -> None:
@@ -108,30 +114,43 @@ def test_what_a_train_node_reads_is_compared() -> None:
     keys = Keys.of([10, 11], [0, 3], [0, 1])
     with pytest.raises(KernelError) as caught:
         Alignment(Graph("g", trained).node("train_policy")).require_inputs(keys, inputs)
-    assert str(caught.value) == (
-        "train_policy: row (position, sample, attempt) (11, 3, 1): expected one value for every completion token, "
-        "found 3 in 'rows.completion_ids' and 2 in 'clipped_policy_loss.old.logprobs'. "
-        "Fix: columns that were made from the tokens of this very port."
+    assert (
+        str(caught.value)
+        == "train_policy: row (position, sample, attempt) (11, 3, 1): expected one value for every"
+        " completion token, found 3 in 'rows.completion_ids' and 2 in"
+        " 'clipped_policy_loss.old.logprobs'. Fix: columns that were made from the tokens of"
+        " this very port."
     )
 
 
 def test_what_a_function_returns_is_compared_with_what_it_read() -> None:
     guard, read = Alignment(advantage.node), rows(Rollout, completion_mask=[2, 3])
     guard.require_made(read.keys, rows(Advantage, advantage=[2, 3]), {"rollout": read})
-    with pytest.raises(KernelError, match=r"weighed: row \(position, sample, attempt\) \(10, 0, 0\): "):
+    with pytest.raises(
+        KernelError, match=r"weighed: row \(position, sample, attempt\) \(10, 0, 0\): "
+    ):
         guard.require_made(read.keys, rows(Advantage, advantage=[1, 3]), {"rollout": read})
 
 
 def test_rows_with_ids_of_their_own_are_compared_among_themselves() -> None:
     guard, read = Alignment(revised(rollout).node), rows(Rollout, completion_mask=[2, 3])
-    guard.require_made(read.keys, rows(Rollout, completion_ids=[1, 1], completion_mask=[1, 1]), {"rollout": read})
+    guard.require_made(
+        read.keys, rows(Rollout, completion_ids=[1, 1], completion_mask=[1, 1]), {"rollout": read}
+    )
     with pytest.raises(KernelError, match="found 1 in 'completion_ids' and 2 in 'completion_mask'"):
-        guard.require_made(read.keys, rows(Rollout, completion_ids=[1, 1], completion_mask=[1, 2]), {"rollout": read})
+        guard.require_made(
+            read.keys,
+            rows(Rollout, completion_ids=[1, 1], completion_mask=[1, 2]),
+            {"rollout": read},
+        )
 
 
 def test_two_texts_of_one_row_may_differ() -> None:
     node = judged(rollout, revised(rollout)).node
-    inputs = {"rollout": rows(Rollout, completion_mask=[2, 3]), "draft": rows(Rollout, completion_mask=[5, 6])}
+    inputs = {
+        "rollout": rows(Rollout, completion_mask=[2, 3]),
+        "draft": rows(Rollout, completion_mask=[5, 6]),
+    }
     Alignment(node).require_inputs(inputs["rollout"].keys, inputs)
     inputs["draft"] = rows(Rollout, completion_mask=[5, 6], completion_ids=[5, 5])
     with pytest.raises(KernelError, match=r"6 in 'draft\.completion_mask'"):
@@ -139,7 +158,10 @@ def test_two_texts_of_one_row_may_differ() -> None:
 
 
 def test_an_ancestor_has_a_text_of_its_own() -> None:
-    inputs = {"later": rows(Rollout, completion_mask=[2, 3]), "first": rows(Rollout, completion_mask=[5, 6])}
+    inputs = {
+        "later": rows(Rollout, completion_mask=[2, 3]),
+        "first": rows(Rollout, completion_mask=[5, 6]),
+    }
     guard = Alignment(since(rollout, revised(rollout)).node)
     guard.require_inputs(inputs["later"].keys, inputs)
     guard.require_made(inputs["later"].keys, rows(Advantage, advantage=[2, 3]), inputs)

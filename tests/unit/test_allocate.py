@@ -1,4 +1,6 @@
-"""Columns that kernels build in the outbox's own memory: kept without a copy, given back when nobody wants them."""
+"""Columns that kernels build in the outbox's own memory: kept without a copy, given back when
+nobody wants them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ class Heard:
     def built(self, block: int) -> set[str]:
         """Columns of a block whose values lie where they were built."""
         records = self.outbox.records(block, ())
-        return {name for name in records.schema.names if _values(records.column(name)).address in self.given}
+        return {
+            name
+            for name in records.schema.names
+            if _values(records.column(name)).address in self.given
+        }
 
     def live(self) -> int:
         """Regions that are held, once all views that nobody has are gone."""
@@ -67,7 +73,9 @@ def _values(array: pa.Array) -> pa.Buffer:
 
 
 def logprobs(values: np.ndarray, offsets: np.ndarray) -> Batch:
-    return Batch.make(Keys.of(range(len(offsets) - 1)), {"logprobs": Ragged(values, offsets)}, Logprobs)
+    return Batch.make(
+        Keys.of(range(len(offsets) - 1)), {"logprobs": Ragged(values, offsets)}, Logprobs
+    )
 
 
 # the door
@@ -77,7 +85,11 @@ def logprobs(values: np.ndarray, offsets: np.ndarray) -> Batch:
 def test_memory_is_aligned_typed_and_as_long_as_asked(heard: Heard, dtype: Any) -> None:
     for count in (0, 1, 1000):
         array = session_on(heard.allocate).allocate(count, dtype)
-        assert (array.dtype, array.shape, array.flags.writeable) == (np.dtype(dtype), (count,), True)
+        assert (array.dtype, array.shape, array.flags.writeable) == (
+            np.dtype(dtype),
+            (count,),
+            True,
+        )
         assert not count or array.ctypes.data % 64 == 0
 
 
@@ -101,7 +113,9 @@ def test_a_batch_of_built_columns_is_kept_where_it_lies(heard: Heard) -> None:
 def test_other_columns_of_the_batch_are_copied_alone(heard: Heard) -> None:
     values, offsets = session_on(heard.allocate).allocate(1000, np.float32), np.arange(0, 1001, 100)
     values[:] = np.arange(1000)
-    batch = logprobs(values, offsets).with_columns({"note": pa.array(["x"] * 10), "other": pa.array(range(10))})
+    batch = logprobs(values, offsets).with_columns(
+        {"note": pa.array(["x"] * 10), "other": pa.array(range(10))}
+    )
     block = heard.outbox.keep(batch)
     assert heard.built(block) == {"logprobs"}
     assert heard.pool.live == 2, "one copy of all the rest"
@@ -117,9 +131,14 @@ def test_what_has_to_be_converted_is_a_copy(heard: Heard) -> None:
     session = session_on(heard.allocate)
     doubles, strided = session.allocate(8, np.float64), session.allocate(16, np.float32)
     doubles[:], strided[:] = 1.0, 2.0
-    blocks = [heard.outbox.keep(logprobs(values, np.array([0, 8]))) for values in (doubles, strided[::2])]
+    blocks = [
+        heard.outbox.keep(logprobs(values, np.array([0, 8]))) for values in (doubles, strided[::2])
+    ]
     assert [heard.built(block) for block in blocks] == [set(), set()]
-    assert [heard.outbox.records(b, ()).column("logprobs").to_pylist() for b in blocks] == [[[1.0] * 8], [[2.0] * 8]]
+    assert [heard.outbox.records(b, ()).column("logprobs").to_pylist() for b in blocks] == [
+        [[1.0] * 8],
+        [[2.0] * 8],
+    ]
 
 
 def test_what_is_never_yielded_is_given_back(heard: Heard) -> None:
@@ -148,7 +167,9 @@ def test_without_other_processes_it_is_ordinary_memory(memory: Allocate | None) 
     assert channel._blocks[channel.keep(batch)] is batch
 
 
-@pytest.mark.parametrize("count,dtype,found", [(-1, np.int32, "-1 of int32"), (3, object, "3 of object")])
+@pytest.mark.parametrize(
+    "count,dtype,found", [(-1, np.int32, "-1 of int32"), (3, object, "3 of object")]
+)
 def test_no_memory_of_no_size(heard: Heard, count: int, dtype: Any, found: str) -> None:
     with pytest.raises(KernelError, match=f"n: allocate: expected .*found {found}.*Fix: "):
         session_on(heard.allocate).allocate(count, dtype)
@@ -200,7 +221,9 @@ def test_their_columns_are_kept_where_they_were_built(heard: Heard, base: str, n
     assert heard.built(block) == built
     ordinary = made(kernel(), FakeSession(node="n"), chunk, model, **params)
     assert heard.outbox.records(block, ()).equals(ordinary.records)
-    assert heard.pool.live <= len(heard.given) + 1, "what it asked for, and at most one copy of all the rest"
+    assert heard.pool.live <= len(heard.given) + 1, (
+        "what it asked for, and at most one copy of all the rest"
+    )
     heard.outbox.release(block)
     del batch
     gc.collect()

@@ -1,5 +1,5 @@
-"""Bad data files, cluster files and run folders: one line each, with its place and a fix. The inputs are those of the
-torture, which gives them to the command line.
+"""Bad data files, cluster files and run folders: one line each, with its place and a fix. The
+inputs are those of the torture, which gives them to the command line.
 """
 
 from __future__ import annotations
@@ -66,15 +66,27 @@ def test_a_bad_file_of_a_run_folder_is_refused_by_name(case: str, tmp_path: Path
             b'{"prompt": "\xff"}',
             "a.jsonl:2: expected UTF-8, found byte 0xFF at column 13. Fix: save the file as UTF-8.",
         ),
-        (b'{"a": 1, "a": 2}', "a.jsonl:2: expected each key once, found 'a' twice. Fix: leave one out."),
-        (b'{"a": {"b": 1,  "b" :2}}', "a.jsonl:2: expected each key once, found 'b' twice. Fix: leave one out."),
+        (
+            b'{"a": 1, "a": 2}',
+            "a.jsonl:2: expected each key once, found 'a' twice. Fix: leave one out.",
+        ),
+        (
+            b'{"a": {"b": 1,  "b" :2}}',
+            "a.jsonl:2: expected each key once, found 'b' twice. Fix: leave one out.",
+        ),
         (
             b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}",
-            "a.jsonl:2: expected at most 200 levels of lists and objects, found more. Fix: keep it as text.",
+            (
+                "a.jsonl:2: expected at most 200 levels of lists and objects, found more. Fix: keep"
+                " it as text."
+            ),
         ),
         (
             b"[1]",
-            'a.jsonl:2: expected one JSON object a line, found list. Fix: {"prompt": "..."} on each line.',
+            (
+                'a.jsonl:2: expected one JSON object a line, found list. Fix: {"prompt": "..."} on'
+                " each line."
+            ),
         ),
     ],
 )
@@ -94,7 +106,10 @@ def test_demonstrations_without_words_are_refused_with_their_line(tmp_path: Path
     said = {"role": "user", "content": "a"}
     rows = [{"messages": [said, {"role": "assistant", "content": text}]} for text in ("b", None)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"a\.jsonl:2: messages: expected content in each message, found null\. Fix: "):
+    with pytest.raises(
+        DataError,
+        match=r"a\.jsonl:2: messages: expected content in each message, found null\. Fix: ",
+    ):
         open_demonstrations(str(tmp_path / "a.jsonl"))
     called = [said, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": called}) + "\n")
@@ -103,5 +118,8 @@ def test_demonstrations_without_words_are_refused_with_their_line(tmp_path: Path
 
 def test_the_measured_times_of_a_torn_file_are_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"time/a": 1.0}\n{"time/a": null}\n{"time/')
-    with pytest.raises(DataError, match=r"metrics\.jsonl:3: expected an object of numbers, found b'\{\"time/'\. Fix: "):
+    with pytest.raises(
+        DataError,
+        match=r"metrics\.jsonl:3: expected an object of numbers, found b'\{\"time/'\. Fix: ",
+    ):
         node_seconds(tmp_path)

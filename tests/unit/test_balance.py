@@ -1,4 +1,6 @@
-"""Balance: every item in one part, parts of nearly equal weight, by a rule that has no chance in it."""
+"""Balance: every item in one part, parts of nearly equal weight, by a rule that has no chance in
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def test_every_item_is_in_one_part_no_heavier_than_longest_first(
     assert ((part >= 0) & (part < parts)).all()
     found = totals(items, part, parts)
     assert found.sum() == items.sum()
-    assert found.max() <= totals(items, longest_first(items, parts, equal_counts=equal_counts), parts).max()
+    assert (
+        found.max()
+        <= totals(items, longest_first(items, parts, equal_counts=equal_counts), parts).max()
+    )
     assert np.array_equal(part, balanced(items, parts, equal_counts=equal_counts))
     if equal_counts:
         counts = np.bincount(part, minlength=parts)
@@ -36,12 +41,16 @@ def test_every_item_is_in_one_part_no_heavier_than_longest_first(
 @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=7), parts=st.integers(2, 3))
 def test_few_items_are_split_within_a_third_of_the_best(weights: list[int], parts: int) -> None:
     items = np.array(weights)
-    best = min(totals(items, np.array(p), parts).max() for p in product(range(parts), repeat=len(items)))
+    best = min(
+        totals(items, np.array(p), parts).max() for p in product(range(parts), repeat=len(items))
+    )
     assert totals(items, balanced(items, parts), parts).max() <= 4 / 3 * best
 
 
 def test_differencing_beats_longest_first_where_it_is_known_to() -> None:
-    items = np.array([8, 7, 6, 5, 4])  # Karmarkar and Karp's example: longest first gives 17, differencing 16
+    items = np.array(
+        [8, 7, 6, 5, 4]
+    )  # Karmarkar and Karp's example: longest first gives 17, differencing 16
     assert totals(items, longest_first(items, 2), 2).max() == 17
     assert totals(items, balanced(items, 2), 2).max() == 16
 

@@ -72,12 +72,19 @@ def test_the_ratio_is_the_median_over_pairs_not_of_medians() -> None:
 
 def test_long_tail_is_held_to_its_slot_waste() -> None:
     sides = (FixedSide("ours", [30.0], []), FixedSide("trl", [10.0], []))
-    found = {r.name: r for r in against_trl.results("long_tail", sides, against_trl.run_paired(sides, RUN, pairs=1))}
+    found = {
+        r.name: r
+        for r in against_trl.results(
+            "long_tail", sides, against_trl.run_paired(sides, RUN, pairs=1)
+        )
+    }
     assert found["long_tail/ours_to_trl/ratio"].holds is True
     assert found["long_tail/ours_to_trl/waste"].holds is False
 
 
-@pytest.mark.parametrize(("value", "least", "holds"), [(2.0, True, True), (1.0, True, False), (1.0, False, True)])
+@pytest.mark.parametrize(
+    ("value", "least", "holds"), [(2.0, True, True), (1.0, True, False), (1.0, False, True)]
+)
 def test_a_goal_holds_on_its_side(value: float, least: bool, holds: bool) -> None:
     assert report.Result(name="a", value=value, unit="x", goal=1.5, least=least).holds is holds
 
@@ -86,7 +93,9 @@ def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "found.json"
     where = report.machine()
     report.write_json(path, [report.Result(name="a", value=1.0, unit="ms")], where)
-    assert json.loads(path.read_text()) == [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
+    assert json.loads(path.read_text()) == [
+        {"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}
+    ]
     assert json.loads((tmp_path / "deep" / "found.machine.json").read_text())["cores"] >= 1
     table = path.with_suffix(".md").read_text()
     assert str(where) in table
@@ -102,7 +111,9 @@ def test_the_clock_leaves_the_warm_up_out() -> None:
         prompts=[[5] * 4] * 3,
         rewards=[9.0, 0.25, 0.75],
     )
-    found = measured(trl_side.measured({"warmup_steps": 1, "prompts_per_step": 2, "num_generations": 2}, clock))
+    found = measured(
+        trl_side.measured({"warmup_steps": 1, "prompts_per_step": 2, "num_generations": 2}, clock)
+    )
     assert found.samples_per_second == pytest.approx(8 / 3)
     assert found.slot_waste == pytest.approx(1 - 20 / 32)
     assert found.train_ms == pytest.approx(1000.0)
@@ -112,12 +123,18 @@ def test_the_clock_leaves_the_warm_up_out() -> None:
 
 def test_rewards_are_of_the_rows_they_are_given() -> None:
     assert rewards.exact_match(["ab", "ba"], answer=["ab", "ab"], prompts=[]) == [1.0, 0.0]
-    assert rewards.agreement(["ab", "abc", ""], answer=["aa", "a", "a"]) == [0.5, pytest.approx(1 / 3), 0.0]
+    assert rewards.agreement(["ab", "abc", ""], answer=["aa", "a", "a"]) == [
+        0.5,
+        pytest.approx(1 / 3),
+        0.0,
+    ]
     assert rewards.even_share(["24", "13", ""]) == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("tokens", [settings.DIGIT_TOKENS, settings.TEXT_TOKENS])
-def test_a_saved_tokenizer_still_has_one_token_a_character(tokens: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_saved_tokenizer_still_has_one_token_a_character(
+    tokens: tuple[str, ...], tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     settings.character_tokenizer(tokens).save_pretrained(tmp_path)
@@ -150,14 +167,21 @@ def test_the_data_planes_batch_has_the_size_and_form_that_are_quoted() -> None:
 
 
 def test_the_data_planes_goals_are_least_shares_and_most_milliseconds() -> None:
-    slow, fast = (data_plane.Timed(seconds=s, of_memcpy=share) for s, share in ((1e-3, 0.1), (1e-4, 0.9)))
+    slow, fast = (
+        data_plane.Timed(seconds=s, of_memcpy=share) for s, share in ((1e-3, 0.1), (1e-4, 0.9))
+    )
     for timed, holds in ((slow, False), (fast, True)):
-        found = {n: dict.fromkeys(data_plane.SIZES, timed) for n in ("shm, one copy", "shm, built in the slab")}
+        found = {
+            n: dict.fromkeys(data_plane.SIZES, timed)
+            for n in ("shm, one copy", "shm, built in the slab")
+        }
         held = [r.holds for r in data_plane.results(found) if r.holds is not None]
         assert held == [holds] * 4
 
 
-def test_the_data_planes_goals_beside_bare_zmq_are_a_most_and_a_least_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_planes_goals_beside_bare_zmq_are_a_most_and_a_least_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for value, holds in ((0.5, [True, False]), (0.95, [True, True]), (1.5, [False, True])):
         monkeypatch.setattr(data_plane, "alternated", lambda *_, value=value: value)
         found = data_plane.side_by_side((), data_plane.ROUNDS)

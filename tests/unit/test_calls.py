@@ -1,6 +1,8 @@
-"""Every public constructor, decorator and operator, with whatever one may give it: a GraphError at this very line.
+"""Every public constructor, decorator and operator, with whatever one may give it: a GraphError at
+this very line.
 
-Nothing but a GraphError may come out of the language, neither of the call nor of the check of what it made.
+Nothing but a GraphError may come out of the language, neither of the call nor of the check of what
+it made.
 """
 
 from __future__ import annotations
@@ -204,7 +206,9 @@ def test_graphs_losses_and_decorators_refuse_junk(junk: Any) -> None:
         lambda: select(rollout, where=keep, name=junk),
         lambda: operator()(junk),
         lambda: operator(reads={"rollout": junk})(brief)(rollout),
-        lambda: operator(reads={junk: ["answer"]} if isinstance(junk, str) else junk)(brief)(rollout),
+        lambda: operator(reads={junk: ["answer"]} if isinstance(junk, str) else junk)(brief)(
+            rollout
+        ),
         lambda: loss()(junk),
         lambda: declared(rollout, weight=junk),
         lambda: declared(junk),

@@ -1,6 +1,8 @@
-"""The check: every wrong graph is refused with its whole message, every right one passes and is known.
+"""The check: every wrong graph is refused with its whole message, every right one passes and is
+known.
 
-`GOLDEN=write pytest tests/unit/test_check.py` writes the golden messages anew; read the difference before keeping it.
+`GOLDEN=write pytest tests/unit/test_check.py` writes the golden messages anew; read the difference
+before keeping it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
 
 def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
     """The wrong graphs of a module, in the order of its lines."""
-    made = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    made = [
+        f
+        for f in vars(module).values()
+        if inspect.isfunction(f) and f.__module__ == module.__name__
+    ]
     signatures = {f: inspect.signature(f) for f in made}
     return [f for f, s in signatures.items() if s.return_annotation == "Graph" and not s.parameters]
 
@@ -111,9 +117,18 @@ def test_faults_are_in_the_order_of_the_lines() -> None:
 
 def test_sizes_are_said_as_a_user_counts_them() -> None:
     sizes = checked(right_graphs.plain_grpo).sizes["prompts"]
-    assert sizes.describe() == "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
+    assert (
+        sizes.describe()
+        == "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
+    )
     (size,) = sizes.trains
-    assert (size.rows, size.group, size.updates, size.rows_an_update, size.full) == (512, 8, 4, 128, True)
+    assert (size.rows, size.group, size.updates, size.rows_an_update, size.full) == (
+        512,
+        8,
+        4,
+        128,
+        True,
+    )
 
 
 def test_epochs_multiply_updates_and_an_evaluation_has_no_size() -> None:
@@ -127,7 +142,10 @@ def test_a_selection_of_pairs_has_two_rows_a_prompt_and_one_of_rows_may_leave_fe
     assert (pairs.group, pairs.rows, pairs.full) == (2, 128, True)
     (best,) = checked(right_graphs.expert_iteration).sizes["prompts"].trains
     assert not best.full
-    assert "at most 64 prompts x 8" in checked(right_graphs.expert_iteration).sizes["prompts"].describe()
+    assert (
+        "at most 64 prompts x 8"
+        in checked(right_graphs.expert_iteration).sizes["prompts"].describe()
+    )
 
 
 def test_lags_and_the_bound_that_follows() -> None:
@@ -151,7 +169,9 @@ def test_an_evaluation_reads_one_version() -> None:
 def test_columns_of_a_port_are_its_own_and_the_data_that_its_rows_descend_from() -> None:
     columns = checked(right_graphs.plain_grpo).columns
     assert columns["prompts", 0] == DATA
-    assert columns["rollout", 0]["completion_ids"] == pa.large_list(pa.field("item", pa.int32(), nullable=False))
+    assert columns["rollout", 0]["completion_ids"] == pa.large_list(
+        pa.field("item", pa.int32(), nullable=False)
+    )
     assert columns["score", 0] == {"reward": pa.float32(), **DATA}
 
 
@@ -162,7 +182,9 @@ def test_the_type_of_a_prompt_is_that_of_the_file() -> None:
 
 
 def test_dialects_and_what_is_not_read_are_told() -> None:
-    known = check(right_graphs.grpo("models/tiny", "data/train.parquet", right_graphs.exact), headers)
+    known = check(
+        right_graphs.grpo("models/tiny", "data/train.parquet", right_graphs.exact), headers
+    )
     assert known.dialects == {"advantage": "trl"}
     told = "train_policy: 'reference' is not read: clipped_policy_loss has beta=0.0"
     assert [note.partition(" ")[2] for note in known.notes] == [told]
@@ -209,10 +231,16 @@ def test_the_lag_of_an_evaluation_is_warned_of() -> None:
     )
     test = prompts("data/test.parquet", name="test")
     held = generate(policy, test, max_tokens=8, max_lag=2, name="held")
-    sink = right_graphs.evaluate(policy, reward(right_graphs.exact, held, name="held_reward"), every=5)
+    sink = right_graphs.evaluate(
+        policy, reward(right_graphs.exact, held, name="held_reward"), every=5
+    )
     known = check(Graph("g", train(policy, rollout, loss=objective, lr=1e-6), sink), headers)
     (warning,) = known.warnings
-    assert str(warning).partition(" ")[2].startswith("generate 'held': max_lag changes nothing: an evaluation reads")
+    assert (
+        str(warning)
+        .partition(" ")[2]
+        .startswith("generate 'held': max_lag changes nothing: an evaluation reads")
+    )
     assert known.lag["held"] == 0
 
 
@@ -235,12 +263,17 @@ def test_data_files_are_read_for_their_columns(tmp_path: Path) -> None:
 
 
 def test_a_file_without_prompts_is_a_fault_of_the_source(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'"):
+    with pytest.raises(
+        GraphError,
+        match=r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'",
+    ):
         check(a_prompt_file(tmp_path, '{"question": "2+2", "answer": "4"}'))
 
 
 def test_a_file_without_the_answer_is_a_fault_of_the_reward(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"):
+    with pytest.raises(
+        GraphError, match=r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"
+    ):
         check(a_prompt_file(tmp_path, '{"prompt": "2+2"}'))
 
 
@@ -258,7 +291,10 @@ def test_a_users_operator_asks_for_its_dataset_columns() -> None:
 
 def test_demonstrations_have_the_vocabulary_of_the_model_trained_on_them() -> None:
     base = str(states.TOKENIZERS / "words")
-    student, other = Model("student", base, trainable=True), Model("other", str(states.TOKENIZERS / "others"))
+    student, other = (
+        Model("student", base, trainable=True),
+        Model("other", str(states.TOKENIZERS / "others")),
+    )
     rows = demonstrations("data/demos.jsonl", batch=8)
     gap = logprobs(other, rows)
 
@@ -284,7 +320,10 @@ def test_a_selected_port_keeps_its_own_tokenizer() -> None:
     kept = select(rollout, where=best_of(reward(right_graphs.exact, rollout)))
     teacher = logprobs(Model("teacher", others), kept)
     sink = train(
-        policy, kept, loss=right_graphs.policy_gradient_loss(right_graphs.teacher_advantage(kept, teacher)), lr=1e-6
+        policy,
+        kept,
+        loss=right_graphs.policy_gradient_loss(right_graphs.teacher_advantage(kept, teacher)),
+        lr=1e-6,
     )
     with pytest.raises(GraphError, match="logprobs 'teacher': vocabulary"):
         check(Graph("g", sink), headers)
@@ -305,7 +344,9 @@ def with_param(graph: Graph, node: Node, **params: Any) -> Graph:
     return graph.replace(**{node.name: changed.ports})
 
 
-@pytest.mark.parametrize("make", [right_graphs.plain_ppo, right_graphs.dapo, right_graphs.with_evaluation])
+@pytest.mark.parametrize(
+    "make", [right_graphs.plain_ppo, right_graphs.dapo, right_graphs.with_evaluation]
+)
 def test_no_value_of_a_parameter_makes_the_check_itself_fail(make: Callable[[], Graph]) -> None:
     graph, refused = make(), 0
     for node in graph.nodes:
@@ -332,12 +373,16 @@ def test_a_graph_of_a_thousand_nodes_is_checked() -> None:
         rows, score = select(rows, score, where=keep, refill=True, name=f"select_{i}")
         score = add(score, name=f"shaped_{i}")
     advantage = right_graphs.returns(rows, score)
-    sink = train(right_graphs.policy, rows, loss=right_graphs.policy_gradient_loss(advantage), lr=1e-6)
+    sink = train(
+        right_graphs.policy, rows, loss=right_graphs.policy_gradient_loss(advantage), lr=1e-6
+    )
     graph = Graph("deep", sink)
     assert len(graph.nodes) > 900
     domain = check(graph, headers).domains.of_node(sink)
     assert domain is not None
-    assert len(list(domain.ancestors())) == 302  # the prompts, their answers, what each select keeps
+    assert (
+        len(list(domain.ancestors())) == 302
+    )  # the prompts, their answers, what each select keeps
     assert domain.describe().count("kept by") == 300
 
 

@@ -1,6 +1,8 @@
-"""The check of Models' directories: what is wrong is refused by file, node and line; what is right passes.
+"""The check of Models' directories: what is wrong is refused by file, node and line; what is right
+passes.
 
-`GOLDEN=write pytest tests/unit/test_check_bases.py` writes the golden messages anew; read the difference.
+`GOLDEN=write pytest tests/unit/test_check_bases.py` writes the golden messages anew; read the
+difference.
 """
 
 from __future__ import annotations
@@ -104,14 +106,22 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     shards = base(made / "shards", weights=None)
     safetensors(shards / "model-1.safetensors", WEIGHTS)
-    places = dict.fromkeys(WEIGHTS, "model-1.safetensors") | {"lm_head.weight": "model-2.safetensors"}
+    places = dict.fromkeys(WEIGHTS, "model-1.safetensors") | {
+        "lm_head.weight": "model-2.safetensors"
+    }
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     base(made / "fewer_layers", config=CONFIG | {"num_hidden_layers": 3})
     base(made / "other_embedding", config=CONFIG | {"vocab_size": 8})
     (base(made / "speechless") / "tokenizer.json").unlink()
     base(made / "endless", spoken={"eos_token": None})
-    base(made / "wordy", config=CONFIG | {"vocab_size": 2}, weights=WEIGHTS | {"model.embed_tokens.weight": (2, 2)})
-    (base(made / "odd_end") / "generation_config.json").write_text(json.dumps({"eos_token_id": "</s>"}))
+    base(
+        made / "wordy",
+        config=CONFIG | {"vocab_size": 2},
+        weights=WEIGHTS | {"model.embed_tokens.weight": (2, 2)},
+    )
+    (base(made / "odd_end") / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": "</s>"})
+    )
     base(made / "short", config=CONFIG | {"max_position_embeddings": 48})
     base(made / "scored", weights=WEIGHTS | {"score.weight": (1, 2)})
     base(made / "two_scores", weights=WEIGHTS | {"score.weight": (2, 2)})
@@ -166,17 +176,28 @@ def test_a_trained_critic_may_begin_with_a_new_head_and_a_follower_has_its_leade
 
 def test_a_reward_model_with_its_head_passes() -> None:
     policy = Model("policy", bases.GOOD, trainable=True)
-    rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout")
+    rollout = generate(
+        policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout"
+    )
     verdict = scores(Model("rm", "./bases/scored", head="scalar"), rollout)
-    advantage = bases.gae(rollout, verdict, bases.values(Model("v", "./bases/scored", head="scalar"), rollout))
-    accepted(Graph("g", train(policy, rollout, loss=bases.policy_gradient_loss(advantage), lr=1e-6)))
+    advantage = bases.gae(
+        rollout, verdict, bases.values(Model("v", "./bases/scored", head="scalar"), rollout)
+    )
+    accepted(
+        Graph("g", train(policy, rollout, loss=bases.policy_gradient_loss(advantage), lr=1e-6))
+    )
 
 
 def test_a_chat_template_is_found_in_its_file_or_in_the_settings(tmp_path: Path) -> None:
     messages = prompts("data/messages.parquet", batch=64)
     (base(tmp_path / "file") / "chat_template.jinja").write_text("{{ messages }}")
     accepted(bases.of(str(tmp_path / "file"), messages))
-    accepted(bases.of(str(base(tmp_path / "inside", spoken=SPOKEN | {"chat_template": "{{ messages }}"})), messages))
+    accepted(
+        bases.of(
+            str(base(tmp_path / "inside", spoken=SPOKEN | {"chat_template": "{{ messages }}"})),
+            messages,
+        )
+    )
 
 
 def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
@@ -185,7 +206,7 @@ def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Pa
     accepted(bases.of(str(base(tmp_path / "seeing", tokens=tokens))))
 
 
-# --- positions --------------------------------------------------------------------------------------------------------
+# --- positions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,11 +218,21 @@ def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Pa
         ({"max_position_embeddings": -1}, None),
         ({"max_position_embeddings": None, "rope_parameters": {"rope_type": "default"}}, None),
         ({"max_position_embeddings": 512, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
-        ({"max_position_embeddings": 512, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
         (
             {
                 "max_position_embeddings": 512,
-                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            },
+            512,
+        ),
+        (
+            {
+                "max_position_embeddings": 512,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 256,
+                },
             },
             1024,
         ),
@@ -214,7 +245,9 @@ def test_positions_of_a_configuration(config: dict[str, Any], limit: int | None)
 
 def test_rows_are_as_long_as_the_least_of_their_readers_can_read() -> None:
     policy = Model("policy", bases.GOOD, trainable=True)
-    rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout")
+    rollout = generate(
+        policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout"
+    )
     reference = logprobs(Model("reference", "./bases/short"), rollout)
     loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
     found = row_positions(Graph("g", train(policy, rollout, loss=loss, lr=1e-6)))["rollout"]
@@ -225,7 +258,7 @@ def test_rows_are_as_long_as_the_least_of_their_readers_can_read() -> None:
     assert row_positions(sft)["demonstrations"].limit == 48
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_the_header_of_a_file_says_its_tensors() -> None:
@@ -234,9 +267,13 @@ def test_the_header_of_a_file_says_its_tensors() -> None:
     assert stored_weights(Path("bases/good")) == stored
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
-def test_a_damaged_file_of_weights_is_a_data_error_and_nothing_else(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_damaged_file_of_weights_is_a_data_error_and_nothing_else(
+    tmp_path: Path, data: st.DataObject
+) -> None:
     """Cut anywhere, or a byte of its header changed: read as it was, or refused."""
     whole = Path("bases/good/model.safetensors").read_bytes()
     end = 8 + struct.unpack("<Q", whole[:8])[0]
@@ -255,7 +292,9 @@ def test_a_damaged_file_of_weights_is_a_data_error_and_nothing_else(tmp_path: Pa
     assert refused or (said.endswith(" tensors") and len(changed) == len(whole))
 
 
-def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_looked_up_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert folder_of("owner/name") is None
     snapshot = base(tmp_path / "models--owner--name" / "snapshots" / "abc")

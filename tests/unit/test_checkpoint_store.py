@@ -116,7 +116,11 @@ def _meta_rot(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "truncated": ("policy/model.bin", lambda p: os.truncate(p, 100), "has 100 bytes, its manifest says 4096"),
+    "truncated": (
+        "policy/model.bin",
+        lambda p: os.truncate(p, 100),
+        "has 100 bytes, its manifest says 4096",
+    ),
     "grown": ("cut.json", lambda p: p.write_text("step 60000"), "has 10 bytes"),
     "bit rot": ("policy/model.bin", _bit_rot, "model.bin differs from its checksum"),
     "file missing": ("cut.json", Path.unlink, "cut.json is missing"),
@@ -158,7 +162,9 @@ def test_only_damaged_checkpoints_stop_the_run(tmp_path: Path) -> None:
         store.latest()
 
 
-def test_a_newer_format_is_refused_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_refused_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path)
     _write(store, 3)
     monkeypatch.setattr("engine.checkpoint.store.FORMAT", 2)
@@ -169,7 +175,9 @@ def test_a_newer_format_is_refused_not_skipped(tmp_path: Path, monkeypatch: pyte
 
 
 def _fork_and_die_at(operation: int, work: Callable[[], None]) -> bool:
-    """Run `work` in a forked child that gets SIGKILL just before its n-th file operation; whether it was killed."""
+    """Run `work` in a forked child that gets SIGKILL just before its n-th file operation; whether
+    it was killed.
+    """
     child = os.fork()
     if child == 0:
         _work_until_killed(operation, work)
@@ -202,7 +210,9 @@ def _work_until_killed(operation: int, work: Callable[[], None]) -> NoReturn:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
-def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(tmp_path: Path, again: bool) -> None:
+def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(
+    tmp_path: Path, again: bool
+) -> None:
     new = 6 if again else 9
     for operation in count(1):
         directory = tmp_path / f"killed_at_{operation}"
@@ -210,7 +220,9 @@ def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(tmp_path: 
         _write(store, 3)
         _write(store, 6)
         killed = _fork_and_die_at(operation, lambda store=store: _write(store, new) and None)
-        for step in store.steps():  # also before a new store clears up: nothing half-written has a final name
+        for step in (
+            store.steps()
+        ):  # also before a new store clears up: nothing half-written has a final name
             assert _whole(store.read(step)) == step
         reopened = CheckpointStore(directory)
         assert _whole(reopened.latest()) in (6, new)
@@ -221,7 +233,9 @@ def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(tmp_path: 
             return
 
 
-def test_everything_is_durable_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_durable_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -238,8 +252,17 @@ def test_everything_is_durable_before_the_rename(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "rename", recorded_rename)
     _write(store, 3)
     temp = ".tmp-step_3"
-    before, after = events[: events.index("rename step_3")], events[events.index("rename step_3") + 1 :]
-    wanted = {temp, f"{temp}/policy", f"{temp}/policy/model.bin", f"{temp}/cut.json", f"{temp}/{MANIFEST}"}
+    before, after = (
+        events[: events.index("rename step_3")],
+        events[events.index("rename step_3") + 1 :],
+    )
+    wanted = {
+        temp,
+        f"{temp}/policy",
+        f"{temp}/policy/model.bin",
+        f"{temp}/cut.json",
+        f"{temp}/{MANIFEST}",
+    }
     assert set(before) == wanted
     assert before.index(f"{temp}/{MANIFEST}") < before.index(temp)
     assert after == ["."]
@@ -254,7 +277,10 @@ def test_a_full_disk_leaves_the_earlier_ones(tmp_path: Path) -> None:
         with open("/dev/full", "wb") as file:
             file.write(b"x")
 
-    with pytest.raises(StorageError, match=r"step_6: the checkpoint of step 6 could not be written: the disk is full "):
+    with pytest.raises(
+        StorageError,
+        match=r"step_6: the checkpoint of step 6 could not be written: the disk is full ",
+    ):
         store.write(6, fill, {})
     assert [p.name for p in tmp_path.iterdir()] == ["step_3"]
     assert _whole(store.latest()) == 3
@@ -336,7 +362,9 @@ def source_cuts(draw: st.DrawFn) -> SourceCut:
     st.text(max_size=8),
     st.dictionaries(st.text(max_size=5), source_cuts(), max_size=3),
 )
-def test_a_cut_is_read_back_exactly(step: int, seed: int, graph: str, sources: dict[str, SourceCut]) -> None:
+def test_a_cut_is_read_back_exactly(
+    step: int, seed: int, graph: str, sources: dict[str, SourceCut]
+) -> None:
     cut = Cut(step=step, seed=seed, graph=graph, sources=sources)
     again = Cut.from_json(cut.to_json())
     assert again == cut
@@ -346,8 +374,14 @@ def test_a_cut_is_read_back_exactly(step: int, seed: int, graph: str, sources: d
 
 
 CONTRADICTIONS = {
-    "lost": (SourceCut(next=5, watermark=3), "2 made positions are neither retired, running nor finished"),
-    "trained twice": (SourceCut(next=4, watermark=3, retired=(3,), finished=((3, 0, 0),)), "has running or finished"),
+    "lost": (
+        SourceCut(next=5, watermark=3),
+        "2 made positions are neither retired, running nor finished",
+    ),
+    "trained twice": (
+        SourceCut(next=4, watermark=3, retired=(3,), finished=((3, 0, 0),)),
+        "has running or finished",
+    ),
     "below": (SourceCut(next=3, watermark=3, running=((2, 0, 0),)), "below the watermark"),
     "beyond": (SourceCut(next=3, watermark=3, finished=((3, 0, 0),)), "at or above next=3"),
     "twice": (SourceCut(next=1, finished=((0, 1, 0), (0, 1, 1))), "listed twice"),
@@ -364,7 +398,9 @@ def test_a_cut_that_contradicts_itself_is_refused_both_ways(case: str) -> None:
         Cut(step=2, seed=0, graph="g", sources={"prompts": source}).to_json()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"step": 1}', b'{"step": "1", "seed": 0, "graph": "g"}', b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"step": 1}', b'{"step": "1", "seed": 0, "graph": "g"}', b"\xff"]
+)
 def test_bytes_that_are_no_cut_are_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="cut: expected"):
         Cut.from_json(data)
@@ -386,14 +422,22 @@ def _rollout(lengths: list[int]) -> Batch:
         "completion_ids": Ragged(tokens, offsets),
         "sampler_logprobs": Ragged(-tokens.astype(np.float32), offsets),
         "completion": [f"text {i}" for i in range(len(lengths))],
-        "reward/exact": pa.array([None if i % 2 else 1.0 for i in range(len(lengths))], pa.float32()),
+        "reward/exact": pa.array(
+            [None if i % 2 else 1.0 for i in range(len(lengths))], pa.float32()
+        ),
     }
-    return Batch.make(Keys.of(range(5, 5 + len(lengths)), [1] * len(lengths), [2] * len(lengths)), columns, Rollout)
+    return Batch.make(
+        Keys.of(range(5, 5 + len(lengths)), [1] * len(lengths), [2] * len(lengths)),
+        columns,
+        Rollout,
+    )
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=6))
-def test_rows_are_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, lengths: list[int]) -> None:
+def test_rows_are_read_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int]
+) -> None:
     path = tmp_path_factory.mktemp("rows") / "rollout.arrow"
     rows = _rollout(lengths)
     write_rows(path, rows)
@@ -415,11 +459,18 @@ def test_rows_that_are_damaged_are_refused(tmp_path: Path) -> None:
 
 def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollout.arrow"
-    offsets = pa.array([0, 90, 2], pa.int64())  # only a full validation looks at those in the middle
+    offsets = pa.array(
+        [0, 90, 2], pa.int64()
+    )  # only a full validation looks at those in the middle
     wild = pa.LargeListArray.from_buffers(
-        pa.large_list(pa.int32()), 2, [None, offsets.buffers()[1]], children=[pa.array([1, 2], pa.int32())]
+        pa.large_list(pa.int32()),
+        2,
+        [None, offsets.buffers()[1]],
+        children=[pa.array([1, 2], pa.int32())],
     )
-    keyed = Batch(Keys.of([1, 2]), pa.RecordBatch.from_arrays([wild], names=["completion_ids"])).with_keys()
+    keyed = Batch(
+        Keys.of([1, 2]), pa.RecordBatch.from_arrays([wild], names=["completion_ids"])
+    ).with_keys()
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, keyed.schema) as writer:
         writer.write_batch(keyed)
     with pytest.raises(CheckpointError, match="expected rows"):

@@ -1,4 +1,6 @@
-"""The command line: targets, flags from signatures, exit codes; a few commands in processes of their own."""
+"""The command line: targets, flags from signatures, exit codes; a few commands in processes of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -137,12 +139,21 @@ def test_the_flags_of_run_are_the_signature_and_the_run_options(
     """Frozen: a flag appears only by a new parameter or a new field of RunOptions."""
     assert main(["run", "tiny_graphs.py:tiny", "--help"]) == 0
     found = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", capsys.readouterr().out))
-    names = {"base", "data", "batch", "lr", *(f.name for f in dataclasses.fields(RunOptions)), "help"}
+    names = {
+        "base",
+        "data",
+        "batch",
+        "lr",
+        *(f.name for f in dataclasses.fields(RunOptions)),
+        "help",
+    }
     negated = {f"no_{f.name}" for f in dataclasses.fields(RunOptions) if f.type == "bool"}
     assert found == {f"--{name.replace('_', '-')}" for name in names | negated}
 
 
-def test_help_shows_what_the_docstring_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_what_the_docstring_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", "tiny_graphs.py:tiny", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "Imitate a few rows." in shown
@@ -152,7 +163,12 @@ def test_help_shows_what_the_docstring_says(folder: Path, capsys: pytest.Capture
 
 
 def test_defaults_are_those_of_the_function(folder: Path) -> None:
-    assert values("tiny", *DATA) == {"base": "models/base", "data": "rows.jsonl", "batch": 4, "lr": 1e-5}
+    assert values("tiny", *DATA) == {
+        "base": "models/base",
+        "data": "rows.jsonl",
+        "batch": 4,
+        "lr": 1e-5,
+    }
 
 
 def test_every_kind_of_parameter_can_be_given(folder: Path) -> None:
@@ -182,7 +198,10 @@ def test_defaults_that_no_text_can_say_are_left_to_the_function(folder: Path) ->
     "name, message",
     [
         ("clashes", r"parameter 'seed' has the name of a run option. Fix: "),
-        ("unannotated", r"parameter 'n' cannot be a flag: graph functions annotate every parameter"),
+        (
+            "unannotated",
+            r"parameter 'n' cannot be a flag: graph functions annotate every parameter",
+        ),
         ("open_ended", r"parameter '\*\*kw: int' cannot be a flag"),
         ("unreadable", r"parameter 'table' is dict\[str, int\], which no flag can give. Fix: "),
     ],
@@ -212,12 +231,20 @@ def test_targets_that_are_not_there(folder: Path, text: str, message: str) -> No
 @pytest.mark.parametrize(
     "text,told",
     [
-        ("import no_such_library\n", r"broken_1\.py:1 .*raised ModuleNotFoundError: No module named 'no_such_library'"),
+        (
+            "import no_such_library\n",
+            r"broken_1\.py:1 .*raised ModuleNotFoundError: No module named 'no_such_library'",
+        ),
         ("x = 1\ndef f(:\n", r"broken_1\.py:2 .*raised SyntaxError: invalid syntax"),
-        ("import json\njson.loads('{')\n", r"broken_1\.py:2 .*raised JSONDecodeError: Expecting property name"),
+        (
+            "import json\njson.loads('{')\n",
+            r"broken_1\.py:2 .*raised JSONDecodeError: Expecting property name",
+        ),
     ],
 )
-def test_what_a_users_module_raises_is_one_line_with_its_place(folder: Path, text: str, told: str) -> None:
+def test_what_a_users_module_raises_is_one_line_with_its_place(
+    folder: Path, text: str, told: str
+) -> None:
     (folder / "broken_1.py").write_text(text)
     importlib.invalidate_caches()
     with pytest.raises(SourceError, match=told) as caught:
@@ -251,8 +278,14 @@ def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_
     [
         ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
         ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
-        ({"watchdog": float("nan")}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
-        ({"heartbeat": float("inf")}, "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1."),
+        (
+            {"watchdog": float("nan")},
+            "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1.",
+        ),
+        (
+            {"heartbeat": float("inf")},
+            "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1.",
+        ),
     ],
 )
 def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: str) -> None:
@@ -264,9 +297,13 @@ def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
     code = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "--version"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
     assert done.returncode == 3
-    assert done.stderr.startswith("standard output could not be written: No space left on device. Fix: ")
+    assert done.stderr.startswith(
+        "standard output could not be written: No space left on device. Fix: "
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -281,7 +318,9 @@ def test_a_users_module_that_exits_does_not_end_the_command_as_if_it_were_done(
 
 def test_a_file_that_has_another_modules_name_is_refused(folder: Path) -> None:
     (folder / "json.py").write_text("def f(): ...\n")
-    with pytest.raises(UsageError, match=r"Python has another module 'json' .*Fix: give the file another name"):
+    with pytest.raises(
+        UsageError, match=r"Python has another module 'json' .*Fix: give the file another name"
+    ):
         load_target("json.py:f")
 
 
@@ -291,10 +330,15 @@ def test_a_file_in_a_package_is_imported_by_its_whole_name(folder: Path) -> None
     for init in (package, package.parent):
         (init / "__init__.py").write_text("")
     (package / "rewards.py").write_text("def f(completions): return [0.0 for _ in completions]\n")
-    assert load_function("my_package/inner/rewards.py:f", "--fn").__module__ == "my_package.inner.rewards"
+    assert (
+        load_function("my_package/inner/rewards.py:f", "--fn").__module__
+        == "my_package.inner.rewards"
+    )
 
 
-def test_a_snapshot_is_a_target_without_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_is_a_target_without_flags(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "graph.json").write_text(to_json(sft("models/base", "rows.jsonl")))
     assert main(["draw", "graph.json"]) == 0
     assert capsys.readouterr().out.startswith("sft")
@@ -302,12 +346,23 @@ def test_a_snapshot_is_a_target_without_flags(folder: Path, capsys: pytest.Captu
     assert "batch: 128 -> 4" in capsys.readouterr().out
 
 
-TARGET_FIRST = "dataflow check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
-NO_GRAPH = "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3. Fix: return Graph(...)."
-NO_NODE = "dataflow peek: expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
+TARGET_FIRST = (
+    "dataflow check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
+)
+NO_GRAPH = (
+    "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3. Fix: return"
+    " Graph(...)."
+)
+NO_NODE = (
+    "dataflow peek: expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
+)
 NO_FOLDER = "dataflow resume: no folder 'nowhere'. Fix: the run folder, such as runs/grpo."
-FOLDER_FIRST = "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
-NO_ENDING = "dataflow draw: x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
+FOLDER_FIRST = (
+    "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
+)
+NO_ENDING = (
+    "dataflow draw: x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
+)
 NO_FLAG = "dataflow diff: no graph function takes '--epohs'. Fix: see --help."
 
 
@@ -323,9 +378,17 @@ NO_FLAG = "dataflow diff: no graph function takes '--epohs'. Fix: see --help."
         (["resume"], 2, FOLDER_FIRST),
         (["resume", "nowhere"], 2, NO_FOLDER),
         (["draw", "tiny_graphs.py:interrupted"], 130, "interrupted"),
-        (["draw", "tiny_graphs.py:many", "--fn", "tiny_graphs:exact"], 3, "the run failed on purpose: a"),
+        (
+            ["draw", "tiny_graphs.py:many", "--fn", "tiny_graphs:exact"],
+            3,
+            "the run failed on purpose: a",
+        ),
         (["draw", "tiny_graphs.py:tiny", *DATA, "--out", "x.png"], 2, NO_ENDING),
-        (["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epohs", "3"], 2, NO_FLAG),
+        (
+            ["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epohs", "3"],
+            2,
+            NO_FLAG,
+        ),
     ],
 )
 def test_exit_codes_and_the_last_line(
@@ -335,7 +398,9 @@ def test_exit_codes_and_the_last_line(
     assert (capsys.readouterr().err.splitlines() or [""])[-1] == last
 
 
-def test_a_wrong_graph_ends_with_1_and_its_faults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_graph_ends_with_1_and_its_faults(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", "tiny_graphs.py:tiny", "--base", "b", "--data", "row.jsonl"]) == 1
     assert "row.jsonl" in capsys.readouterr().err.splitlines()[-1]
 
@@ -346,9 +411,14 @@ def test_wrong_flags_end_with_2(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "--data" in capsys.readouterr().err
 
 
-def test_another_systems_flag_is_answered_with_ours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_systems_flag_is_answered_with_ours(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", "graphs.grpo:grpo", "--num-generations", "8"]) == 2
-    assert capsys.readouterr().err == "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n.\n"
+    assert (
+        capsys.readouterr().err
+        == "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n.\n"
+    )
 
 
 def test_traceback_raises(folder: Path) -> None:
@@ -358,25 +428,50 @@ def test_traceback_raises(folder: Path) -> None:
         main(["check", "tiny_graphs.py:tiny", "--base", "b", "--data", "row.jsonl", "--traceback"])
 
 
-def test_peek_asks_for_a_node_that_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peek_asks_for_a_node_that_is_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["peek", "tiny_graphs.py:tiny", "demonstration", *DATA]) == 1
     assert "Fix: 'demonstrations'." in capsys.readouterr().err
 
 
 def test_draw_takes_its_form_from_the_file(folder: Path) -> None:
-    for name, start in (("g.svg", "<?xml"), ("g.mmd", "---"), ("g.dot", "digraph"), ("g.txt", "tiny")):
+    for name, start in (
+        ("g.svg", "<?xml"),
+        ("g.mmd", "---"),
+        ("g.dot", "digraph"),
+        ("g.txt", "tiny"),
+    ):
         assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--out", name]) == 0
         assert (folder / name).read_text().startswith(start)
     assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--out", "g.txt", "--form", "dot"]) == 0
     assert (folder / "g.txt").read_text().startswith("digraph")
 
 
-def test_diff_gives_a_flag_to_whoever_has_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epochs", "3"]) == 0
+def test_diff_gives_a_flag_to_whoever_has_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epochs", "3"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "epochs: 1 -> 3" in shown
     assert "batch: 4 -> 8" in shown
-    assert main(["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--batch", "2", "--epochs", "1"]) == 0
+    assert (
+        main(
+            [
+                "diff",
+                "tiny_graphs.py:tiny",
+                "tiny_graphs.py:larger",
+                *DATA,
+                "--batch",
+                "2",
+                "--epochs",
+                "1",
+            ]
+        )
+        == 0
+    )
     assert "no difference" in capsys.readouterr().out
 
 
@@ -387,15 +482,28 @@ def test_resume_changes_only_what_is_given() -> None:
         "progress": False,
         "checkpoint_every": 2,
     }
-    with pytest.raises(UsageError, match=r"seed cannot change in the middle of a run. Fix: leave --seed out"):
+    with pytest.raises(
+        UsageError, match=r"seed cannot change in the middle of a run. Fix: leave --seed out"
+    ):
         changed_options(["--seed", "1"])
 
 
-PLACES = ["--pin", "rollout=g0,g1", "score=data", "--replicas", "rollout=2", "--together", "a,b", "--leases=g0,train"]
+PLACES = [
+    "--pin",
+    "rollout=g0,g1",
+    "score=data",
+    "--replicas",
+    "rollout=2",
+    "--together",
+    "a,b",
+    "--leases=g0,train",
+]
 
 
 def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
-    found = changed_options([*PLACES, "--steps", "4", "--pin=old=main", "--workers", "apart", "--leases", "g1,x"])
+    found = changed_options(
+        [*PLACES, "--steps", "4", "--pin=old=main", "--workers", "apart", "--leases", "g1,x"]
+    )
     assert found == {
         "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
         "replicas": {"rollout": 2},
@@ -450,7 +558,9 @@ def test_options_come_back_from_a_run_folder_as_they_were() -> None:
     assert from_text(text, {}) == (options, ("/somewhere",))
     changed, _ = from_text(text, {"workers": "one", "pin": {}, "steps": None})
     assert changed == dataclasses.replace(options, workers="one", pin={})
-    old = {name: value for name, value in json.loads(text).items() if name in ("steps", "runs", "seed")}
+    old = {
+        name: value for name, value in json.loads(text).items() if name in ("steps", "runs", "seed")
+    }
     assert from_text(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
     with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
         from_text(text, {"worker": "one"})
@@ -493,7 +603,9 @@ sys.exit(f"imported {heavy}" if heavy else code)
         (["diff", "tiny_graphs.py:tiny", "graphs.sft:sft", *DATA], "batch: 4 -> 128"),
     ],
 )
-def test_looking_at_a_graph_imports_nothing_heavy(folder: Path, arguments: list[str], shown: str) -> None:
+def test_looking_at_a_graph_imports_nothing_heavy(
+    folder: Path, arguments: list[str], shown: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CALL, *arguments],
         cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=60, check=False,
@@ -503,8 +615,15 @@ def test_looking_at_a_graph_imports_nothing_heavy(folder: Path, arguments: list[
 
 
 def test_peek_shows_text_as_it_is_and_lists_with_their_length() -> None:
-    table = pa.table({"completion": ["a\nb"], "ids": [[1, 2, 3]], "reward": [0.1234567890], "long": ["x" * 500]})
+    table = pa.table(
+        {"completion": ["a\nb"], "ids": [[1, 2, 3]], "reward": [0.1234567890], "long": ["x" * 500]}
+    )
     lines = list(shown(table))
-    assert lines[:4] == ["row 0", "  completion  a\\nb", "  ids         [3] 1 2 3", "  reward      0.123457"]
+    assert lines[:4] == [
+        "row 0",
+        "  completion  a\\nb",
+        "  ids         [3] 1 2 3",
+        "  reward      0.123457",
+    ]
     assert lines[4].endswith("xxx...")
     assert len(lines[4]) < 120

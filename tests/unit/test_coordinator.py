@@ -1,4 +1,6 @@
-"""The coordinator's parts: the intake's rule, blocks, tables, the states of a prompt, the ends of a run."""
+"""The coordinator's parts: the intake's rule, blocks, tables, the states of a prompt, the ends of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,23 @@ def ages(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-# --- intake ---------------------------------------------------------------------------------------------------------
+# --- intake ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)
 @given(begun=AGES, running=AGES, batch=st.integers(1, 4), max_lag=st.integers(0, 4))
-def test_exact_is_the_rule_as_it_is_written(begun: list[int], running: list[int], batch: int, max_lag: int) -> None:
-    chosen = intake.exact(ages(begun), ages(running), batch=batch, max_lag=max_lag, version=VERSION, last=False)
+def test_exact_is_the_rule_as_it_is_written(
+    begun: list[int], running: list[int], batch: int, max_lag: int
+) -> None:
+    chosen = intake.exact(
+        ages(begun), ages(running), batch=batch, max_lag=max_lag, version=VERSION, last=False
+    )
     oldest = sorted(range(len(begun)), key=lambda i: (begun[i], i))[:batch]
     left = [begun[i] for i in range(len(begun)) if i not in oldest] + running
-    fits = all(sum(age <= s for age in left) <= max(0, batch * (s + max_lag - VERSION)) for s in range(-1, VERSION + 1))
+    fits = all(
+        sum(age <= s for age in left) <= max(0, batch * (s + max_lag - VERSION))
+        for s in range(-1, VERSION + 1)
+    )
     expected = sorted(oldest) if len(begun) >= batch and fits else []
     assert chosen.tolist() == expected
 
@@ -56,7 +65,9 @@ def test_exact_is_the_rule_as_it_is_written(begun: list[int], running: list[int]
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), batch=st.integers(1, 3), max_lag=st.integers(0, 3))
 def test_exact_never_strands_a_group(data: st.DataObject, batch: int, max_lag: int) -> None:
-    """Whatever finishes first, no group is trained too old, and when all have finished a Step can be formed."""
+    """Whatever finishes first, no group is trained too old, and when all have finished a Step can
+    be formed.
+    """
     begun: list[int] = []
     done: list[bool] = []
     for version in range(8):
@@ -66,7 +77,9 @@ def test_exact_never_strands_a_group(data: st.DataObject, batch: int, max_lag: i
         finished: list[int] = []
         while not len(taken):
             waiting = [i for i, d in enumerate(done) if not d]
-            assert waiting or not begun or not finished, "all have finished, and no Step could be formed"
+            assert waiting or not begun or not finished, (
+                "all have finished, and no Step could be formed"
+            )
             done[data.draw(st.sampled_from(waiting))] = True
             finished = [i for i, d in enumerate(done) if d]
             running = [begun[i] for i, d in enumerate(done) if not d]
@@ -96,7 +109,7 @@ def test_too_old_counts_from_the_version_that_the_step_starts_from() -> None:
     assert intake.too_old(ages([2, 3, 5]), max_lag=2, version=5).tolist() == [True, False, False]
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def ref(keys: Keys, block: int = 1, version: int = NO_VERSION) -> Ref:
@@ -141,7 +154,9 @@ def test_a_block_of_which_nothing_is_wanted_goes_at_once() -> None:
 
 
 def test_step_rows_find_an_ancestor_by_its_ratio() -> None:
-    rows = StepRows(Keys.of([4, 4, 6], [0, 1, 0]), np.array([7, 8, 9]), np.array([0, 1, 2], dtype=np.int32))
+    rows = StepRows(
+        Keys.of([4, 4, 6], [0, 1, 0]), np.array([7, 8, 9]), np.array([0, 1, 2], dtype=np.int32)
+    )
     wanted = Keys.of([4, 6, 4], [3, 1, 0])
     block, row = rows.find(wanted, 2)
     assert block.tolist() == [8, 9, 7]
@@ -164,9 +179,17 @@ def test_without_lengths_chunks_are_runs_of_whole_prompts(sizes: list[int], part
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=3), min_size=1, max_size=9), st.integers(1, 4))
-def test_with_lengths_chunks_are_whole_prompts_of_balanced_tokens(tokens: list[list[int]], parts: int) -> None:
-    positions, each = positions_of([len(t) for t in tokens]), np.array([n for t in tokens for n in t])
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=3), min_size=1, max_size=9),
+    st.integers(1, 4),
+)
+def test_with_lengths_chunks_are_whole_prompts_of_balanced_tokens(
+    tokens: list[list[int]], parts: int
+) -> None:
+    positions, each = (
+        positions_of([len(t) for t in tokens]),
+        np.array([n for t in tokens for n in t]),
+    )
     found = by_prompt(positions, each, parts)
     assert sorted(np.concatenate(found).tolist()) == list(range(len(positions)))
     assert all((np.diff(rows) > 0).all() for rows in found)
@@ -180,11 +203,17 @@ def test_with_lengths_chunks_are_whole_prompts_of_balanced_tokens(tokens: list[l
 def test_tokens_are_those_of_the_longest_input() -> None:
     blocks = Blocks(weigh=True)
     lengths = {
-        n: np.array(values) for n, values in {"rollout": [5, 0, 7], "reward": [0, 0, 0], "ref": [2, 9, 1]}.items()
+        n: np.array(values)
+        for n, values in {"rollout": [5, 0, 7], "reward": [0, 0, 0], "ref": [2, 9, 1]}.items()
     }
-    numbers = {n: blocks.add(replace(ref(Keys.of([0, 1, 2])), lengths=some), 3) for n, some in lengths.items()}
+    numbers = {
+        n: blocks.add(replace(ref(Keys.of([0, 1, 2])), lengths=some), 3)
+        for n, some in lengths.items()
+    }
     rows = np.array([2, 0, 1], dtype=np.int32)
-    inputs = {n: (blocks.reading(n, (), np.full(3, number), rows),) for n, number in numbers.items()}
+    inputs = {
+        n: (blocks.reading(n, (), np.full(3, number), rows),) for n, number in numbers.items()
+    }
     assert blocks.tokens(inputs, 3).tolist() == [7, 5, 9]
     assert Blocks().tokens(inputs, 3).tolist() == [0, 0, 0]
 
@@ -200,15 +229,25 @@ def test_a_long_prompt_has_a_chunk_to_itself() -> None:
     assert second.keys.position.tolist() == [1, 1]
 
 
-# --- a prompt's states ----------------------------------------------------------------------------------------------
+# --- a prompt's states ----------------------------------------------------------------------------
 
 
 def node(
     name: str, *gates: str, relation: str = "same", rows: int = 2, inner: int = 2, **given_: object
 ) -> PlannedNode:
-    inputs = tuple(PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=()),)) for g in gates)
-    fields = {"operator": name, "work": "host", "scope": "row", "region": "stream", "source": "prompts"} | given_
-    return PlannedNode(name=name, relation=relation, rows=rows, inner=inner, inputs=inputs, **fields)
+    inputs = tuple(
+        PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=()),)) for g in gates
+    )
+    fields = {
+        "operator": name,
+        "work": "host",
+        "scope": "row",
+        "region": "stream",
+        "source": "prompts",
+    } | given_
+    return PlannedNode(
+        name=name, relation=relation, rows=rows, inner=inner, inputs=inputs, **fields
+    )
 
 
 PROMPTS = node("prompts", relation="source", rows=1, inner=1, work="source")
@@ -217,7 +256,10 @@ ROLLOUT = node("rollout", "prompts", relation="expand", inner=1, work="decode")
 
 def lane(*more: PlannedNode) -> tuple[Lane, Blocks]:
     blocks = Blocks(weigh=True)
-    return Lane("prompts", (PROMPTS, ROLLOUT, *more), [more[-1].name if more else "rollout"], blocks), blocks
+    return (
+        Lane("prompts", (PROMPTS, ROLLOUT, *more), [more[-1].name if more else "rollout"], blocks),
+        blocks,
+    )
 
 
 def feed(it: Lane, name: str, keys: Keys, version: int = NO_VERSION) -> list:
@@ -322,7 +364,9 @@ def test_given_back_prompts_are_not_retired() -> None:
     zero, one, two = it.slots(FINISHED)
     it.retire(np.array([zero, two]))
     assert it.again(np.array([one])) == [(1, 1)]
-    assert it.cut_state([(1, 1)]) == SourceCut(next=3, watermark=1, retired=(2,), running=((1, 0, 0),))
+    assert it.cut_state([(1, 1)]) == SourceCut(
+        next=3, watermark=1, retired=(2,), running=((1, 0, 0),)
+    )
 
 
 def test_more_prompts_than_slots() -> None:
@@ -338,7 +382,13 @@ def test_more_prompts_than_slots() -> None:
 
 def test_a_cut_is_taken_up_with_its_rows() -> None:
     it, _ = lane(node("keep", "rollout", relation="subset"))
-    cut = SourceCut(next=9, watermark=4, retired=(6,), running=((5, 0, 1), (8, 0, 0)), finished=((4, 0, 0), (7, 0, 2)))
+    cut = SourceCut(
+        next=9,
+        watermark=4,
+        retired=(6,),
+        running=((5, 0, 1), (8, 0, 0)),
+        finished=((4, 0, 0), (7, 0, 2)),
+    )
     rows = {
         "prompts": ref(Keys.of([4, 7], attempt=[0, 2]), block=1),
         "rollout": ref(Keys.of([4, 7], attempt=[0, 2]).expand(2), block=2, version=3),
@@ -350,7 +400,7 @@ def test_a_cut_is_taken_up_with_its_rows() -> None:
     assert it.cut_state([(5, 2), (8, 1)]) == cut
 
 
-# --- the ends of a run ----------------------------------------------------------------------------------------------
+# --- the ends of a run ----------------------------------------------------------------------------
 
 
 TRAIN = replace(node("learn", "keep", relation="sink", work="train"), region="step")
@@ -358,7 +408,12 @@ PLAN = Plan(
     graph="g",
     digest="",
     seed=0,
-    nodes=(PROMPTS, ROLLOUT, node("keep", "rollout", relation="subset", refill=True, max_attempts=3), TRAIN),
+    nodes=(
+        PROMPTS,
+        ROLLOUT,
+        node("keep", "rollout", relation="subset", refill=True, max_attempts=3),
+        TRAIN,
+    ),
     sources=(PlannedSource(name="prompts", batch=2),),
 )
 
@@ -367,19 +422,27 @@ PLAN = Plan(
 def test_a_filter_that_keeps_nothing_ends_the_run(max_lag: int) -> None:
     plan = replace(PLAN, sources=(replace(PLAN.sources[0], max_lag=max_lag),))
     outcomes = Outcomes(keep={"keep": 0.0})
-    run = Simulation(plan, Settings(steps=2), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes)
+    run = Simulation(
+        plan, Settings(steps=2), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes
+    )
     run.begin()
     finish = run.run()
     assert finish is not None
     assert "keep kept 0 of" in finish.error
     assert not run.outbox.blocks
-    admitted = sum(len(m.keys) for _, m in run.history.instructions if isinstance(m, RunChunk) and m.node == "prompts")
+    admitted = sum(
+        len(m.keys)
+        for _, m in run.history.instructions
+        if isinstance(m, RunChunk) and m.node == "prompts"
+    )
     assert 6 <= admitted <= 6 + 2 * max_lag
 
 
 def test_the_error_budget_ends_the_run_with_the_first_cause() -> None:
     outcomes = Outcomes(fail={"rollout": 1.0})
-    run = Simulation(PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes)
+    run = Simulation(
+        PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes
+    )
     run.begin()
     finish = run.run()
     assert finish is not None
@@ -388,7 +451,9 @@ def test_the_error_budget_ends_the_run_with_the_first_cause() -> None:
 
 
 def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
-    run = Simulation(PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=Outcomes())
+    run = Simulation(
+        PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=Outcomes()
+    )
     run.begin()
     run.run(until=lambda: run.coordinator.version == 2)
     run.stop("ctrl-c")  # prompts of step 3 are on their way: a synchronous run has begun it
@@ -401,7 +466,9 @@ def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
 def opened() -> tuple[Coordinator, RunChunk]:
     it = Coordinator(PLAN, Settings(steps=1))
     assert not [i for i in it.start() if not isinstance(i, Publish)]
-    (chunk,) = [i for i in it.handle(SourceOpened(node="prompts", rows=4), 0.0) if isinstance(i, RunChunk)]
+    (chunk,) = [
+        i for i in it.handle(SourceOpened(node="prompts", rows=4), 0.0) if isinstance(i, RunChunk)
+    ]
     return it, chunk
 
 

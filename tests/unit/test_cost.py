@@ -22,7 +22,15 @@ from engine.cost.memory import Work
 from engine.cost.models import Shape, formula, model_cost
 
 SHAPE = Shape(
-    layers=2, hidden=8, intermediate=24, heads=4, kv_heads=2, head_dim=2, vocabulary=10, context=64, tied=False
+    layers=2,
+    hidden=8,
+    intermediate=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=2,
+    vocabulary=10,
+    context=64,
+    tied=False,
 )
 
 
@@ -43,7 +51,10 @@ def config(
 
 
 PUBLISHED = {
-    "Qwen2-0.5B": (config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True), 494_032_768),
+    "Qwen2-0.5B": (
+        config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True),
+        494_032_768,
+    ),
     "Llama-3.1-8B": (config("llama", 4096, 32, 32, 8, 14336, 128256), 8_030_261_248),
     "Mistral-7B-v0.1": (config("mistral", 4096, 32, 32, 8, 14336, 32000), 7_241_732_096),
     "Qwen3-0.6B": (
@@ -57,12 +68,14 @@ def saved(folder: Path, settings: dict[str, Any], **tensors: tuple[int, ...]) ->
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     if tensors:
-        arrays = {name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in tensors.items()}
+        arrays = {
+            name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in tensors.items()
+        }
         save_file(arrays, folder / "model.safetensors")
     return str(folder)
 
 
-# --- models -------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -72,7 +85,9 @@ def test_the_formula_gives_the_published_number_of_parameters(name: str, tmp_pat
     assert (found.parameters, found.why) == (parameters, "by formula from config.json")
 
 
-def test_a_scalar_head_is_a_vector_and_a_bias_in_the_place_of_the_vocabulary(tmp_path: Path) -> None:
+def test_a_scalar_head_is_a_vector_and_a_bias_in_the_place_of_the_vocabulary(
+    tmp_path: Path,
+) -> None:
     base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10))
     language, scalar = model_cost(base).parameters, model_cost(base, "scalar").parameters
     assert language is not None
@@ -91,7 +106,9 @@ def test_headers_are_counted_exactly_and_go_before_the_formula(tmp_path: Path) -
     assert model_cost(base, "scalar").parameters == 80 + 9
 
 
-def test_a_head_that_is_tied_is_counted_once_even_where_the_file_has_it_twice(tmp_path: Path) -> None:
+def test_a_head_that_is_tied_is_counted_once_even_where_the_file_has_it_twice(
+    tmp_path: Path,
+) -> None:
     settings = config("qwen2", 8, 2, 4, 2, 24, 10, tie_word_embeddings=True)
     base = saved(tmp_path, settings, model__embed=(10, 8), lm_head__weight=(10, 8))
     assert model_cost(base).parameters == 80
@@ -108,7 +125,9 @@ def test_a_changed_directory_is_read_again(tmp_path: Path) -> None:
     "base, why",
     [("some/hub-name", "base is not a local directory"), ("empty", "no config.json in its base")],
 )
-def test_what_is_not_here_is_unknown(base: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_here_is_unknown(
+    base: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert (model_cost(base).parameters, model_cost(base).why) == (None, why)
@@ -127,7 +146,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         model_cost(base)
 
 
-# --- bytes --------------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def test_token_columns_have_an_offset_and_a_value_a_token() -> None:
@@ -139,7 +158,8 @@ def test_token_columns_have_an_offset_and_a_value_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, size", [(pa.int64(), 8), (pa.float32(), 4), (pa.uint8(), 1), (pa.bool_(), 1), (pa.timestamp("us"), 8)]
+    "kind, size",
+    [(pa.int64(), 8), (pa.float32(), 4), (pa.uint8(), 1), (pa.bool_(), 1), (pa.timestamp("us"), 8)],
 )
 def test_plain_values_have_their_width(kind: pa.DataType, size: int) -> None:
     assert value_bytes(kind) == size
@@ -160,7 +180,7 @@ def test_a_prompt_without_a_bound_is_assumed_and_fits_the_context() -> None:
     assert given_bound.clipped(64) is given_bound
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
@@ -182,7 +202,9 @@ def test_the_cache_is_bounded_by_the_slots() -> None:
     assert memory.kv_bytes(SHAPE, few, "float32") == token * (3 * 10 + 16 * 8)
 
 
-@pytest.mark.parametrize("tokens, room", [(1, 8), (8, 8), (9, 16), (512, 512), (513, 1024), (20480, 32768)])
+@pytest.mark.parametrize(
+    "tokens, room", [(1, 8), (8, 8), (9, 16), (512, 512), (513, 1024), (20480, 32768)]
+)
 def test_the_cache_has_room_in_powers_of_two(tokens: int, room: int) -> None:
     one = Work(lengths=Lengths(prompt=0, completion=tokens), prompts=1, rows=1)
     assert memory.kv_bytes(SHAPE, one, "float32") == 2 * SHAPE.layers * SHAPE.kv * 4 * room
@@ -194,7 +216,11 @@ def test_logits_are_held_in_chunks() -> None:
 
 
 def test_the_peak_of_nodes_that_take_turns() -> None:
-    nodes = [{"weights": 5, "activations": 7}, {"outbox": 2, "kv_cache": 3, "logits": 1}, {"optimizer": 10}]
+    nodes = [
+        {"weights": 5, "activations": 7},
+        {"outbox": 2, "kv_cache": 3, "logits": 1},
+        {"optimizer": 10},
+    ]
     assert memory.peak(nodes) == 5 + 2 + 10 + 7
     assert memory.peak(nodes, without=memory.HOST_PARTS) == 5 + 10 + 7
 
@@ -206,8 +232,12 @@ def test_workers_of_a_host_add_up_and_those_of_a_lease_take_turns() -> None:
         "other": [{"weights": 3, "logits": 4}],
     }
     assert memory.host_peak(workers) == 46 + 47 + 7
-    assert memory.host_peak(workers, [("gen", "train")]) == (6 + 17 + 40) + 7, "on a host nothing that lasts goes away"
-    on_gpu = memory.host_peak(workers, [("gen", "train")], without=memory.HOST_PARTS, gives_back=True)
+    assert memory.host_peak(workers, [("gen", "train")]) == (6 + 17 + 40) + 7, (
+        "on a host nothing that lasts goes away"
+    )
+    on_gpu = memory.host_peak(
+        workers, [("gen", "train")], without=memory.HOST_PARTS, gives_back=True
+    )
     assert on_gpu == max(45, 45) + 7
 
 
@@ -225,7 +255,9 @@ works = st.builds(
 @given(works, st.integers(1, 100))
 def test_longer_rows_never_need_less(work: Work, more: int) -> None:
     longer = Work(
-        lengths=Lengths(prompt=work.lengths.prompt + more, completion=work.lengths.completion + more),
+        lengths=Lengths(
+            prompt=work.lengths.prompt + more, completion=work.lengths.completion + more
+        ),
         prompts=work.prompts,
         rows=work.rows,
         budget=work.budget,
@@ -247,7 +279,7 @@ def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
     assert work.at_once <= work.fed
 
 
-# --- time ---------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 def test_training_is_six_operations_a_parameter_and_token() -> None:
@@ -255,7 +287,9 @@ def test_training_is_six_operations_a_parameter_and_token() -> None:
     parameters = 10**9
     found = time.train_seconds(parameters, SHAPE, work, epochs=1, cores=1, head="lm")
     assert found == pytest.approx(6 * parameters * work.fed / time.CORE_RATE, rel=1e-5)
-    assert time.train_seconds(parameters, SHAPE, work, epochs=4, cores=2, head="lm") == pytest.approx(2 * found)
+    assert time.train_seconds(
+        parameters, SHAPE, work, epochs=4, cores=2, head="lm"
+    ) == pytest.approx(2 * found)
 
 
 def test_an_embedding_that_is_only_looked_up_costs_nothing() -> None:
@@ -267,7 +301,9 @@ def test_decoding_a_few_rows_waits_for_memory() -> None:
     one = Work(lengths=Lengths(prompt=1, completion=10), prompts=1, rows=1)
     parameters = 10**9
     least = 10 * 4 * parameters / time.MEMORY_RATE
-    assert time.decode_seconds(parameters, SHAPE, one, cores=64, dtype="float32") == pytest.approx(least, rel=0.01)
+    assert time.decode_seconds(parameters, SHAPE, one, cores=64, dtype="float32") == pytest.approx(
+        least, rel=0.01
+    )
 
 
 def test_the_formula_needs_no_file() -> None:

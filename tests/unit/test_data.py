@@ -1,4 +1,6 @@
-"""Sources: files of both shapes, what is refused, the order of positions, and demonstrations as tokens."""
+"""Sources: files of both shapes, what is refused, the order of positions, and demonstrations as
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,21 @@ class Session:
 
 
 def jsonl(path: Path, *rows: Any) -> str:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return str(path)
 
 
-def opened(kernel: Any, data: str, returns: tuple[str, ...] = (), models: Any = None, **params: Any) -> Any:
+def opened(
+    kernel: Any, data: str, returns: tuple[str, ...] = (), models: Any = None, **params: Any
+) -> Any:
     node = KernelNode(
-        name="prompts", operator="prompts", params={"data": data, **params}, returns=returns, models=models or {}
+        name="prompts",
+        operator="prompts",
+        params={"data": data, **params},
+        returns=returns,
+        models=models or {},
     )
     kernel.open(node, Layout(), Session())
     return kernel
@@ -56,11 +66,22 @@ def made(kernel: Any, positions: list[int]) -> Batch:
 # Files
 
 
-def test_jsonl_in_trl_shape_keeps_its_columns_and_texts_that_look_like_dates(tmp_path: Path) -> None:
-    data = jsonl(tmp_path / "a.jsonl", {"prompt": "p", "answer": "2024-01-01"}, "", {"prompt": "q", "level": 2})
+def test_jsonl_in_trl_shape_keeps_its_columns_and_texts_that_look_like_dates(
+    tmp_path: Path,
+) -> None:
+    data = jsonl(
+        tmp_path / "a.jsonl",
+        {"prompt": "p", "answer": "2024-01-01"},
+        "",
+        {"prompt": "q", "level": 2},
+    )
     rows = open_rows(data)
     assert rows.shape == "trl"
-    assert rows.table.to_pydict() == {"prompt": ["p", "q"], "answer": ["2024-01-01", None], "level": [None, 2]}
+    assert rows.table.to_pydict() == {
+        "prompt": ["p", "q"],
+        "answer": ["2024-01-01", None],
+        "level": [None, 2],
+    }
     assert columns_of(data) == {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
 
 
@@ -91,7 +112,9 @@ def test_verl_parquet_is_read_as_it_is_and_split_by_extra_info(tmp_path: Path) -
     data = str(tmp_path / "v.parquet")
     assert columns_of(data) == {field.name: field.type for field in table.schema}
     assert open_rows(data).shape == "verl"
-    assert [r["index"] for r in open_rows(data, "train").table.column("extra_info").to_pylist()] == [0, 2]
+    assert [
+        r["index"] for r in open_rows(data, "train").table.column("extra_info").to_pylist()
+    ] == [0, 2]
     with pytest.raises(DataError, match=r"no row of split 'val'; there are: test, train"):
         open_rows(data, "val")
 
@@ -109,28 +132,51 @@ def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_pat
         read_table(str(tmp_path))
 
 
-def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": pa.array(["a", "b"]).dictionary_encode()}), tmp_path / "0.parquet")
-    pq.write_table(pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "n": [1]}), tmp_path / "1.parquet")
+def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table(
+    tmp_path: Path,
+) -> None:
+    pq.write_table(
+        pa.table({"prompt": pa.array(["a", "b"]).dictionary_encode()}), tmp_path / "0.parquet"
+    )
+    pq.write_table(
+        pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "n": [1]}), tmp_path / "1.parquet"
+    )
     assert columns_of(str(tmp_path)) == {"prompt": pa.utf8(), "n": pa.int64()}
-    assert open_rows(str(tmp_path)).table.to_pydict() == {"prompt": ["a", "b", "c"], "n": [None, None, 1]}
+    assert open_rows(str(tmp_path)).table.to_pydict() == {
+        "prompt": ["a", "b", "c"],
+        "n": [None, None, 1],
+    }
 
 
 @pytest.mark.parametrize(
     "rows, message",
     [
-        ([{"prompt": "a"}, '{"prompt": '], r"a\.jsonl:2: expected one JSON object a line, found '\{\"prompt\":'"),
+        (
+            [{"prompt": "a"}, '{"prompt": '],
+            r"a\.jsonl:2: expected one JSON object a line, found '\{\"prompt\":'",
+        ),
         ([{"prompt": "a"}, "[1]"], r"a\.jsonl:2: expected one JSON object a line, found list"),
-        ([{"prompt": "a", "n": 1}, {"prompt": "b", "n": "x"}], r"a\.jsonl:2: column 'n': expected a value like '1'"),
-        ([{"question": "a", "answer": "b"}], r"found columns: question, answer\. Fix: rename 'question' to 'prompt'"),
+        (
+            [{"prompt": "a", "n": 1}, {"prompt": "b", "n": "x"}],
+            r"a\.jsonl:2: column 'n': expected a value like '1'",
+        ),
+        (
+            [{"question": "a", "answer": "b"}],
+            r"found columns: question, answer\. Fix: rename 'question' to 'prompt'",
+        ),
         ([{"prompt": 3}], "found prompt: int64"),
         ([{"prompt": [{"text": "u"}]}], "found prompt: list<"),
-        ([{"prompt": "a"}, {"prompt": None}], r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)"),
+        (
+            [{"prompt": "a"}, {"prompt": None}],
+            r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)",
+        ),
         ([], "found an empty file"),
         ([""], "found an empty file"),
     ],
 )
-def test_bad_files_are_refused_with_place_found_and_fix(tmp_path: Path, rows: list[Any], message: str) -> None:
+def test_bad_files_are_refused_with_place_found_and_fix(
+    tmp_path: Path, rows: list[Any], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         open_rows(jsonl(tmp_path / "a.jsonl", *rows))
 
@@ -141,7 +187,9 @@ def test_missing_files_name_the_nearest_there_is(tmp_path: Path) -> None:
         columns_of(str(tmp_path / "trian.jsonl"))
     with pytest.raises(DataError, match="nor is there a folder"):
         columns_of(str(tmp_path / "no" / "a.jsonl"))
-    with pytest.raises(DataError, match=r"expected a file ending in \.parquet or \.jsonl, found '\.csv'"):
+    with pytest.raises(
+        DataError, match=r"expected a file ending in \.parquet or \.jsonl, found '\.csv'"
+    ):
         columns_of(jsonl(tmp_path / "a.csv", "prompt"))
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="expected a Parquet file"):
@@ -156,7 +204,10 @@ def test_tasks_are_a_source_whose_splits_share_no_question() -> None:
     whole = open_rows(TASK).table.to_pydict()
     assert [prompt.split()[-1][::-1] for prompt in whole["prompt"]] == whole["answer"]
     assert all(prompt.endswith("\n") for prompt in whole["prompt"])
-    train, test = (set(open_rows(TASK, split).table.column("prompt").to_pylist()) for split in ("train", "test"))
+    train, test = (
+        set(open_rows(TASK, split).table.column("prompt").to_pylist())
+        for split in ("train", "test")
+    )
     assert not train & test
     assert train | test == set(whole["prompt"])
     assert test
@@ -184,7 +235,9 @@ def test_unknown_tasks_and_settings_are_refused(data: str, message: str) -> None
 
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 40), seed=st.integers(0, 3), epoch=st.integers(0, 6))
-def test_each_epoch_is_a_permutation_that_any_process_makes_again(rows: int, seed: int, epoch: int) -> None:
+def test_each_epoch_is_a_permutation_that_any_process_makes_again(
+    rows: int, seed: int, epoch: int
+) -> None:
     positions = np.arange(rows) + epoch * rows
     found = Order(rows, seed, "prompts", True).at(positions)
     assert sorted(found.tolist()) == list(range(rows))
@@ -201,7 +254,9 @@ def test_orders_differ_by_epoch_seed_and_node() -> None:
 
 
 def test_prompts_make_the_rows_asked_for_with_the_columns_read(tmp_path: Path) -> None:
-    data = jsonl(tmp_path / "a.jsonl", *({"prompt": f"p{i}", "answer": i, "unread": 0} for i in range(5)))
+    data = jsonl(
+        tmp_path / "a.jsonl", *({"prompt": f"p{i}", "answer": i, "unread": 0} for i in range(5))
+    )
     kernel = opened(Prompts(), data, ("answer",), shuffle=False)
     batch = made(kernel, [1, 3, 8])
     assert (kernel.rows, kernel.position()) == (5, 9)
@@ -228,23 +283,36 @@ def test_message_prompts_travel_as_messages(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory with a tokenizer of one token a character, bos, eos and a chat template; 98 and 99 end answers."""
-    return save_tokenizer(tmp_path_factory.mktemp("base"), template=CHATML, generation={"eos_token_id": [98, 99]})
+    """A directory with a tokenizer of one token a character, bos, eos and a chat template; 98 and
+    99 end answers.
+    """
+    return save_tokenizer(
+        tmp_path_factory.mktemp("base"), template=CHATML, generation={"eos_token_id": [98, 99]}
+    )
 
 
-def save_tokenizer(folder: Path, template: str | None = None, generation: dict[str, Any] | None = None) -> str:
+def save_tokenizer(
+    folder: Path, template: str | None = None, generation: dict[str, Any] | None = None
+) -> str:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    names = {letter: i for i, letter in enumerate([*LETTERS, "\n", "<pad>", "<bos>", "<eos>", "<end>"])}
+    names = {
+        letter: i for i, letter in enumerate([*LETTERS, "\n", "<pad>", "<bos>", "<eos>", "<end>"])
+    }
     inner = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     inner.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>", special_tokens=[("<bos>", names["<bos>"]), ("<eos>", names["<eos>"])]
+        single="<bos> $A <eos>",
+        special_tokens=[("<bos>", names["<bos>"]), ("<eos>", names["<eos>"])],
     )
     made = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>", pad_token="<pad>", chat_template=template
+        tokenizer_object=inner,
+        eos_token="<eos>",
+        bos_token="<bos>",
+        pad_token="<pad>",
+        chat_template=template,
     )
     made.save_pretrained(folder)
     if generation is not None:
@@ -275,7 +343,9 @@ def test_message_prompts_go_through_the_chat_template(base: str, tmp_path: Path)
 
 def test_a_tokenizer_without_template_or_directory_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="need a chat template"):
-        load_tokenizer(save_tokenizer(tmp_path)).encode_prompts([[{"role": "user", "content": "hi"}]])
+        load_tokenizer(save_tokenizer(tmp_path)).encode_prompts(
+            [[{"role": "user", "content": "hi"}]]
+        )
     with pytest.raises(DataError, match="expected a directory with a tokenizer"):
         load_tokenizer(str(tmp_path / "nothing"))
 
@@ -288,7 +358,9 @@ def test_decode_leaves_special_tokens_out_and_keeps_rows(base: str) -> None:
     assert tokenizer.decode(part) == ["", "\n"]
 
 
-def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(base: str, tmp_path: Path) -> None:
+def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(
+    base: str, tmp_path: Path
+) -> None:
     assert load_tokenizer(base).eos_ids == {98, 99}
     assert load_tokenizer(save_tokenizer(tmp_path)).eos_ids == {EOS}
     assert vocabulary_hash(base) == vocabulary_hash(str(tmp_path))
@@ -298,18 +370,26 @@ def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(base: str
 
 
 def demonstrations(base: str, data: str, **params: Any) -> Batch:
-    kernel = opened(Demonstrations(), data, models={"tokenizer": Model("policy", base)}, shuffle=False, **params)
+    kernel = opened(
+        Demonstrations(), data, models={"tokenizer": Model("policy", base)}, shuffle=False, **params
+    )
     return made(kernel, list(range(kernel.rows)))
 
 
 def row(batch: Batch, index: int) -> tuple[list[int], list[int], list[int], str]:
-    lists = (batch.ragged(n)[index].tolist() for n in ("prompt_ids", "completion_ids", "completion_mask"))
+    lists = (
+        batch.ragged(n)[index].tolist() for n in ("prompt_ids", "completion_ids", "completion_mask")
+    )
     prompt, completion, mask = lists
     return prompt, completion, mask, batch.array("completion")[index].as_py()
 
 
-def test_text_demonstrations_end_with_eos_and_train_on_all_of_the_answer(base: str, tmp_path: Path) -> None:
-    data = jsonl(tmp_path / "d.jsonl", {"prompt": "ab", "completion": "c"}, {"prompt": "x", "completion": ""})
+def test_text_demonstrations_end_with_eos_and_train_on_all_of_the_answer(
+    base: str, tmp_path: Path
+) -> None:
+    data = jsonl(
+        tmp_path / "d.jsonl", {"prompt": "ab", "completion": "c"}, {"prompt": "x", "completion": ""}
+    )
     batch = demonstrations(base, data)
     assert row(batch, 0) == ([BOS, *ids("ab")], [*ids("c"), EOS], [1, 1], "c")
     assert row(batch, 1) == ([BOS, *ids("x")], [EOS], [1], "")
@@ -324,7 +404,9 @@ def test_plain_texts_have_their_first_token_as_prompt(base: str, tmp_path: Path)
 def test_conversations_are_cut_where_the_assistant_speaks(base: str, tmp_path: Path) -> None:
     user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     prompt = [*ids("<user>q"), EOS, *ids("\n<assistant>")]
-    pair = demonstrations(base, jsonl(tmp_path / "p.jsonl", {"prompt": [user], "completion": [answer]}))
+    pair = demonstrations(
+        base, jsonl(tmp_path / "p.jsonl", {"prompt": [user], "completion": [answer]})
+    )
     assert row(pair, 0) == (prompt, [*ids("a"), EOS], [1, 1], "a")
     data = jsonl(tmp_path / "m.jsonl", {"messages": [user, answer, user, answer]})
     between = [*ids("\n<user>q"), EOS, *ids("\n<assistant>")]
@@ -345,8 +427,14 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "line, message",
     [
-        ({"prompt": "a"}, "expected columns 'prompt' and 'completion', or 'messages', or 'text', found: prompt"),
-        ({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}, "both as text or both as messages"),
+        (
+            {"prompt": "a"},
+            "expected columns 'prompt' and 'completion', or 'messages', or 'text', found: prompt",
+        ),
+        (
+            {"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]},
+            "both as text or both as messages",
+        ),
         ({"prompt": "a", "completion": None}, "expected a completion, found null"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Graphs by their declarations alone: equal to what was written, and nothing that a file names is imported."""
+"""Graphs by their declarations alone: equal to what was written, and nothing that a file names is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Twice(Noted):
 
 
 @operator(scope="group", reads={"rollout": ["answer"]})
-def noted(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1, word: str = "x") -> Columns[Twice]:
+def noted(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1, word: str = "x"
+) -> Columns[Twice]:
     raise AssertionError("it is only looked at")
 
 
@@ -100,9 +104,13 @@ def test_user_schemas_operators_and_rewards_stand_in_for_themselves() -> None:
     assert schema is from_json(to_json(graph), imports=False).node("noted").schemas[0]
     assert draw(found) == draw(graph)
     assert to_json(found) == to_json(graph)
-    with pytest.raises(GraphError, match="it was read without being imported, and cannot be called"):
+    with pytest.raises(
+        GraphError, match="it was read without being imported, and cannot be called"
+    ):
         found.node("reward").params["fns"][0](completions=[])
-    assert diff(found, from_json(to_json(_own_parts(exact, Rule(0.5), word="z")), imports=False)).nodes
+    assert diff(
+        found, from_json(to_json(_own_parts(exact, Rule(0.5), word="z")), imports=False)
+    ).nodes
 
 
 def test_a_graph_of_local_functions_can_be_looked_at() -> None:
@@ -140,7 +148,9 @@ LOUD = "tests_loud_module"
 @pytest.fixture
 def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module that says that it ran, where an import of its name finds it."""
-    (tmp_path / f"{LOUD}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    (tmp_path / f"{LOUD}.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "ran"
 
@@ -153,19 +163,27 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "operator": lambda d: d["nodes"][1].update(operator=f"{LOUD}:f"),
     "declared operator": lambda d: (
         d["nodes"][3].update(operator=f"{LOUD}:f"),
-        d["declared"]["operators"].update({f"{LOUD}:f": next(iter(d["declared"]["operators"].values()))}),
+        d["declared"]["operators"].update(
+            {f"{LOUD}:f": next(iter(d["declared"]["operators"].values()))}
+        ),
     ),
-    "reader of data": lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
-        data_columns=f"{LOUD}:f"
+    "reader of data": (
+        lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
+            data_columns=f"{LOUD}:f"
+        )
     ),
     "function": _param(2, "fns", {"tuple": [{"function": f"{LOUD}:f"}]}),
     "class": _param(2, "timeout", {"class": f"{LOUD}:C"}),
     "record": _param(2, "timeout", {"record": f"{LOUD}:C", "fields": {"a": 1}}),
     "schema": lambda d: d["nodes"][1].update(schemas=[{"class": f"{LOUD}:C"}]),
-    "kernel": lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
-        kernels={"dict": [["host", f"{LOUD}.inner:K"]]}
+    "kernel": (
+        lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
+            kernels={"dict": [["host", f"{LOUD}.inner:K"]]}
+        )
     ),
-    "base of a schema": lambda d: next(iter(d["declared"]["schemas"].values())).update(bases=[f"{LOUD}:C"]),
+    "base of a schema": (
+        lambda d: next(iter(d["declared"]["schemas"].values())).update(bases=[f"{LOUD}:C"])
+    ),
     "state": lambda d: d["states"][0].update(kind=f"../{LOUD}:C"),
 }
 
@@ -194,33 +212,70 @@ def test_of_this_project_only_what_a_module_defines_itself_is_found(path: str) -
 @pytest.mark.parametrize(
     "change, message",
     [
-        (_param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"terms": 5}}), r"expected Loss.terms to be"),
-        (_param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {}}), r"Loss needs terms, which are not there"),
-        (_param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"a": 5}}), r"Loss has no field 'a'"),
-        (_param(5, "lr", {"numpy": "V9", "value": 10**12}), r"expected a number of NumPy, found 'V9'"),
+        (
+            _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"terms": 5}}),
+            r"expected Loss.terms to be",
+        ),
+        (
+            _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {}}),
+            r"Loss needs terms, which are not there",
+        ),
+        (
+            _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"a": 5}}),
+            r"Loss has no field 'a'",
+        ),
+        (
+            _param(5, "lr", {"numpy": "V9", "value": 10**12}),
+            r"expected a number of NumPy, found 'V9'",
+        ),
         (_param(5, "lr", {}), r"expected a written value, found an object with 'nothing'"),
-        (lambda d: d["nodes"][1].update(inputs={"prompt": [-1, 0]}), r"expected a number below 1, found -1"),
-        (lambda d: d["nodes"][1].update(inputs={"prompt": [0, 7]}), r"expected a number below 1, found 7"),
-        (lambda d: d["nodes"][1].update(inputs={"prompt": [True, 0]}), r"expected a number below 1, found True"),
-        (lambda d: d["nodes"][1].update(states={"model": 9}), r"expected a number below 1, found 9"),
+        (
+            lambda d: d["nodes"][1].update(inputs={"prompt": [-1, 0]}),
+            r"expected a number below 1, found -1",
+        ),
+        (
+            lambda d: d["nodes"][1].update(inputs={"prompt": [0, 7]}),
+            r"expected a number below 1, found 7",
+        ),
+        (
+            lambda d: d["nodes"][1].update(inputs={"prompt": [True, 0]}),
+            r"expected a number below 1, found True",
+        ),
+        (
+            lambda d: d["nodes"][1].update(states={"model": 9}),
+            r"expected a number below 1, found 9",
+        ),
         (lambda d: d["states"][0].update(follows=0), r"it follows itself"),
         (lambda d: d["states"][0].update(base=7), r"expected Model.base to be str, found 7"),
-        (lambda d: d["states"][0].update(kind="Schedule"), r"expected a kind of Model, Buffer, Table"),
+        (
+            lambda d: d["states"][0].update(kind="Schedule"),
+            r"expected a kind of Model, Buffer, Table",
+        ),
         (lambda d: d.update(sinks=["a"]), r"sinks: expected a number below 6, found 'a'"),
-        (lambda d: d.update(declared={}), r"is not declared in it, and nothing is imported to look at a graph"),
+        (
+            lambda d: d.update(declared={}),
+            r"is not declared in it, and nothing is imported to look at a graph",
+        ),
         (lambda d: d.update(declared={"schemas": 5}), r"expected declarations by path"),
         (lambda d: d["nodes"].append(5), r"node: expected an entry with its name, found 5"),
-        (lambda d: d["nodes"][2].pop("inputs"), r"expected an entry with its inputs, found 'nothing'"),
+        (
+            lambda d: d["nodes"][2].pop("inputs"),
+            r"expected an entry with its inputs, found 'nothing'",
+        ),
     ],
 )
-def test_what_no_run_writes_is_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_what_no_run_writes_is_refused(
+    change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
     with pytest.raises(GraphError, match=message):
         from_json(_forged(change), imports=False)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -228,7 +283,9 @@ JSON = st.recursive(
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_part_may_be_anything(data: st.DataObject) -> None:
-    """What comes of it is a graph, or an error of the family, or one that `engine.received.reading` makes one."""
+    """What comes of it is a graph, or an error of the family, or one that `engine.received.reading`
+    makes one.
+    """
     document = json.loads(to_json(_own_parts(exact, Rule(1.0))))
     at: Any = document
     while True:
@@ -242,7 +299,11 @@ def test_any_part_may_be_anything(data: st.DataObject) -> None:
 
 
 def test_deep_and_gigantic_json_is_refused() -> None:
-    for text in ("[" * 100_000, '{"format": 1' + "0" * 5000 + "}", _forged(lambda d: d).replace('"x8"', "1e999")):
+    for text in (
+        "[" * 100_000,
+        '{"format": 1' + "0" * 5000 + "}",
+        _forged(lambda d: d).replace('"x8"', "1e999"),
+    ):
         _looked_at(text)
     deep: Any = 1
     for _ in range(400):
@@ -268,7 +329,9 @@ def test_the_modules_that_a_run_of_it_imports_are_known_before() -> None:
     assert modules(to_json(grpo("m", "d", exact))) == ("tests.right_graphs",)
 
 
-def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(loud: Path, tmp_path: Path) -> None:
+def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(
+    loud: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "graph.json"
     file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)), encoding="utf-8")
     assert imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]

@@ -1,4 +1,6 @@
-"""Columns declared `device`: what may be one, rows of them, their hash, what a plan does with them and refuses."""
+"""Columns declared `device`: what may be one, rows of them, their hash, what a plan does with them
+and refuses.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def made(lengths: Sequence[int], start: int = 0) -> Batch:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     count, rows = int(offsets[-1]), len(lengths)
     columns = {
-        "hidden": Ragged(torch.arange(start, start + 3 * count, dtype=torch.float32).reshape(-1, 3), offsets),
+        "hidden": Ragged(
+            torch.arange(start, start + 3 * count, dtype=torch.float32).reshape(-1, 3), offsets
+        ),
         "top": Ragged(torch.arange(start, start + count), offsets),
         "total": torch.arange(start, start + rows, dtype=torch.float64),
         "norm": np.arange(start, start + rows, dtype=np.float32),
@@ -61,10 +65,13 @@ def made(lengths: Sequence[int], start: int = 0) -> Batch:
 def values(batch: Batch) -> list[tuple[Any, ...]]:
     """Row by row, as Python has them."""
     hidden, top, total = (batch.tensor(name) for name in ("hidden", "top", "total"))
-    return [(hidden[i].tolist(), top[i].tolist(), total[i].tolist(), batch.flat("norm")[i]) for i in range(len(batch))]
+    return [
+        (hidden[i].tolist(), top[i].tolist(), total[i].tolist(), batch.flat("norm")[i])
+        for i in range(len(batch))
+    ]
 
 
-# --- declarations ---------------------------------------------------------------------------------------------------
+# --- declarations ---------------------------------------------------------------------------------
 
 
 def test_a_schema_says_what_is_on_a_device() -> None:
@@ -74,29 +81,37 @@ def test_a_schema_says_what_is_on_a_device() -> None:
     assert Hidden.columns["hidden"].whole.type.value_type == pa.list_(pa.float32(), 3)
 
 
-@pytest.mark.parametrize("kind", [pa.utf8(), pa.bool_(), pa.uint16(), pa.list_(pa.float32()), pa.list_(pa.utf8(), 2)])
+@pytest.mark.parametrize(
+    "kind", [pa.utf8(), pa.bool_(), pa.uint16(), pa.list_(pa.float32()), pa.list_(pa.utf8(), 2)]
+)
 def test_what_no_tensor_is_cannot_be_on_a_device(kind: pa.DataType) -> None:
-    with pytest.raises(GraphError, match=r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"):
+    with pytest.raises(
+        GraphError, match=r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"
+    ):
         column(kind, device=True)
 
 
 def test_nulls_and_other_places_are_refused() -> None:
     with pytest.raises(GraphError, match="no tensor has nulls"):
         column(pa.float32(), device=True, nullable=True)
-    with pytest.raises(GraphError, match=r"schema Mine: has 'reward' on a device, .* extends, on the host"):
+    with pytest.raises(
+        GraphError, match=r"schema Mine: has 'reward' on a device, .* extends, on the host"
+    ):
 
         class Mine(Reward):
             reward = column(pa.float32(), device=True)
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_rows_keep_their_values(data: st.DataObject, lengths: list[int]) -> None:
     batch = made(lengths)
-    rows = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64)
+    rows = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64
+    )
     expected = values(batch)
     assert values(batch.take(rows)) == [expected[i] for i in rows]
     cut = data.draw(st.integers(0, len(lengths)))
@@ -129,7 +144,9 @@ def test_columns_are_asked_for_where_they_are() -> None:
         batch.tensor("norm")
     with pytest.raises(DataError, match="no column 'other'"):
         batch.tensor("other")
-    with pytest.raises(DataError, match=r"columns on a device: hidden, top, total\. Fix: batch\.on_host"):
+    with pytest.raises(
+        DataError, match=r"columns on a device: hidden, top, total\. Fix: batch\.on_host"
+    ):
         batch.with_keys()
     with pytest.raises(DataError, match="its rows have 3 values, found 2"):
         Batch(batch.keys, batch.records, {"top": torch.zeros(2)})
@@ -138,15 +155,39 @@ def test_columns_are_asked_for_where_they_are() -> None:
 TWO = np.array([0, 1, 2])
 WRONG: dict[str, tuple[str, Any, str]] = {
     "NumPy": ("total", np.zeros(2), "expected a torch tensor, found ndarray"),
-    "dtype": ("total", torch.zeros(2), r"expected torch.float64, found torch.float32. Fix: .to\(torch.float64\)"),
-    "shape": ("hidden", Ragged(torch.zeros(2, 4), TWO), r"expected the shape \[values, 3\], found \[2, 4\]"),
+    "dtype": (
+        "total",
+        torch.zeros(2),
+        r"expected torch.float64, found torch.float32. Fix: .to\(torch.float64\)",
+    ),
+    "shape": (
+        "hidden",
+        Ragged(torch.zeros(2, 4), TWO),
+        r"expected the shape \[values, 3\], found \[2, 4\]",
+    ),
     "a scalar": ("total", torch.zeros((), dtype=torch.float64), "expected the shape"),
-    "rows": ("total", torch.zeros(3, dtype=torch.float64), "expected a value for each of 2 rows, found 3"),
-    "values": ("hidden", Ragged(torch.zeros(3, 3), TWO), "offsets that ascend from 0 to its 3 values, found 0 to 2"),
+    "rows": (
+        "total",
+        torch.zeros(3, dtype=torch.float64),
+        "expected a value for each of 2 rows, found 3",
+    ),
+    "values": (
+        "hidden",
+        Ragged(torch.zeros(3, 3), TWO),
+        "offsets that ascend from 0 to its 3 values, found 0 to 2",
+    ),
     "descending": ("hidden", Ragged(torch.zeros(2, 3), np.array([0, 3, 2])), "offsets that ascend"),
     "no offsets": ("hidden", torch.zeros(2, 3), "expected Ragged"),
-    "offsets": ("total", Ragged(torch.zeros(2, dtype=torch.float64), TWO), "expected one tensor for all rows"),
-    "not declared": ("norm", torch.zeros(2), r"'norm' is given as a tensor, and is not declared device. Fix: .numpy"),
+    "offsets": (
+        "total",
+        Ragged(torch.zeros(2, dtype=torch.float64), TWO),
+        "expected one tensor for all rows",
+    ),
+    "not declared": (
+        "norm",
+        torch.zeros(2),
+        r"'norm' is given as a tensor, and is not declared device. Fix: .numpy",
+    ),
 }
 
 
@@ -171,12 +212,17 @@ def test_a_users_function_sees_tensors() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.sampled_from(["float32", "float16", "uint8", "int64"]))
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.sampled_from(["float32", "float16", "uint8", "int64"]),
+)
 def test_hashes_on_a_device_are_of_rows_wherever_they_lie(lengths: list[int], dtype: str) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     whole = Ragged(torch.zeros(int(offsets[-1]), 2, dtype=getattr(torch, dtype)), offsets)
     hashed = on_device(whole)
-    assert len(set(hashed.tolist())) == len(set(lengths)), "equal rows have equal hashes, as zeros of one length are"
+    assert len(set(hashed.tolist())) == len(set(lengths)), (
+        "equal rows have equal hashes, as zeros of one length are"
+    )
     if whole.values.numel():
         whole.values[-1, -1] = 1
         last = int(np.flatnonzero(np.array(lengths))[-1])
@@ -194,7 +240,7 @@ def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
     assert of_tensors([whole, turned]) != [one, one]
 
 
-# --- plans ----------------------------------------------------------------------------------------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -229,17 +275,24 @@ def beside(now: Now, hidden: Tensors[Hidden]) -> Terms:
 
 def graph() -> Graph:
     policy = Model("policy", "tiny", trainable=True)
-    rollout = generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, max_lag=1, name="rollout")
+    rollout = generate(
+        policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, max_lag=1, name="rollout"
+    )
     hidden = states(looked(rollout))
     score = steered(reward(exact, looked.named("again")(rollout), name="score"), hidden)
     advantage = group_advantage(rollout, score, name="advantage")
-    return Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage) + beside(hidden), lr=1e-3))
+    return Graph(
+        "g", train(policy, rollout, loss=policy_gradient_loss(advantage) + beside(hidden), lr=1e-3)
+    )
 
 
 def planned(hosts: tuple[Host, ...] = (), **options: Any) -> Plan:
     asked = placing(RunOptions(**options))
     return make_plan(
-        check(graph(), headers), seed=0, placing=asked, cluster=Cluster(cores=8, memory=2**36, hosts=hosts)
+        check(graph(), headers),
+        seed=0,
+        placing=asked,
+        cluster=Cluster(cores=8, memory=2**36, hosts=hosts),
     )
 
 
@@ -281,18 +334,22 @@ def test_explain_shows_the_route(tiny: None) -> None:
 
 
 def test_other_hosts_are_refused(tiny: None) -> None:
-    there = tuple(Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("xy"))
+    there = tuple(
+        Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("xy")
+    )
     with pytest.raises(PlanError) as refused:
         planned(hosts=there, pin=APART | {"steered": "c@y"})
     assert (
-        "device: states in a has hidden, top, total on a device of x, steered in c reads it on y: collectives stay"
-        in (str(refused.value))
+        "device: states in a has hidden, top, total on a device of x, steered in c reads it on y:"
+        " collectives stay" in (str(refused.value))
     )
     assert "Fix: pin states=a@y." in str(refused.value)
 
 
 def test_turns_are_refused(tiny: None) -> None:
-    with pytest.raises(PlanError, match=r"device: states has hidden.* that a, train have by turns. Fix: pin states"):
+    with pytest.raises(
+        PlanError, match=r"device: states has hidden.* that a, train have by turns. Fix: pin states"
+    ):
         planned(pin=APART, leases=(("a", "train"),))
 
 
@@ -302,10 +359,14 @@ def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]:
 
 def test_a_reward_function_cannot_read_a_device(tiny: None) -> None:
     policy = Model("policy", "tiny", trainable=True)
-    rollout = looked(generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout"))
+    rollout = looked(
+        generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout")
+    )
     advantage = group_advantage(rollout, reward(sees, rollout, name="score"), name="advantage")
     wrong = Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
-    with pytest.raises(GraphError, match=r"wants 'seen', which 'looked' has on a device. Fix: an @operator"):
+    with pytest.raises(
+        GraphError, match=r"wants 'seen', which 'looked' has on a device. Fix: an @operator"
+    ):
         check(wrong, headers)
 
 
@@ -320,8 +381,12 @@ def numbered(rollout: Columns[Rollout]) -> Columns[Numbered]:
 
 def test_what_is_recorded_is_on_no_device(tiny: None) -> None:
     policy = Model("policy", "tiny", trainable=True)
-    rollout = numbered(generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout"))
+    rollout = numbered(
+        generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout")
+    )
     advantage = group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
     wrong = Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
-    with pytest.raises(PlanError, match="device: numbered: 'prompt' is recorded of each Step, from the host"):
+    with pytest.raises(
+        PlanError, match="device: numbered: 'prompt' is recorded of each Step, from the host"
+    ):
         make_plan(check(wrong, headers), seed=0, cluster=Cluster(cores=8, memory=2**36))

@@ -1,4 +1,6 @@
-"""The hash of a row's content: equal content has an equal one wherever it lies, any other change is seen."""
+"""The hash of a row's content: equal content has an equal one wherever it lies, any other change is
+seen.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "flag": (pa.bool_(), st.booleans() | st.none()),
     "ids": (pa.large_list(pa.int32()), st.lists(st.integers(0, 5), max_size=4)),
     "some": (pa.large_list(pa.float32()), st.lists(st.sampled_from([None, 0.5, -0.5]), max_size=3)),
-    "said": (pa.list_(MESSAGE), st.lists(st.fixed_dictionaries({"role": st.text(max_size=1), "content": st.none()}))),
+    "said": (
+        pa.list_(MESSAGE),
+        st.lists(st.fixed_dictionaries({"role": st.text(max_size=1), "content": st.none()})),
+    ),
 }
 ROW = st.fixed_dictionaries({name: values for name, (_, values) in KINDS.items()})
 
 
 def batch(rows: list[dict[str, Any]], names: list[str] | None = None) -> Batch:
-    columns = {name: pa.array([row[name] for row in rows], KINDS[name][0]) for name in names or KINDS}
+    columns = {
+        name: pa.array([row[name] for row in rows], KINDS[name][0]) for name in names or KINDS
+    }
     return Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_pydict(columns))
 
 
@@ -43,12 +50,15 @@ def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> No
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.lists(ROW, min_size=3, max_size=6), data=st.data())
-def test_slices_and_picked_rows_keep_their_hashes(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_slices_and_picked_rows_keep_their_hashes(
+    rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
     whole = batch(rows)
     found = row_digests(whole)
     start = data.draw(st.integers(0, len(rows) - 1))
     assert (
-        row_digests(Batch(whole.keys.take(np.arange(start, len(rows))), whole.records.slice(start))) == found[start:]
+        row_digests(Batch(whole.keys.take(np.arange(start, len(rows))), whole.records.slice(start)))
+        == found[start:]
     ).all()
     order = np.array(data.draw(st.permutations(range(len(rows)))))
     assert (row_digests(whole.take(order)) == found[order]).all()
@@ -66,7 +76,9 @@ def test_slices_and_picked_rows_keep_their_hashes(rows: list[dict[str, Any]], da
 def test_what_is_alike_differs(one: list[list[float]], other: list[list[float]]) -> None:
     def of(values: list[list[float]]) -> np.ndarray:
         column = pa.array(values, pa.large_list(pa.float32()))
-        return row_digests(Batch(Keys.of(range(len(values))), pa.RecordBatch.from_pydict({"x": column})))
+        return row_digests(
+            Batch(Keys.of(range(len(values))), pa.RecordBatch.from_pydict({"x": column}))
+        )
 
     assert (of(one) != of(other)).all()
 

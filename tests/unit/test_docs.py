@@ -1,4 +1,6 @@
-"""Documents and code say the same: links, paths, names of metrics and tests; the README's graph and options."""
+"""Documents and code say the same: links, paths, names of metrics and tests; the README's graph and
+options.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ PACKAGES = ("dataflow", "operators", "graphs", "engine")
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Files of the repository, those not yet committed too; all files outside of hidden folders where git is absent."""
+    """Files of the repository, those not yet committed too; all files outside of hidden folders
+    where git is absent.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -65,8 +69,12 @@ def test_relative_links_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("path", documents(), ids=named)
 def test_named_paths_exist(path: Path) -> None:
-    """`engine/api.py`, `tests/schedules/` and the like, wherever a document names one from the root."""
-    tops = "|".join((*PACKAGES, "tests", "examples", "benchmarks", "scripts", "docs", "requirements"))
+    """`engine/api.py`, `tests/schedules/` and the like, wherever a document names one from the
+    root.
+    """
+    tops = "|".join(
+        (*PACKAGES, "tests", "examples", "benchmarks", "scripts", "docs", "requirements")
+    )
     for name in re.findall(rf"`((?:{tops})/[\w./-]*)`", prose(path)):
         assert (ROOT / name).exists(), f"{named(path)}: no {name}"
 
@@ -79,8 +87,12 @@ def test_named_tests_exist(path: Path) -> None:
 
 @cache
 def test_names() -> frozenset[str]:
-    files = (path for path in tracked() if named(path).startswith("tests/") and path.suffix == ".py")
-    return frozenset(name for path in files for name in re.findall(r"def (test_\w+)", path.read_text()))
+    files = (
+        path for path in tracked() if named(path).startswith("tests/") and path.suffix == ".py"
+    )
+    return frozenset(
+        name for path in files for name in re.findall(r"def (test_\w+)", path.read_text())
+    )
 
 
 test_names.__test__ = False  # type: ignore[attr-defined]
@@ -88,7 +100,9 @@ test_names.__test__ = False  # type: ignore[attr-defined]
 
 def test_no_path_of_a_machine() -> None:
     """Homes and working directories of whoever wrote a file are nobody else's business."""
-    places = re.compile("|".join(("/ho" + "me/", "/ro" + "ot/", "/wo" + "rk/", "/Us" + "ers/", "/tm" + "p/")))
+    places = re.compile(
+        "|".join(("/ho" + "me/", "/ro" + "ot/", "/wo" + "rk/", "/Us" + "ers/", "/tm" + "p/"))
+    )
     for path in tracked():
         text = path.read_bytes().decode("utf-8", "replace")
         found = places.search(text)
@@ -96,7 +110,7 @@ def test_no_path_of_a_machine() -> None:
         assert not found, f"{named(path)}: {near!r}"
 
 
-# --- metrics ------------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
 _METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
@@ -113,7 +127,9 @@ def documented() -> list[str]:
 
 
 def emitted() -> Iterator[tuple[str, str]]:
-    """(file, name) of each string in the code that has the form of a metric's name, * for what is filled in."""
+    """(file, name) of each string in the code that has the form of a metric's name, * for what is
+    filled in.
+    """
     for path in sources():
         for name in strings(ast.parse(path.read_text())):
             if _METRIC.fullmatch(name) and name != COLUMN:
@@ -122,7 +138,9 @@ def emitted() -> Iterator[tuple[str, str]]:
 
 def sources() -> list[Path]:
     """The code that can emit metrics."""
-    code = [p for p in tracked() if p.suffix == ".py" and named(p).startswith(("operators/", "engine/"))]
+    code = [
+        p for p in tracked() if p.suffix == ".py" and named(p).startswith(("operators/", "engine/"))
+    ]
     return [path for path in code if not named(path).startswith(READERS)]
 
 
@@ -132,7 +150,9 @@ def strings(node: ast.AST) -> Iterator[str]:
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue
         if isinstance(child, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in child.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "*" for part in child.values
+            )
         elif isinstance(child, ast.Constant) and isinstance(child.value, str):
             yield child.value.replace("*", "?")  # `reward/*` names columns
         else:
@@ -147,15 +167,24 @@ def test_every_metric_in_the_code_is_documented() -> None:
     patterns, found = documented(), list(emitted())
     assert len(found) > 30
     for file, name in found:
-        assert any(covers(pattern, name) for pattern in patterns), f"{file}: {name} is not in docs/metrics.md"
+        assert any(covers(pattern, name) for pattern in patterns), (
+            f"{file}: {name} is not in docs/metrics.md"
+        )
 
 
 def test_every_documented_metric_is_in_the_code() -> None:
-    """Names as they are in the code, or at least their last part where the code puts them together."""
+    """Names as they are in the code, or at least their last part where the code puts them together.
+    """
     ours = {name for _, name in emitted()}
     written = "\n".join(path.read_text() for path in sources())
-    first_column = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    names = [re.sub(r"<[^>]*>", "*", n) for cell in first_column for n in re.findall(r"`([^`\s]+/[^`\s]*)`", cell)]
+    first_column = re.findall(
+        r"^\| (.*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
+    )
+    names = [
+        re.sub(r"<[^>]*>", "*", n)
+        for cell in first_column
+        for n in re.findall(r"`([^`\s]+/[^`\s]*)`", cell)
+    ]
     assert len(names) > 40
     for name in names:
         last = name.rpartition("/")[2]
@@ -163,7 +192,7 @@ def test_every_documented_metric_is_in_the_code() -> None:
         assert as_it_is or f"/{last}" in written or "*" in last, name
 
 
-# --- the README -----------------------------------------------------------------------------------------------
+# --- the README -----------------------------------------------------------------------------------
 
 
 def readme() -> str:
@@ -189,7 +218,9 @@ def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
 
 def test_the_options_of_the_readme_are_the_run_options() -> None:
     tree = ast.parse((ROOT / "engine" / "options.py").read_text())
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "RunOptions").body
+    body = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "RunOptions"
+    ).body
     for field, meaning in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             assert isinstance(meaning, ast.Expr)

@@ -43,18 +43,36 @@ def exact_match(completions: list[str], answer: list[str]) -> list[float]:
 
 
 def dapo() -> Graph:
-    """Selection, several outputs, lag and an evaluation, under a name that every form must escape."""
+    """Selection, several outputs, lag and an evaluation, under a name that every form must escape.
+    """
     policy = Model("policy", "models/base", trainable=True)
-    rollout = generate(policy, prompts("train.parquet", batch=512), n=16, max_tokens=2048, max_lag=2, name="rollout")
+    rollout = generate(
+        policy,
+        prompts("train.parquet", batch=512),
+        n=16,
+        max_tokens=2048,
+        max_lag=2,
+        name="rollout",
+    )
     score = reward(exact_match, rollout, name="score")
     kept, kept_score = select(rollout, score, where=mixed_groups(score), refill=True)
     shaped = overlong_penalty(kept, kept_score, max_tokens=2048, buffer=512)
     loss = clipped_policy_loss(group_advantage(kept, shaped), clip=(0.2, 0.28))
     held = generate(
-        policy, prompts("test.parquet", name="held_out"), temperature=0.0, max_tokens=2048, name="held_out_rollout"
+        policy,
+        prompts("test.parquet", name="held_out"),
+        temperature=0.0,
+        max_tokens=2048,
+        name="held_out_rollout",
     )
-    best = evaluate(policy, reward(exact_match, held, name="held_out_reward"), every=50, keep_best=1)
-    return Graph('da<po> & "co" | 5', train(policy, kept, loss=loss, lr=linear(1e-6, 0.0, 500), minibatches=16), best)
+    best = evaluate(
+        policy, reward(exact_match, held, name="held_out_reward"), every=50, keep_best=1
+    )
+    return Graph(
+        'da<po> & "co" | 5',
+        train(policy, kept, loss=loss, lr=linear(1e-6, 0.0, 500), minibatches=16),
+        best,
+    )
 
 
 GRAPHS = {
@@ -83,14 +101,18 @@ def test_text_is_ascii_and_names_every_node_in_order() -> None:
     graph = dapo()
     made = draw(graph)
     assert made.isascii()
-    at = [re.search(rf"^(?:.*> |  ){box.name}\b", made, re.MULTILINE) for box in picture(graph).boxes]
+    at = [
+        re.search(rf"^(?:.*> |  ){box.name}\b", made, re.MULTILINE) for box in picture(graph).boxes
+    ]
     starts = [found.start() for found in at if found]
     assert len(starts) == len(graph.nodes)
     assert starts == sorted(starts)
 
 
 def test_text_rails_join_exactly_the_wires() -> None:
-    """Follow the rails back: on a node's line a `+`, digit or `*` stands in the column of each of its sources."""
+    """Follow the rails back: on a node's line a `+`, digit or `*` stands in the column of each of
+    its sources.
+    """
     for make in GRAPHS.values():
         drawing = picture(make())
         lines = draw(make()).splitlines()
@@ -98,7 +120,11 @@ def test_text_rails_join_exactly_the_wires() -> None:
         for box in drawing.boxes:
             for line in lines:
                 found = re.match(rf"(?:[ |]*[-+|*0-9]*> |  )({re.escape(box.name)})(?: |$)", line)
-                if found and box.index not in line_of and (bool(box.wires) == (">" in found.group(0))):
+                if (
+                    found
+                    and box.index not in line_of
+                    and (bool(box.wires) == (">" in found.group(0)))
+                ):
                     line_of[box.index], column_of[box.index] = line, found.start(1)
         for box in drawing.boxes:
             branch = line_of[box.index][: column_of[box.index]]
@@ -129,8 +155,12 @@ def test_only_parameters_that_were_set_are_shown() -> None:
 
 def test_a_graph_that_the_check_refuses_can_be_drawn() -> None:
     policy = Model("policy", "b")
-    rollout = generate(policy, prompts("d", batch=2), max_tokens=4, name="prompts")  # two nodes of one name
-    graph = Graph("wrong", train(policy, rollout, loss=clipped_policy_loss(logprobs(policy, rollout)), lr=1.0))
+    rollout = generate(
+        policy, prompts("d", batch=2), max_tokens=4, name="prompts"
+    )  # two nodes of one name
+    graph = Graph(
+        "wrong", train(policy, rollout, loss=clipped_policy_loss(logprobs(policy, rollout)), lr=1.0)
+    )
     for form in ("text", "mermaid", "dot"):
         assert draw(graph, form).count("prompts") >= 2
     ElementTree.fromstring(drawn(picture(graph)).encode())
@@ -162,7 +192,9 @@ def test_svg_says_which_layout_made_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "our own layers" in svg_of(picture(GRAPHS["sft"]()))
     other = tmp_path / "dot"  # a program of that name: what is tested is the choice, not Graphviz
-    other.write_text('#!/bin/sh\necho "<?xml version=\\"1.0\\"?><svg xmlns=\\"http://www.w3.org/2000/svg\\"/>"\n')
+    other.write_text(
+        '#!/bin/sh\necho "<?xml version=\\"1.0\\"?><svg xmlns=\\"http://www.w3.org/2000/svg\\"/>"\n'
+    )
     other.chmod(0o755)
     assert "layout: Graphviz dot" in svg_of(picture(GRAPHS["sft"]()))
     other.write_text('#!/bin/sh\necho "bad syntax" >&2\nexit 1\n')
@@ -193,7 +225,9 @@ def test_layout_layers_edges_downwards_and_boxes_do_not_overlap() -> None:
         for a in names:
             for b in names:
                 if a < b and made.layer[a] == made.layer[b]:
-                    assert abs(made.x[a] - made.x[b]) >= (sizes[a].width + sizes[b].width) / 2 - 1e-6
+                    assert (
+                        abs(made.x[a] - made.x[b]) >= (sizes[a].width + sizes[b].width) / 2 - 1e-6
+                    )
 
 
 def test_layout_finds_the_order_without_crossings() -> None:
@@ -218,7 +252,11 @@ def test_diff_of_grpo_and_ppo_as_its_edit() -> None:
     assert kinds["advantage"] == "vanishes"
     assert kinds["gae"] == kinds["values"] == kinds["train_critic"] == "appears"
     (moved,) = [c for e in made.nodes for c in e.rewired]
-    assert (moved.what, moved.before, moved.after) == ("clipped_policy_loss.advantage", "advantage", "gae")
+    assert (moved.what, moved.before, moved.after) == (
+        "clipped_policy_loss.advantage",
+        "advantage",
+        "gae",
+    )
 
 
 def test_diff_of_equal_graphs_is_empty() -> None:
@@ -229,7 +267,13 @@ def test_diff_of_equal_graphs_is_empty() -> None:
 
 def test_diff_is_empty_exactly_for_equal_parameters() -> None:
     a = grpo("models/base", "train.parquet", exact_match)
-    for change in ({"lr": 2e-6}, {"beta": 0.1}, {"n": 4}, {"lr": linear(1e-6, 0.0, 9)}, {"max_lag": 1}):
+    for change in (
+        {"lr": 2e-6},
+        {"beta": 0.1},
+        {"n": 4},
+        {"lr": linear(1e-6, 0.0, 9)},
+        {"max_lag": 1},
+    ):
         b = grpo("models/base", "train.parquet", exact_match, **change)
         (entry,) = diff(a, b).nodes
         assert len(entry.changes) == 1
@@ -243,7 +287,10 @@ def test_diff_of_the_order_of_sinks_and_of_a_follower() -> None:
 
     def graph(reference: Model, *, swapped: bool) -> Graph:
         loss = clipped_policy_loss(logprobs(reference, rollout))
-        sinks = [train(policy, rollout, loss=loss, lr=1.0), train(critic, rollout, loss=loss, lr=1.0)]
+        sinks = [
+            train(policy, rollout, loss=loss, lr=1.0),
+            train(critic, rollout, loss=loss, lr=1.0),
+        ]
         return Graph("g", *(reversed(sinks) if swapped else sinks))
 
     made = diff(graph(fixed, swapped=False), graph(followed, swapped=True))

@@ -29,8 +29,12 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {kind: save_tiny(folder / kind, kind) for kind in ("qwen2", "llama")}
 
 
-def run(kernel: Any, base: str, rows: Batch, *, head: Any = "lm", tokens: int = 16384, **params: Any) -> Batch:
-    node = KernelNode(name="n", operator="logprobs", models={"model": Model("m", base, head=head)}, params=params)
+def run(
+    kernel: Any, base: str, rows: Batch, *, head: Any = "lm", tokens: int = 16384, **params: Any
+) -> Batch:
+    node = KernelNode(
+        name="n", operator="logprobs", models={"model": Model("m", base, head=head)}, params=params
+    )
     kernel.open(node, Layout(tokens=tokens), FakeSession())
     (found,) = list(kernel.run(Chunk(id=0, step=1, keys=rows.keys, inputs={"rows": rows})))
     return found
@@ -70,7 +74,9 @@ def test_entropy_is_that_of_the_next_token(bases: dict[str, str]) -> None:
     packed = pack(rows.ragged("prompt_ids"), rows.ragged("completion_ids"), np.arange(len(rows)))
     written = torch.from_numpy(rows.ragged("completion_ids").values.astype(np.int64))
     with torch.no_grad():
-        found = predictions(load_model(Model("m", bases["qwen2"])), packed, written, entropy=True).entropy
+        found = predictions(
+            load_model(Model("m", bases["qwen2"])), packed, written, entropy=True
+        ).entropy
         logits = torch.cat(padded_logits(plain(bases["qwen2"]), rows))
     wanted = torch.distributions.Categorical(logits=logits).entropy()
     assert found is not None
@@ -114,7 +120,9 @@ def test_values_and_scores_are_the_scalar_head_before_a_token_and_at_the_last(cr
     rows = random_rows(3, 2)
     values = run(TorchValues(), critic, rows, head="scalar").ragged("values")
     scores = run(TorchScores(), critic, rows, head="scalar", tokens=25).flat("reward")
-    module = AutoModelForTokenClassification.from_pretrained(critic, attn_implementation="eager").eval()
+    module = AutoModelForTokenClassification.from_pretrained(
+        critic, attn_implementation="eager"
+    ).eval()
     for i in range(len(rows)):
         prompt, answer = rows.ragged("prompt_ids")[i], rows.ragged("completion_ids")[i]
         ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64))
@@ -132,7 +140,9 @@ def test_load_takes_new_weights_and_nothing_is_no_change(bases: dict[str, str]) 
     kernel.load([], 1)
     assert np.array_equal(next(iter(kernel.run(chunk))).ragged("logprobs").values, before)
     other = plain(bases["qwen2"])
-    torch.nn.init.normal_(other.get_parameter("model.norm.weight"), generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(
+        other.get_parameter("model.norm.weight"), generator=torch.Generator().manual_seed(0)
+    )
     kernel.load([Piece(name, p.detach()) for name, p in other.named_parameters()], 2)
     changed = next(iter(kernel.run(chunk))).ragged("logprobs").values
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""The torch kernel of generate: same tokens and log-probabilities as transformers, wherever a row is decoded."""
+"""The torch kernel of generate: same tokens and log-probabilities as transformers, wherever a row
+is decoded.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from operators.kernels.torch.decode import common_prefix
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
 
-PREFIXED = ["Reverse this word: abc", "Reverse this word: hello", "Reverse this word: zyxwvu", "Reverse this word: q"]
+PREFIXED = [
+    "Reverse this word: abc",
+    "Reverse this word: hello",
+    "Reverse this word: zyxwvu",
+    "Reverse this word: q",
+]
 MIXED = ["hello", "a", "what is 12+5?", "abcdefghijklmnopqrstuvwxyz", "zz"]
 CHAT = [[{"role": "user", "content": "abc"}], [{"role": "user", "content": "defgh"}]]
 
@@ -38,16 +45,22 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {kind: save_tiny(folder / kind, kind) for kind in ("qwen2", "llama")}
 
 
-def opened(base: str, *, layout: Layout | None = None, returns: tuple[str, ...] = (), **params: Any) -> TorchGenerate:
+def opened(
+    base: str, *, layout: Layout | None = None, returns: tuple[str, ...] = (), **params: Any
+) -> TorchGenerate:
     kernel = TorchGenerate()
     given = {"n": 1, "max_tokens": 12} | params
     models = {"policy": Model("policy", base)}
-    node = KernelNode(name="rollout", operator="generate", models=models, params=given, returns=returns)
+    node = KernelNode(
+        name="rollout", operator="generate", models=models, params=given, returns=returns
+    )
     kernel.open(node, layout or Layout(), FakeSession())
     return kernel
 
 
-def generated(kernel: TorchGenerate, prompts: list[Any], positions: list[int] | None = None) -> Batch:
+def generated(
+    kernel: TorchGenerate, prompts: list[Any], positions: list[int] | None = None
+) -> Batch:
     return Batch.concat(list(kernel.run(prompt_chunk(prompts, positions)))).sorted()
 
 
@@ -65,7 +78,9 @@ def logprobs_under(base: str, batch: Batch, temperature: float) -> np.ndarray:
         ids = torch.tensor(np.concatenate([prompt, answer]), dtype=torch.int64)
         with torch.no_grad():
             logits = reference(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
-        found.append(torch.log_softmax(logits, -1).gather(1, ids[len(prompt) :, None])[:, 0].numpy())
+        found.append(
+            torch.log_softmax(logits, -1).gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+        )
     return np.concatenate(found)
 
 
@@ -80,7 +95,9 @@ def test_greedy_is_the_greedy_of_transformers_token_for_token(
     for row, prompt in enumerate(prompts):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         mask = torch.ones_like(ids)
-        expected = reference.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=EOS)
+        expected = reference.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=EOS
+        )
         assert batch.ragged("completion_ids")[row].tolist() == expected[0, ids.shape[1] :].tolist()
 
 
@@ -97,10 +114,24 @@ def test_logprobs_are_those_of_a_full_forward(
 def test_rows_do_not_depend_on_slots_budget_company_or_order(bases: dict[str, str]) -> None:
     whole = tokens_of(generated(opened(bases["qwen2"], n=5, max_tokens=9), MIXED + PREFIXED))
     assert len({tuple(t) for t in whole.values()}) > len(whole) // 2
-    for layout in (Layout(slots=1), Layout(slots=3, tokens=8), Layout(slots=7), Layout(slots=16, tokens=40)):
-        assert tokens_of(generated(opened(bases["qwen2"], layout=layout, n=5, max_tokens=9), MIXED + PREFIXED)) == whole
+    for layout in (
+        Layout(slots=1),
+        Layout(slots=3, tokens=8),
+        Layout(slots=7),
+        Layout(slots=16, tokens=40),
+    ):
+        assert (
+            tokens_of(
+                generated(
+                    opened(bases["qwen2"], layout=layout, n=5, max_tokens=9), MIXED + PREFIXED
+                )
+            )
+            == whole
+        )
     kernel = opened(bases["qwen2"], n=5, max_tokens=9)
-    parts = tokens_of(generated(kernel, PREFIXED, [5, 6, 7, 8])) | tokens_of(generated(kernel, MIXED, [0, 1, 2, 3, 4]))
+    parts = tokens_of(generated(kernel, PREFIXED, [5, 6, 7, 8])) | tokens_of(
+        generated(kernel, MIXED, [0, 1, 2, 3, 4])
+    )
     assert parts == whole
     backwards = generated(kernel, (MIXED + PREFIXED)[::-1], list(range(9))[::-1])
     assert tokens_of(backwards) == whole
@@ -116,12 +147,21 @@ def test_rows_do_not_depend_on_slots_budget_company_or_order(bases: dict[str, st
     max_tokens=st.integers(1, 14),
 )
 def test_any_slots_and_budget_write_the_same_rows(
-    bases: dict[str, str], prompts: list[str], shared: str, n: int, slots: int, budget: int, max_tokens: int
+    bases: dict[str, str],
+    prompts: list[str],
+    shared: str,
+    n: int,
+    slots: int,
+    budget: int,
+    max_tokens: int,
 ) -> None:
     texts = [shared + p for p in prompts]
     whole = generated(opened(bases["llama"], n=n, max_tokens=max_tokens), texts)
     parts = generated(
-        opened(bases["llama"], layout=Layout(slots=slots, tokens=budget), n=n, max_tokens=max_tokens), texts
+        opened(
+            bases["llama"], layout=Layout(slots=slots, tokens=budget), n=n, max_tokens=max_tokens
+        ),
+        texts,
     )
     assert tokens_of(parts) == tokens_of(whole)
     old, new = (b.ragged("sampler_logprobs").values for b in (whole, parts))
@@ -194,7 +234,9 @@ def test_columns_are_those_of_rollout(bases: dict[str, str]) -> None:
     assert (batch.ragged("completion_mask").values == 1).all()
     assert "<eos>" not in "".join(batch.array("completion").to_pylist())
     assert len(batch.array("completion")[0].as_py()) == lengths[0] - ended[0]
-    assert [len(batch.ragged("prompt_ids")[i]) for i in range(10)] == [len(p) for p in MIXED for _ in range(2)]
+    assert [len(batch.ragged("prompt_ids")[i]) for i in range(10)] == [
+        len(p) for p in MIXED for _ in range(2)
+    ]
 
 
 def test_only_the_wanted_columns_are_made(bases: dict[str, str]) -> None:
@@ -212,7 +254,9 @@ def test_stop_strings_end_a_row_with_the_token_that_completes_them(bases: dict[s
     free = generated(opened(bases["qwen2"], n=4, max_tokens=30), MIXED)
     texts = free.array("completion").to_pylist()
     stop = next(t[3:5] for t in texts if len(t) > 10)
-    batch = generated(opened(bases["qwen2"], n=4, max_tokens=30, stop=(stop, "never written")), MIXED)
+    batch = generated(
+        opened(bases["qwen2"], n=4, max_tokens=30, stop=(stop, "never written")), MIXED
+    )
     for text, found, finish in zip(
         texts, batch.array("completion").to_pylist(), batch.array("finish").to_pylist(), strict=True
     ):
@@ -237,7 +281,10 @@ def test_rows_leave_as_whole_groups_in_few_batches(bases: dict[str, str]) -> Non
     assert 1 < len(large) <= 20
     for batch in large:
         assert (np.bincount(batch.keys.position)[batch.keys.position] == 4).all()
-    assert sorted(k for b in large for k in b.keys.rows()) == prompt_chunk(MIXED * 4).keys.expand(4).rows()
+    assert (
+        sorted(k for b in large for k in b.keys.rows())
+        == prompt_chunk(MIXED * 4).keys.expand(4).rows()
+    )
 
 
 def test_no_decode_forward_holds_an_ended_row(bases: dict[str, str]) -> None:
@@ -255,16 +302,25 @@ def test_no_decode_forward_holds_an_ended_row(bases: dict[str, str]) -> None:
 def test_a_prompt_that_is_too_long_is_refused_by_its_key(bases: dict[str, str]) -> None:
     kernel = opened(bases["qwen2"], max_prompt_tokens=13)
     with pytest.raises(
-        DataError, match=r"row \(7, 0, 0\): expected at most 13 prompt tokens \(max_prompt_tokens=13\), found 26"
+        DataError,
+        match=(
+            r"row \(7, 0, 0\): expected at most 13 prompt tokens \(max_prompt_tokens=13\), found 26"
+        ),
     ):
         generated(kernel, MIXED[:4], [4, 5, 6, 7])
     assert len(generated(kernel, MIXED[:3])) == 3
 
 
-def test_loaded_weights_are_used_and_their_version_is_recorded(bases: dict[str, str], tmp_path: Path) -> None:
+def test_loaded_weights_are_used_and_their_version_is_recorded(
+    bases: dict[str, str], tmp_path: Path
+) -> None:
     other = save_tiny(tmp_path, "qwen2", seed=1)
     kernel, expected = opened(bases["qwen2"], n=2), generated(opened(other, n=2), MIXED)
-    assert not generated(kernel, MIXED).array("completion_ids").equals(expected.array("completion_ids"))
+    assert (
+        not generated(kernel, MIXED)
+        .array("completion_ids")
+        .equals(expected.array("completion_ids"))
+    )
     addresses = [p.data.data_ptr() for p in pieces(kernel._module)]
     kernel.load(pieces(opened(other)._module), 7)
     batch = generated(kernel, MIXED)
@@ -281,7 +337,12 @@ def test_weights_that_arrive_within_a_chunk_interrupt_its_rows(
 ) -> None:
     other = save_tiny(tmp_path, "qwen2", seed=1)
     kernel = opened(
-        bases["qwen2"], layout=Layout(slots=slots), n=3, max_tokens=25, temperature=0.9, stop=("a", "X", "7")
+        bases["qwen2"],
+        layout=Layout(slots=slots),
+        n=3,
+        max_tokens=25,
+        temperature=0.9,
+        stop=("a", "X", "7"),
     )
     running = kernel.run(prompt_chunk(MIXED * 3))
     first = [next(running) for _ in range(3)]
@@ -291,7 +352,9 @@ def test_weights_that_arrive_within_a_chunk_interrupt_its_rows(
     versions = batch.ragged("version")
     assert any(len(set(versions[i])) == 2 for i in range(len(batch)))
     expected = np.where(
-        versions.values == 0, logprobs_under(bases["qwen2"], batch, 0.9), logprobs_under(other, batch, 0.9)
+        versions.values == 0,
+        logprobs_under(bases["qwen2"], batch, 0.9),
+        logprobs_under(other, batch, 0.9),
     )
     np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
 
@@ -299,7 +362,9 @@ def test_weights_that_arrive_within_a_chunk_interrupt_its_rows(
 def interrupted_after(
     kernel: TorchGenerate, tokens: int, prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Batch, Iterator[Batch]]:
-    """What a chunk yields when another thread interrupts it after so many steps, and the rest of it."""
+    """What a chunk yields when another thread interrupts it after so many steps, and the rest of
+    it.
+    """
     reached, asked, step, calls = Event(), Event(), decode.sample, itertools.count(1)
 
     def noted(logits: torch.Tensor, draws: torch.Tensor, how: Any) -> Any:
@@ -325,7 +390,11 @@ def interrupted_after(
 @pytest.mark.parametrize("prompts", [PREFIXED, MIXED])
 @pytest.mark.parametrize("budget", [16384, 40])
 def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_from_there(
-    bases: dict[str, str], tmp_path: Path, prompts: list[str], budget: int, monkeypatch: pytest.MonkeyPatch
+    bases: dict[str, str],
+    tmp_path: Path,
+    prompts: list[str],
+    budget: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other, kept = save_tiny(tmp_path, "qwen2", seed=1), 7
     free = generated(opened(bases["qwen2"], max_tokens=kept, temperature=0.0), prompts)
@@ -333,16 +402,31 @@ def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_fr
     first, running = interrupted_after(kernel, kept, prompts, monkeypatch)
     kernel.load(pieces(opened(other)._module), 3)
     batch = Batch.concat([first, *running]).sorted()
-    versions, ids, before = (batch.ragged("version"), batch.ragged("completion_ids"), free.ragged("completion_ids"))
-    reference, tokenizer = AutoModelForCausalLM.from_pretrained(other), AutoTokenizer.from_pretrained(other)
+    versions, ids, before = (
+        batch.ragged("version"),
+        batch.ragged("completion_ids"),
+        free.ragged("completion_ids"),
+    )
+    reference, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(other),
+        AutoTokenizer.from_pretrained(other),
+    )
     assert any(set(versions[row]) == {0, 3} for row in range(len(batch)))
     for row, prompt in enumerate(prompts):
-        assert versions[row].tolist() == [0] * len(before[row]) + [3] * (len(ids[row]) - len(before[row]))
+        assert versions[row].tolist() == [0] * len(before[row]) + [3] * (
+            len(ids[row]) - len(before[row])
+        )
         assert ids[row][:kept].tolist() == before[row].tolist()
         if len(ids[row]) > kept:
-            fed = torch.cat([tokenizer(prompt, return_tensors="pt")["input_ids"][0], torch.tensor(before[row])])[None]
+            fed = torch.cat(
+                [tokenizer(prompt, return_tensors="pt")["input_ids"][0], torch.tensor(before[row])]
+            )[None]
             expected = reference.generate(
-                fed, attention_mask=torch.ones_like(fed), do_sample=False, max_new_tokens=40 - kept, pad_token_id=EOS
+                fed,
+                attention_mask=torch.ones_like(fed),
+                do_sample=False,
+                max_new_tokens=40 - kept,
+                pad_token_id=EOS,
             )
             assert ids[row][kept:].tolist() == expected[0, fed.shape[1] :].tolist()
     old, new = (logprobs_under(base, batch, 1.0) for base in (bases["qwen2"], other))
@@ -350,7 +434,9 @@ def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_fr
     np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
 
 
-def test_what_was_written_is_fed_again_in_one_pass(bases: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_is_fed_again_in_one_pass(
+    bases: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes: list[int] = []
     kernel, hidden = opened(bases["qwen2"], n=2, max_tokens=40), decode.hidden
 
@@ -366,7 +452,9 @@ def test_what_was_written_is_fed_again_in_one_pass(bases: dict[str, str], monkey
     live = [row for row in range(len(whole)) if 1 in versions[row]]
     assert len(live) > 1
     assert passes == [19 * len(live)]
-    fed = sum({whole.keys.rows()[row][0]: len(MIXED[whole.keys.rows()[row][0]]) for row in live}.values())
+    fed = sum(
+        {whole.keys.rows()[row][0]: len(MIXED[whole.keys.rows()[row][0]]) for row in live}.values()
+    )
     [(share, tokens)] = kernel._session.metrics["generate/recomputed"]  # type: ignore[attr-defined]
     assert 19 * len(live) + fed <= round(share * tokens) <= 19 * len(live) + sum(map(len, MIXED))
 
@@ -404,7 +492,10 @@ def test_after_a_sleep_the_same_bits_come(bases: dict[str, str]) -> None:
 def test_a_sleeping_kernel_has_no_weights_on_its_device(bases: dict[str, str]) -> None:
     kernel = opened(bases["qwen2"], n=3)
     rows = generated(kernel, MIXED)
-    awake, weights = torch.cuda.memory_allocated(), sum(p.data.nbytes for p in pieces(kernel._module))
+    awake, weights = (
+        torch.cuda.memory_allocated(),
+        sum(p.data.nbytes for p in pieces(kernel._module)),
+    )
     kernel.sleep()
     assert torch.cuda.memory_allocated() <= awake - weights
     kernel.wake()
@@ -416,7 +507,9 @@ def test_weights_that_arrive_within_a_draining_chunk_are_an_error(bases: dict[st
     running = kernel.run(prompt_chunk(MIXED))
     next(running)
     kernel.load([], 3)
-    with pytest.raises(KernelError, match="version 3 came between two batches of a chunk begun at version 0"):
+    with pytest.raises(
+        KernelError, match="version 3 came between two batches of a chunk begun at version 0"
+    ):
         list(running)
 
 
@@ -426,7 +519,9 @@ def test_an_empty_chunk_yields_nothing(bases: dict[str, str]) -> None:
     assert list(opened(bases["qwen2"]).run(none)) == []
 
 
-@pytest.mark.parametrize("params", [{"n": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "params", [{"n": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}]
+)
 def test_parameters_out_of_range_are_refused(bases: dict[str, str], params: dict[str, Any]) -> None:
     with pytest.raises(KernelError, match="expected"):
         opened(bases["qwen2"], **params)

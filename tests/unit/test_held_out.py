@@ -1,4 +1,6 @@
-"""What is evaluated on is compared with what is trained on by files and items, not by names; versions by the reward."""
+"""What is evaluated on is compared with what is trained on by files and items, not by names;
+versions by the reward.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def refused(train: object, test: object, split: str | None = None, test_split: str | None = None) -> bool:
+def refused(
+    train: object, test: object, split: str | None = None, test_split: str | None = None
+) -> bool:
     faults: tuple[Fault, ...] = ()
     try:
         check(trained_and_evaluated(str(train), str(test), split, test_split))
@@ -42,13 +46,20 @@ def refused(train: object, test: object, split: str | None = None, test_split: s
     return bool(faults)
 
 
-def test_one_file_under_many_names(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_under_many_names(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = data / "train.jsonl"
     os.link(file, tmp_path / "hard.jsonl")
     (tmp_path / "soft.jsonl").symlink_to(file)
     (tmp_path / "elsewhere").symlink_to(data)
     monkeypatch.chdir(data)
-    for name in (tmp_path / "hard.jsonl", tmp_path / "soft.jsonl", tmp_path / "elsewhere" / file.name, file.name):
+    for name in (
+        tmp_path / "hard.jsonl",
+        tmp_path / "soft.jsonl",
+        tmp_path / "elsewhere" / file.name,
+        file.name,
+    ):
         assert refused(file, name), name
         assert refused(name, file), name
     assert not refused(file, data / "test.jsonl")
@@ -115,7 +126,9 @@ def evaluated(name: str = "evaluate", **columns: list[float | None]) -> dict[str
     kernel = Evaluate()
     kernel.open(KernelNode(name=name, operator="evaluate"), Layout(), FakeSession())
     keys = Keys.of(range(len(columns["reward"])))
-    made = {name.replace("__", "/"): pa.array(values, pa.float32()) for name, values in columns.items()}
+    made = {
+        name.replace("__", "/"): pa.array(values, pa.float32()) for name, values in columns.items()
+    }
     rows = Batch(keys, pa.RecordBatch.from_arrays(list(made.values()), names=list(made)))
     return dict(kernel.step(Assignment(sequence=0, step=3, keys=keys, inputs={"score": rows})))
 

@@ -1,4 +1,6 @@
-"""The user's folders come last: what lies there never takes the place of what Python or an installed package means."""
+"""The user's folders come last: what lies there never takes the place of what Python or an
+installed package means.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,25 @@ import pytest
 
 from dataflow.importing import import_path, interpreter, located
 
-SHADOWS = ("json", "random", "torch", "struct", "numpy", "pyarrow", "msgspec", "transformers", "selectors")
+SHADOWS = (
+    "json",
+    "random",
+    "torch",
+    "struct",
+    "numpy",
+    "pyarrow",
+    "msgspec",
+    "transformers",
+    "selectors",
+)
 
 
 def _shadowed(folder: Path) -> Path:
     """A folder with a module for each of these names, each of which says that it ran."""
     for name in SHADOWS:
-        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n", encoding="utf-8")
+        (folder / f"{name}.py").write_text(
+            f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n", encoding="utf-8"
+        )
     return folder
 
 
@@ -40,20 +54,31 @@ def test_a_fresh_interpreter_runs_nothing_of_the_current_folder(tmp_path: Path) 
     _shadowed(tmp_path)
     code = "import json, random, struct, numpy, selectors; print(json.dumps(sys.argv[3:]))"
     done = subprocess.run(
-        interpreter(code, "title", "a", "b c"), cwd=tmp_path, capture_output=True, text=True, check=True
+        interpreter(code, "title", "a", "b c"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(done.stdout) == ["a", "b c"]
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_fresh_interpreter_still_finds_the_users_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_interpreter_still_finds_the_users_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "only_mine.py").write_text("WORD = 'mine'\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     code = "import only_mine; print(only_mine.WORD)"
-    assert subprocess.run(interpreter(code, "t"), capture_output=True, text=True, check=True).stdout == "mine\n"
+    assert (
+        subprocess.run(interpreter(code, "t"), capture_output=True, text=True, check=True).stdout
+        == "mine\n"
+    )
 
 
-def test_a_module_is_located_without_running_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_located_without_running_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "loud_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('ran')\n", encoding="utf-8")

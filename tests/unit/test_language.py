@@ -1,4 +1,5 @@
-"""The language: content equality, rewrites that keep what they do not change, calls, public names."""
+"""The language: content equality, rewrites that keep what they do not change, calls, public names.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,14 @@ def test_graphs_that_differ_are_unequal() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"n": 4}, {"batch": 32}, {"beta": 0.1}, {"lr": 1e-5}, {"max_lag": 1}, {"lr": linear(1e-6, 0.0, 10)}],
+    [
+        {"n": 4},
+        {"batch": 32},
+        {"beta": 0.1},
+        {"lr": 1e-5},
+        {"max_lag": 1},
+        {"lr": linear(1e-6, 0.0, 10)},
+    ],
     ids=str,
 )
 def test_any_parameter_counts(change: dict) -> None:
@@ -189,7 +197,11 @@ def random_graphs(draw: st.DrawFn) -> Graph:
         else:
             length = draw(st.integers(65, 99))
             shaped = overlong_penalty(
-                rollout, draw(st.sampled_from(scores)), max_tokens=length, buffer=8, name=f"score_{i}"
+                rollout,
+                draw(st.sampled_from(scores)),
+                max_tokens=length,
+                buffer=8,
+                name=f"score_{i}",
             )
             scores.append(shaped)
     advantage = group_advantage(rollout, draw(st.sampled_from(scores)), name="advantage")
@@ -246,21 +258,29 @@ def anchored(now: Now, reference: Tensors[Logprobs]) -> Terms:
 def test_losses_add_and_scale() -> None:
     rollout = sampled()
     advantage = group_advantage(rollout, reward(exact, rollout))
-    loss = clipped_policy_loss(advantage) + 0.01 * entropy_loss() + policy_gradient_loss(advantage) * 2
+    loss = (
+        clipped_policy_loss(advantage) + 0.01 * entropy_loss() + policy_gradient_loss(advantage) * 2
+    )
     assert [(t.function.name, t.weight) for t in loss.terms] == [
         ("clipped_policy_loss", 1.0),
         ("entropy_loss", 0.01),
         ("policy_gradient_loss", 2.0),
     ]
     node = train(policy, rollout, loss=loss, lr=1e-6)
-    assert list(node.inputs) == ["rows", "clipped_policy_loss.advantage", "policy_gradient_loss.advantage"]
+    assert list(node.inputs) == [
+        "rows",
+        "clipped_policy_loss.advantage",
+        "policy_gradient_loss.advantage",
+    ]
 
 
 def test_two_uses_of_one_loss_have_labels_of_their_own() -> None:
     rollout = sampled()
     a = group_advantage(rollout, reward(exact, rollout), name="a")
     b = group_advantage(rollout, reward(brief, rollout, name="brief"), name="b")
-    node = train(policy, rollout, loss=policy_gradient_loss(a) + 0.5 * policy_gradient_loss(b), lr=1e-6)
+    node = train(
+        policy, rollout, loss=policy_gradient_loss(a) + 0.5 * policy_gradient_loss(b), lr=1e-6
+    )
     bound = node.params["loss"]
     assert isinstance(bound, Loss)
     assert [t.label for t in bound.terms] == ["policy_gradient_loss", "policy_gradient_loss_2"]
@@ -324,22 +344,30 @@ def test_a_user_operator_knows_its_parameters_and_its_plain_function() -> None:
     assert port.schema is Reward
     assert port.node.origin is not None
     assert port.node.origin.file == __file__
-    with pytest.raises(GraphError, match=r"longer: unknown parameter 'wieght'\. Fix: weight=0\.5\."):
+    with pytest.raises(
+        GraphError, match=r"longer: unknown parameter 'wieght'\. Fix: weight=0\.5\."
+    ):
         longer(rollout, score, wieght=0.5)  # type: ignore[call-arg]
     assert longer.named("longer_2")(rollout, score).node.name == "longer_2"
     assert longer.fn.__name__ == "longer"
 
 
 @operator()
-def longer(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Reward]:
+def longer(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1
+) -> Columns[Reward]:
     return score
 
 
 def test_port_and_node_name_what_there_is() -> None:
     g = grpo(BASE, DATA, exact)
-    with pytest.raises(GraphError, match=r"no node 'advantag'; nodes: advantage, .*Fix: 'advantage'"):
+    with pytest.raises(
+        GraphError, match=r"no node 'advantag'; nodes: advantage, .*Fix: 'advantage'"
+    ):
         g.node("advantag")
-    with pytest.raises(GraphError, match=r"expected Prompt, found Rollout\. Fix: g\.port\('rollout', Rollout\)"):
+    with pytest.raises(
+        GraphError, match=r"expected Prompt, found Rollout\. Fix: g\.port\('rollout', Rollout\)"
+    ):
         g.port("rollout", Prompt)
     with pytest.raises(GraphError, match="train has no output"):
         g.port("train_policy", Rollout)
@@ -362,11 +390,21 @@ def test_public_names_are_sorted_and_there() -> None:
     assert callable(dataflow.check)
 
 
-INTERNAL = {"Column", "Head", "OperatorDeclaration", "LossDeclaration", "LossFunction", "LossTerm", "Origin"}
+INTERNAL = {
+    "Column",
+    "Head",
+    "OperatorDeclaration",
+    "LossDeclaration",
+    "LossFunction",
+    "LossTerm",
+    "Origin",
+}
 """What a graph file never names: the language makes them."""
 
 
-@pytest.mark.parametrize("module", ["errors", "schema", "model", "graph", "node", "loss", "user", "check"])
+@pytest.mark.parametrize(
+    "module", ["errors", "schema", "model", "graph", "node", "loss", "user", "check"]
+)
 def test_every_public_class_and_decorator_of_the_language_is_exported(module: str) -> None:
     found = public_classes(importlib.import_module(f"dataflow.{module}"))
     left_out = {"SourceSize", "TrainSize"} if module == "check" else INTERNAL
@@ -375,14 +413,23 @@ def test_every_public_class_and_decorator_of_the_language_is_exported(module: st
 
 def public_classes(module: ModuleType) -> set[str]:
     named = vars(module).items()
-    return {n for n, v in named if inspect.isclass(v) and v.__module__ == module.__name__ and not n.startswith("_")}
+    return {
+        n
+        for n, v in named
+        if inspect.isclass(v) and v.__module__ == module.__name__ and not n.startswith("_")
+    }
 
 
 def loaded_by(statement: str) -> Sequence[str]:
     """The modules that a fresh interpreter has after a statement."""
     code = f"{statement}\nimport sys; print(*sorted(sys.modules))"
     made = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return made.stdout.split()
 
@@ -390,15 +437,17 @@ def loaded_by(statement: str) -> Sequence[str]:
 HEAVY = {"torch", "transformers", "vllm", "networkx", "reasoning_gym", "tokenizers"}
 
 
-@pytest.mark.parametrize("statement", ["import dataflow", "import graphs.grpo, graphs.ppo, graphs.sft"])
+@pytest.mark.parametrize(
+    "statement", ["import dataflow", "import graphs.grpo, graphs.ppo, graphs.sft"]
+)
 def test_the_language_and_the_graphs_load_nothing_heavy(statement: str) -> None:
     assert HEAVY & set(loaded_by(statement)) == set()
 
 
 def test_the_check_of_a_graph_loads_no_torch() -> None:
     statement = (
-        "import pyarrow, tests.right_graphs as g; from dataflow import check; "
-        "check(g.plain_grpo(), lambda data, split: {'prompt': pyarrow.utf8(), 'answer': pyarrow.utf8()})"
+        "import pyarrow, tests.right_graphs as g; from dataflow import check; check(g.plain_grpo(),"
+        " lambda data, split: {'prompt': pyarrow.utf8(), 'answer': pyarrow.utf8()})"
     )
     assert HEAVY & set(loaded_by(statement)) == set()
 

@@ -60,11 +60,25 @@ def anything(draw: random.Random, number: int, worker: str) -> Instruction:
     return draw.choice(
         (
             chunk(number, worker),
-            TrainStep(sequence=number, node=f"{node}_{number}", worker=worker, step=0, keys=none, inputs={}),
+            TrainStep(
+                sequence=number,
+                node=f"{node}_{number}",
+                worker=worker,
+                step=0,
+                keys=none,
+                inputs={},
+            ),
             Evaluate(node=node, worker=worker, version=number, keys=none, inputs={}),
             Record(step=number, keys={}, inputs={}, worker=worker),
             Offer(model="m", writer=node, worker=worker, version=number),
-            Publish(model=f"m{number}", writer="w", reader=node, version=number, alias=False, worker=worker),
+            Publish(
+                model=f"m{number}",
+                writer="w",
+                reader=node,
+                version=number,
+                alias=False,
+                worker=worker,
+            ),
         )
     )
 
@@ -80,9 +94,13 @@ def answer(told: Instruction) -> Event:
         case Record():
             return Recorded(step=told.step)
         case Offer():
-            return Offered(model=told.model, version=told.version, worker=told.worker, block=0, digest="")
+            return Offered(
+                model=told.model, version=told.version, worker=told.worker, block=0, digest=""
+            )
         case Publish():
-            return Loaded(node=told.reader, model=told.model, version=told.version, worker=told.worker)
+            return Loaded(
+                node=told.reader, model=told.model, version=told.version, worker=told.worker
+            )
         case Wake():
             return Woken(worker=told.worker)
         case Sleep():
@@ -96,7 +114,9 @@ class World:
 
     filter: Leases
     awake: set[str] = field(default_factory=lambda: {"free"})
-    queues: dict[str, deque[Instruction]] = field(default_factory=lambda: {w: deque() for w in WORKERS})
+    queues: dict[str, deque[Instruction]] = field(
+        default_factory=lambda: {w: deque() for w in WORKERS}
+    )
     epochs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORKERS, -1))
     begun: dict[str, list[Instruction]] = field(default_factory=lambda: {w: [] for w in WORKERS})
 
@@ -128,7 +148,9 @@ class World:
         if worker != "free":
             self.awake.discard(worker)
         self.epochs[worker] += 1
-        self.take(self.filter.heard(WorkerLost(worker=worker, epoch=self.epochs[worker], error="killed")))
+        self.take(
+            self.filter.heard(WorkerLost(worker=worker, epoch=self.epochs[worker], error="killed"))
+        )
 
     def some(self, draw: random.Random) -> None:
         """Let some Workers come to what is first in their queues."""
@@ -143,7 +165,9 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32), losses=st.booleans())
-def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(seed: int, losses: bool) -> None:
+def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
+    seed: int, losses: bool
+) -> None:
     draw = random.Random(seed)
     world, wanted = World(leases()), {w: [] for w in WORKERS}
     for number in range(60):
@@ -204,7 +228,12 @@ class InLockStep(World):
     def drain(self, draw: random.Random) -> None:
         """Everybody comes to what is first in its queue, again and again, until nothing moves."""
         before: object = None
-        while before != (now := ([list(q) for q in self.queues.values()], {k: set(v) for k, v in self.there.items()})):
+        while before != (
+            now := (
+                [list(q) for q in self.queues.values()],
+                {k: set(v) for k, v in self.there.items()},
+            )
+        ):
             before = now
             for worker in draw.sample(WORKERS, len(WORKERS)):
                 if self.queues[worker]:
@@ -220,11 +249,21 @@ def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) ->
         node = draw.choice(list(RANKS))
         kind = draw.choice(("chunk", "chunk", "train", "offer"))
         told: list[Instruction] = [chunk(number, draw.choice(WORKERS))]
-        idle = all(each in world.begun[w] for w in RANKS[node] for each in wanted[w] if isinstance(each, TrainStep))
+        idle = all(
+            each in world.begun[w]
+            for w in RANKS[node]
+            for each in wanted[w]
+            if isinstance(each, TrainStep)
+        )
         if kind == "train" and idle:
-            told = [TrainStep(sequence=number, node=node, worker=w, step=1, keys=none, inputs={}) for w in RANKS[node]]
+            told = [
+                TrainStep(sequence=number, node=node, worker=w, step=1, keys=none, inputs={})
+                for w in RANKS[node]
+            ]
         elif kind == "offer":
-            told = [Offer(model=f"m_{node}", writer=node, worker=w, version=number) for w in RANKS[node]]
+            told = [
+                Offer(model=f"m_{node}", writer=node, worker=w, version=number) for w in RANKS[node]
+            ]
         for each in told:
             wanted[each.worker].append(each)
         world.take(world.filter.told(told))
@@ -272,7 +311,10 @@ def test_release_and_go_pass_a_sleeping_worker() -> None:
 def steps(sequence: int, *workers: str) -> list[TrainStep]:
     """What the ranks of one node are told."""
     none = Keys.of([])
-    return [TrainStep(sequence=sequence, node="learn", worker=w, step=1, keys=none, inputs={}) for w in workers]
+    return [
+        TrainStep(sequence=sequence, node="learn", worker=w, step=1, keys=none, inputs={})
+        for w in workers
+    ]
 
 
 def prepared(worker: str, sequence: int) -> Prepared:
@@ -331,7 +373,9 @@ def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> No
 @pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Publish])
 def test_what_could_not_be_begun_has_ended(kind: type) -> None:
     it, draw = leases(("a", "b")), random.Random(0)
-    told = next(each for each in iter(lambda: anything(draw, 3, "a"), None) if isinstance(each, kind))
+    told = next(
+        each for each in iter(lambda: anything(draw, 3, "a"), None) if isinstance(each, kind)
+    )
     it.told([told])
     assert it.heard(Woken(worker="a")) == [told]
     it.told([chunk(9, "b")])
@@ -342,7 +386,10 @@ def test_what_could_not_be_begun_has_ended(kind: type) -> None:
 
 def test_a_later_load_counts_for_the_earlier_ones() -> None:
     it = leases(("a", "b"))
-    loads = [Publish(model="m", writer="w", reader="r", version=v, alias=False, worker="a") for v in (1, 2)]
+    loads = [
+        Publish(model="m", writer="w", reader="r", version=v, alias=False, worker="a")
+        for v in (1, 2)
+    ]
     it.told(loads)
     assert it.heard(Woken(worker="a")) == loads
     it.told([chunk(0, "b")])

@@ -18,7 +18,15 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Settings
 from engine.coordinator.lane import RUNNING, Lane
 from engine.coordinator.messages import NO_VERSION, Finish, Ref, SourceCut
-from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import (
+    Fetch,
+    ModelUse,
+    Plan,
+    PlannedInput,
+    PlannedModel,
+    PlannedNode,
+    PlannedSource,
+)
 from engine.plan.planner import make_plan
 from engine.runtime.worker import Worker
 from engine.simulate import incarnation
@@ -39,7 +47,11 @@ def reads(name: str, above: str, model: str, *, trained: bool) -> PlannedNode:
         region="stream",
         relation="same",
         source="prompts",
-        inputs=(PlannedInput(name="prompt", gate=above, fetches=(Fetch(producer=above, columns=("x",)),)),),
+        inputs=(
+            PlannedInput(
+                name="prompt", gate=above, fetches=(Fetch(producer=above, columns=("x",)),)
+            ),
+        ),
         models=(ModelUse(param="policy", model=model, access="read", trained=trained),),
         workers=(name,),
         chunking="ready",
@@ -88,7 +100,11 @@ def simulated(plan: Plan, *, patience: float, until: float = 1e9) -> Simulation:
 def test_a_judge_and_a_slow_follower_make_nothing_older(policy: str, max_lag: int) -> None:
     run = simulated(judged(policy, max_lag=max_lag), patience=1e-9)
     assert run.finish == Finish(reason="all steps are done")
-    lags = [i.metrics["policy/lag/max"] for _, i in run.history.instructions if hasattr(i, "metrics") and i.metrics]
+    lags = [
+        i.metrics["policy/lag/max"]
+        for _, i in run.history.instructions
+        if hasattr(i, "metrics") and i.metrics
+    ]
     assert len(lags) == 12
     assert max(lags) <= max_lag
 
@@ -105,7 +121,9 @@ def test_a_worker_counts_no_version_of_a_model_that_nobody_trains() -> None:
     plan = make_plan(check(right_graphs.language_model_judge(), lambda data, split: DATA), seed=0)
     worker = Worker("main", plan, channel=InprocChannel())
     token = np.ones((2, 1), dtype=np.int32)
-    rows = Batch.make(Keys.of([0, 1]), {"completion_ids": list(token), "version": list(3 * token)}, Completion)
+    rows = Batch.make(
+        Keys.of([0, 1]), {"completion_ids": list(token), "version": list(3 * token)}, Completion
+    )
     assert worker.keep("rollout", rows).version.tolist() == [3, 3]
     assert worker.keep("verdict", rows).version.tolist() == [NO_VERSION] * 2
 
@@ -115,14 +133,17 @@ def stale(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
     return np.zeros(len(oldest), dtype=np.int32) if node == "judge" else ages(plan, node, oldest)
 
 
-def test_a_run_that_gives_everything_up_ends_and_says_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_gives_everything_up_ends_and_says_who_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(incarnation, "ages", stale)
     run = simulated(judged("drop", max_lag=1), patience=300.0, until=20_000.0)
     assert run.finish is not None, "it goes on for ever"
     assert run.coordinator.version == 2  # of which version 0 is more than one behind
     said = run.finish.error
     assert re.fullmatch(
-        r"no Step was completed for 3\d\d s, though prompts are admitted: learn: intake='drop' gave up \d\d prompts of "
+        r"no Step was completed for 3\d\d s, though prompts are admitted: learn: intake='drop' gave"
+        r" up \d\d prompts of "
         r"'prompts' since step 2 as older than max_lag=1: judge made rows of version 0\. "
         r"Fix: intake='exact', or a greater max_lag\.",
         said,
@@ -157,19 +178,27 @@ def ref(keys: Keys, version: int) -> Ref:
 
 
 def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None:
-    """Under `drop` a run that goes on may give its finished rows up at once; the new ones may take their time."""
+    """Under `drop` a run that goes on may give its finished rows up at once; the new ones may take
+    their time.
+    """
     plan, blocks = judged("drop", max_lag=1), Blocks()
     stream = [n for n in plan.nodes if n.region == "stream"]
     lane = Lane("prompts", stream, ["rollout", "judge", "slow"], blocks)
     admission = Admission(plan.sources[0], lane, steps=None, last_batch="train")
     admission.rows = 9
-    stored = {name: ref(Keys.of([0, 1]), version=2) for name in ("prompts", "rollout", "judge", "slow")}
+    stored = {
+        name: ref(Keys.of([0, 1]), version=2) for name in ("prompts", "rollout", "judge", "slow")
+    }
     admission.restore(SourceCut(next=2, finished=((0, 0, 0), (1, 0, 0)), admitted=2), stored, 5)
     admission.take(5)
     assert (lane.outstanding, admission.vain.prompts) == (0, 0)
     admission.admit(5)
     for name in stored:
-        keys = Keys(lane.position[lane.slots(RUNNING)], np.zeros(6, np.int32), lane.attempt[lane.slots(RUNNING)])
+        keys = Keys(
+            lane.position[lane.slots(RUNNING)],
+            np.zeros(6, np.int32),
+            lane.attempt[lane.slots(RUNNING)],
+        )
         lane.produced(name, ref(keys, version=2))
     lane.pump()
     admission.take(5)

@@ -1,4 +1,6 @@
-"""Every loss against its textbook form in float64: values and gradients, on random rows, extreme ones, and at kinks."""
+"""Every loss against its textbook form in float64: values and gradients, on random rows, extreme
+ones, and at kinks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from dataflow.loss import Now, Tensors, Terms
 from operators import losses
 
 LARGEST = 3e38
-"""Beyond it float32 has no number: there the loss has to be infinite, so that the Step fails, and not merely wrong."""
+"""Beyond it float32 has no number: there the loss has to be infinite, so that the Step fails, and
+not merely wrong.
+"""
 
 FAR = (-200.0, -100.0, -30.0, -1e-4, 0.0, 1e-4, 30.0, 88.5, 100.0, 200.0)
 """Log ratios, of which float32 holds the exponential of those up to 88.7."""
@@ -61,7 +65,9 @@ class Rows:
 
 
 def drawn(seed: int, *, extreme: bool) -> Rows:
-    """Groups of one and of several, one-token rows, holes, rows without a trained token; foreign tokens have nan."""
+    """Groups of one and of several, one-token rows, holes, rows without a trained token; foreign
+    tokens have nan.
+    """
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 4, draw.integers(1, 4))
     row_group = np.repeat(np.arange(len(sizes)), sizes).tolist()
@@ -81,11 +87,20 @@ def drawn(seed: int, *, extreme: bool) -> Rows:
     columns |= {"advantage": column(-2, 2), "returns": column(-2, 2), "old_values": column(-2, 2)}
     if extreme:
         columns["advantage"] = draw.choice([-2.0, -1.0, 0.0, 1.0], size)
-    foreign = {n: np.where(mask > 0, c, np.nan) for n, c in columns.items() if n not in ("now", "values", "entropy")}
+    foreign = {
+        n: np.where(mask > 0, c, np.nan)
+        for n, c in columns.items()
+        if n not in ("now", "values", "entropy")
+    }
     signs = np.concatenate([[1.0, -1.0, 1.0][:n] for n in sizes])
     by_row = {"reward": draw.uniform(-1, 1, len(row_group)), "sign": signs}
-    as_float32 = {n: torch.from_numpy(c.astype(np.float32).astype(np.float64)) for n, c in (columns | foreign).items()}
-    rounded = {n: torch.from_numpy(c.astype(np.float32).astype(np.float64)) for n, c in by_row.items()}
+    as_float32 = {
+        n: torch.from_numpy(c.astype(np.float32).astype(np.float64))
+        for n, c in (columns | foreign).items()
+    }
+    rounded = {
+        n: torch.from_numpy(c.astype(np.float32).astype(np.float64)) for n, c in by_row.items()
+    }
     return Rows(lengths, row_group, torch.from_numpy(mask), as_float32, rounded)
 
 
@@ -115,10 +130,18 @@ def estimate(d: Tensor, kl: str) -> Tensor:
     return {"k1": d, "k2": d**2 / 2, "k3": torch.exp(-d) - 1 + d}[kl]
 
 
-def clipped(low: float, high: float, kl: str, beta: float, dual: float | None) -> tuple[Formula, Textbook]:
+def clipped(
+    low: float, high: float, kl: str, beta: float, dual: float | None
+) -> tuple[Formula, Textbook]:
     def ours(rows: Rows, said: Tensor) -> Terms:
-        ports = (rows.port("advantage", "advantage"), rows.port("logprobs", "old"), rows.port("logprobs", "reference"))
-        return losses.clipped_policy(rows.now(said), *ports, clip=(low, high), kl=kl, beta=beta, dual_clip=dual)
+        ports = (
+            rows.port("advantage", "advantage"),
+            rows.port("logprobs", "old"),
+            rows.port("logprobs", "reference"),
+        )
+        return losses.clipped_policy(
+            rows.now(said), *ports, clip=(low, high), kl=kl, beta=beta, dual_clip=dual
+        )
 
     def textbook(now: Tensor, gain: Tensor, old: Tensor, reference: Tensor) -> Tensor:
         loss = surrogate(now - old, gain, low, high)
@@ -136,7 +159,9 @@ def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formu
         return losses.decoupled_policy(now, *ports, cap=cap, over_cap=over)
 
     def textbook(now: Tensor, gain: Tensor, near: Tensor, sampler: Tensor) -> Tensor:
-        """arXiv:2505.24298, equation 5; the sampler drew from the part of its distribution with that mass."""
+        """arXiv:2505.24298, equation 5; the sampler drew from the part of its distribution with
+        that mass.
+        """
         weight = (near - (sampler - mass)).exp().detach()
         if cap is not None:
             weight = torch.where(weight > cap, 0.0 if over == "drop" else cap, weight)
@@ -157,17 +182,25 @@ def supervised() -> tuple[Formula, Textbook]:
 
 
 def entropy() -> tuple[Formula, Textbook]:
-    return lambda rows, said: losses.entropy(rows.now(said.detach(), entropy=said)), tokens(lambda spread: -spread)
+    return lambda rows, said: losses.entropy(rows.now(said.detach(), entropy=said)), tokens(
+        lambda spread: -spread
+    )
 
 
 def value(clip: float | None) -> tuple[Formula, Textbook]:
     def ours(rows: Rows, said: Tensor) -> Terms:
         now = rows.now(said.detach(), values=said)
-        return losses.value(now, rows.port("returns", "returns"), rows.port("values", "old_values"), clip=clip)
+        return losses.value(
+            now, rows.port("returns", "returns"), rows.port("values", "old_values"), clip=clip
+        )
 
     def textbook(v: Tensor, goal: Tensor, old: Tensor) -> Tensor:
         free = (v - goal) ** 2
-        return (free if clip is None else torch.maximum(free, (old + (v - old).clamp(-clip, clip) - goal) ** 2)) / 2
+        return (
+            free
+            if clip is None
+            else torch.maximum(free, (old + (v - old).clamp(-clip, clip) - goal) ** 2)
+        ) / 2
 
     return ours, tokens(textbook, "returns", "old_values")
 
@@ -178,17 +211,25 @@ def margins(rows: Rows, said: Tensor) -> list[Tensor]:
 
 
 def groups(rows: Rows) -> list[list[int]]:
-    return [[r for r, g in enumerate(rows.row_group) if g == group] for group in range(max(rows.row_group) + 1)]
+    return [
+        [r for r, g in enumerate(rows.row_group) if g == group]
+        for group in range(max(rows.row_group) + 1)
+    ]
 
 
 def dpo() -> tuple[Formula, Textbook]:
     def ours(rows: Rows, said: Tensor) -> Terms:
-        return losses.dpo(rows.now(said), rows.port("sign", "sign"), rows.port("logprobs", "reference"), beta=0.3)
+        return losses.dpo(
+            rows.now(said), rows.port("sign", "sign"), rows.port("logprobs", "reference"), beta=0.3
+        )
 
     def textbook(rows: Rows, said: Tensor) -> Tensor:
         """arXiv:2305.18290, equation 7."""
         found, sign = margins(rows, said), rows.by_row["sign"]
-        logits = [0.3 * sum((found[r] * sign[r] for r in members), torch.zeros(())) for members in groups(rows)]
+        logits = [
+            0.3 * sum((found[r] * sign[r] for r in members), torch.zeros(()))
+            for members in groups(rows)
+        ]
         return torch.stack([-torch.nn.functional.logsigmoid(x.double()) for x in logits])
 
     return ours, textbook
@@ -232,7 +273,9 @@ CASES: dict[str, tuple[Formula, Textbook]] = {
 
 
 def of_model(case: str, rows: Rows) -> Tensor:
-    return rows.columns[{"entropy": "entropy", "value": "values", "value, clipped": "values"}.get(case, "now")]
+    return rows.columns[
+        {"entropy": "entropy", "value": "values", "value, clipped": "values"}.get(case, "now")
+    ]
 
 
 def term_and_gradient(loss: Tensor, said: Tensor, mask: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -275,7 +318,7 @@ def test_rows_far_from_their_sampler(case: str, seed: int) -> None:
     check(case, drawn(seed, extreme=True), 1e-4 if case in ("dpo", "trajectory balance") else 1e-6)
 
 
-# --- kinks ----------------------------------------------------------------------------------------------------------
+# --- kinks ----------------------------------------------------------------------------------------
 
 
 def row_of(now: Sequence[float], **columns: Sequence[float]) -> Rows:
@@ -297,7 +340,13 @@ def ratio_of(ahead: float) -> float:
 
 
 def test_at_ratio_one_the_gradient_is_the_advantages() -> None:
-    rows = row_of([-1.0] * 3, advantage=[1.5, -1.5, 0.0], old=[-1.0] * 3, reference=[-1.0] * 3, proximal=[-1.0] * 3)
+    rows = row_of(
+        [-1.0] * 3,
+        advantage=[1.5, -1.5, 0.0],
+        old=[-1.0] * 3,
+        reference=[-1.0] * 3,
+        proximal=[-1.0] * 3,
+    )
     for case in ("clipped", "clipped, k2", "clipped, k3", "clipped twice", "decoupled, drop"):
         assert gradient_at(CASES[case][0], rows) == [-1.5, 1.5, 0.0], case
 
@@ -318,7 +367,13 @@ def test_at_the_bounds_of_a_clip_the_term_still_follows_the_model(ahead: float) 
 
 @pytest.mark.parametrize("ahead", [88.5, 89.0, 500.0, math.inf])
 def test_a_held_token_has_a_gradient_of_zero_however_far_it_went(ahead: float) -> None:
-    rows = row_of([0.0] * 2, advantage=[1.0, 0.0], old=[-ahead] * 2, reference=[0.0] * 2, proximal=[-ahead] * 2)
+    rows = row_of(
+        [0.0] * 2,
+        advantage=[1.0, 0.0],
+        old=[-ahead] * 2,
+        reference=[0.0] * 2,
+        proximal=[-ahead] * 2,
+    )
     for case in ("clipped", "clipped twice"):
         ours = CASES[case][0]
         assert gradient_at(ours, rows) == [0.0, 0.0]
@@ -355,7 +410,9 @@ def test_values_within_their_bounds_are_not_held_to_the_bit() -> None:
     said = [v + float(x) for v, x in zip(old, draw.uniform(-0.19, 0.19, 500), strict=True)]
     rows = row_of(said, returns=[0.0] * 500, old_values=old)
     now = rows.now(torch.tensor(said), values=torch.tensor(said))
-    terms = losses.value(now, rows.port("returns", "returns"), rows.port("values", "old_values"), clip=0.2)
+    terms = losses.value(
+        now, rows.port("returns", "returns"), rows.port("values", "old_values"), clip=0.2
+    )
     assert float(terms.metrics["value/clip_fraction"][0]) == 0.0
 
 
@@ -388,7 +445,10 @@ def test_rows_on_their_groups_mean_are_balanced() -> None:
         [1, 1],
         [0, 0],
         torch.ones(2, dtype=torch.float64),
-        {n: torch.tensor([-1.0, -1.0], dtype=torch.float64) for n in ("now", "reference", "sampler")},
+        {
+            n: torch.tensor([-1.0, -1.0], dtype=torch.float64)
+            for n in ("now", "reference", "sampler")
+        },
         {"reward": torch.tensor([0.5, 0.5], dtype=torch.float64)},
     )
     assert gradient_at(CASES["trajectory balance"][0], both) == [0.0, 0.0]

@@ -129,7 +129,11 @@ def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient() -> None:
 
 
 def test_decoupled_policy_by_hand() -> None:
-    gain, near, is_now = drawn(2, -1, 1), drawn(3), now(sampler_logprobs=torch.from_numpy(drawn(5, -4, 0)))
+    gain, near, is_now = (
+        drawn(2, -1, 1),
+        drawn(3),
+        now(sampler_logprobs=torch.from_numpy(drawn(5, -4, 0))),
+    )
     assert is_now.logprobs is not None
     assert is_now.sampler_logprobs is not None
     logprobs, sampled = is_now.logprobs.detach().numpy(), is_now.sampler_logprobs.numpy()
@@ -142,7 +146,9 @@ def test_decoupled_policy_by_hand() -> None:
         return weight * max(-gain[t] * u, -gain[t] * min(max(u, 0.8), 1.2))
 
     for over in ("drop", "truncate"):
-        terms = losses.decoupled_policy(is_now, port(advantage=gain), port(logprobs=near), cap=2.0, over_cap=over)
+        terms = losses.decoupled_policy(
+            is_now, port(advantage=gain), port(logprobs=near), cap=2.0, over_cap=over
+        )
         same_where_trained(terms.loss, by_token(lambda t, over=over: formula(t, over)))
     assert 0 < float(terms.metrics["policy/cap_fraction"][0]) < MASK.sum()
 
@@ -162,7 +168,9 @@ def test_decoupled_at_the_proximal_policy_has_the_weighted_gradient() -> None:
     assert is_now.sampler_logprobs is not None
     near = is_now.logprobs.detach()
     weight = (near - is_now.sampler_logprobs).exp().numpy()
-    terms = losses.decoupled_policy(is_now, port(advantage=gain), Tensors({"logprobs": near}), cap=None)
+    terms = losses.decoupled_policy(
+        is_now, port(advantage=gain), Tensors({"logprobs": near}), cap=None
+    )
     np.testing.assert_allclose(gradient(terms, is_now), -weight * gain * MASK, rtol=1e-5, atol=1e-6)
 
 
@@ -187,12 +195,17 @@ def test_entropy_and_supervised_by_hand() -> None:
     is_now = now(entropy=torch.from_numpy(spread))
     same_where_trained(losses.entropy(is_now).loss, -spread)
     total, count = losses.entropy(is_now).metrics["policy/entropy"]
-    assert float(total) / float(count) == pytest.approx(float((spread * MASK).sum() / MASK.sum()), rel=1e-5)
+    assert float(total) / float(count) == pytest.approx(
+        float((spread * MASK).sum() / MASK.sum()), rel=1e-5
+    )
     same_where_trained(losses.supervised(is_now).loss, -drawn(0))
 
 
 def row_margins(logprobs: np.ndarray, reference: np.ndarray) -> list[float]:
-    return [sum((logprobs[t] - reference[t]) * MASK[t] for t in range(TOKENS) if ROW[t] == r) for r in range(4)]
+    return [
+        sum((logprobs[t] - reference[t]) * MASK[t] for t in range(TOKENS) if ROW[t] == r)
+        for r in range(4)
+    ]
 
 
 def test_dpo_by_hand() -> None:
@@ -201,7 +214,9 @@ def test_dpo_by_hand() -> None:
     margins = row_margins(is_now.logprobs.detach().numpy(), reference)
     pairs = Tensors[Preference]({"sign": torch.tensor(sign, dtype=torch.int8)})
     terms = losses.dpo(is_now, pairs, port(logprobs=reference), beta=0.5)
-    logits = [0.5 * sum(margins[r] * sign[r] for r in range(4) if ROW_GROUP[r] == g) for g in range(2)]
+    logits = [
+        0.5 * sum(margins[r] * sign[r] for r in range(4) if ROW_GROUP[r] == g) for g in range(2)
+    ]
     wanted = [math.log1p(math.exp(-x)) for x in logits]
     np.testing.assert_allclose(terms.loss.detach().numpy(), wanted, rtol=1e-5)
     assert float(terms.metrics["dpo/accuracy"][0]) == sum(x > 0 for x in logits)
@@ -216,10 +231,22 @@ def test_dpo_of_a_huge_margin_is_finite() -> None:
 
 
 def test_trajectory_balance_by_hand_and_its_gradient() -> None:
-    is_now, reference, score, beta = now(), drawn(4), np.array([1.0, 0.0, 0.5, -1.0], dtype=np.float32), 0.7
+    is_now, reference, score, beta = (
+        now(),
+        drawn(4),
+        np.array([1.0, 0.0, 0.5, -1.0], dtype=np.float32),
+        0.7,
+    )
     assert is_now.logprobs is not None
-    gaps = [m - s / beta for m, s in zip(row_margins(is_now.logprobs.detach().numpy(), reference), score, strict=True)]
-    terms = losses.trajectory_balance(is_now, port(reward=score), port(logprobs=reference), beta=beta)
+    gaps = [
+        m - s / beta
+        for m, s in zip(
+            row_margins(is_now.logprobs.detach().numpy(), reference), score, strict=True
+        )
+    ]
+    terms = losses.trajectory_balance(
+        is_now, port(reward=score), port(logprobs=reference), beta=beta
+    )
     wanted = []
     for g in range(2):
         members = [gaps[r] for r in range(4) if ROW_GROUP[r] == g]
@@ -227,7 +254,8 @@ def test_trajectory_balance_by_hand_and_its_gradient() -> None:
     np.testing.assert_allclose(terms.loss.detach().numpy(), wanted, rtol=1e-4)
     # On the group, -(2 / beta) mean(A grad log pi) with A = beta * (mean gap - gap).
     advantage = [
-        beta * (sum(gaps[q] for q in range(4) if ROW_GROUP[q] == ROW_GROUP[r]) / 2 - gaps[r]) for r in range(4)
+        beta * (sum(gaps[q] for q in range(4) if ROW_GROUP[q] == ROW_GROUP[r]) / 2 - gaps[r])
+        for r in range(4)
     ]
     by_hand = [-(2 / beta) * advantage[ROW[t]] / 2 * MASK[t] for t in range(TOKENS)]
     np.testing.assert_allclose(gradient(terms, is_now), by_hand, rtol=1e-4, atol=1e-5)
@@ -239,14 +267,20 @@ BAD = np.where(MASK == 0, -np.inf, drawn(3)).astype(np.float32)
 @pytest.mark.parametrize(
     "formula",
     [
-        lambda n: losses.clipped_policy(n, port(advantage=drawn(2)), port(logprobs=BAD), port(logprobs=BAD), beta=0.1),
+        lambda n: losses.clipped_policy(
+            n, port(advantage=drawn(2)), port(logprobs=BAD), port(logprobs=BAD), beta=0.1
+        ),
         lambda n: losses.decoupled_policy(n, port(advantage=drawn(2)), port(logprobs=BAD)),
         lambda n: losses.dpo(n, port(sign=np.array([1, -1, 1, -1])), port(logprobs=BAD)),
-        lambda n: losses.trajectory_balance(n, port(reward=np.ones(4, dtype=np.float32)), port(logprobs=BAD), beta=1.0),
+        lambda n: losses.trajectory_balance(
+            n, port(reward=np.ones(4, dtype=np.float32)), port(logprobs=BAD), beta=1.0
+        ),
         lambda n: losses.policy_gradient(n, port(advantage=drawn(2))),
     ],
 )
-def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(formula: Callable[[Now], Terms]) -> None:
+def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(
+    formula: Callable[[Now], Terms],
+) -> None:
     is_now = now()
     found = gradient(formula(is_now), is_now)
     assert np.isfinite(found).all()
@@ -260,7 +294,9 @@ def of(schema: Any, name: str = "x") -> Port[Any]:
 
 
 def test_constructors_name_ports_and_parameters() -> None:
-    loss = losses.clipped_policy_loss(of(Advantage), reference=of(Logprobs), clip=(0.2, 0.28), beta=linear(0.1, 0.0, 5))
+    loss = losses.clipped_policy_loss(
+        of(Advantage), reference=of(Logprobs), clip=(0.2, 0.28), beta=linear(0.1, 0.0, 5)
+    )
     loss = loss + 0.01 * losses.entropy_loss()
     bound, inputs = loss.bound()
     assert set(inputs) == {"clipped_policy_loss.advantage", "clipped_policy_loss.reference"}
@@ -269,11 +305,18 @@ def test_constructors_name_ports_and_parameters() -> None:
     assert bound.terms[1].function.entropy
     assert bound.terms[0].function.recorded
     assert bound.terms[0].function.zero == (("reference", "beta"),)
-    assert losses.value_loss(of(Returns), old=of(Values), clip=0.2).terms[0].function.head == "scalar"
     assert (
-        losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1).terms[0].function.scope == "group"
+        losses.value_loss(of(Returns), old=of(Values), clip=0.2).terms[0].function.head == "scalar"
     )
-    assert losses.dpo_loss(of(Preference), reference=of(Logprobs)).terms[0].function.scope == "group"
+    assert (
+        losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1)
+        .terms[0]
+        .function.scope
+        == "group"
+    )
+    assert (
+        losses.dpo_loss(of(Preference), reference=of(Logprobs)).terms[0].function.scope == "group"
+    )
 
 
 def test_every_parameter_of_a_formula_is_given_by_its_constructor() -> None:
@@ -293,7 +336,9 @@ def test_every_parameter_of_a_formula_is_given_by_its_constructor() -> None:
 
 
 def test_wrong_calls_say_the_nearest_fix() -> None:
-    with pytest.raises(GraphError, match=r"beta=0.04 needs reference=, none given\. Fix: reference=logprobs"):
+    with pytest.raises(
+        GraphError, match=r"beta=0.04 needs reference=, none given\. Fix: reference=logprobs"
+    ):
         losses.clipped_policy_loss(of(Advantage), beta=0.04)
     with pytest.raises(GraphError, match=r"unknown parameter 'epsilon'.*clip="):
         losses.clipped_policy_loss(of(Advantage), epsilon=0.1)  # type: ignore[call-arg]

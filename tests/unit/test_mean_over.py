@@ -39,7 +39,9 @@ def ran(rows: Rows) -> tuple[dict[tuple[int, int, int], float], list[tuple[int, 
     owners = [key for key in sorted(rows) for _ in rows[key]]
     values = [value for key in sorted(rows) for value in rows[key]]
     below = Keys.of(*zip(*owners, strict=True)) if owners else Keys.of([])
-    batch = Batch(below, pa.RecordBatch.from_arrays([pa.array(values, pa.float32())], names=["reward"]))
+    batch = Batch(
+        below, pa.RecordBatch.from_arrays([pa.array(values, pa.float32())], names=["reward"])
+    )
     made, session = kernel()
     (found,) = made.run(Chunk(id=0, step=0, keys=keys, inputs={"reward": batch}))
     means = dict(zip(found.keys.rows(), found.flat("reward").tolist(), strict=True))
@@ -63,7 +65,9 @@ def test_means_are_those_of_a_plain_loop(rows: Rows) -> None:
 
 def test_a_row_without_any_says_why() -> None:
     made, session = kernel()
-    nothing = Batch(Keys.of([]), pa.RecordBatch.from_arrays([pa.array([], pa.float32())], names=["reward"]))
+    nothing = Batch(
+        Keys.of([]), pa.RecordBatch.from_arrays([pa.array([], pa.float32())], names=["reward"])
+    )
     list(made.run(Chunk(id=0, step=0, keys=Keys.of([3], [1], [2]), inputs={"reward": nothing})))
     ((key, error, failed),) = session.tombstones()
     assert (key, failed) == ((3, 1, 2), True)
@@ -72,10 +76,14 @@ def test_a_row_without_any_says_why() -> None:
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_descendants_are_those_of_a_plain_loop(data: st.DataObject, slots: int, width: int, fan_in: int) -> None:
+def test_descendants_are_those_of_a_plain_loop(
+    data: st.DataObject, slots: int, width: int, fan_in: int
+) -> None:
     """Above the cut by the tables, below it by keys: the same rows, in the order of their keys."""
     table = Table(width * fan_in, slots)
-    states = data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=table.state.size, max_size=table.state.size))
+    states = data.draw(
+        st.lists(st.sampled_from([0, 1, 2]), min_size=table.state.size, max_size=table.state.size)
+    )
     table.state[:] = np.array(states, dtype=np.uint8).reshape(table.state.shape)
     wanted = data.draw(st.lists(st.booleans(), min_size=slots * width, max_size=slots * width))
     at, samples = np.nonzero(np.array(wanted).reshape(slots, width))
@@ -88,21 +96,37 @@ def test_descendants_are_those_of_a_plain_loop(data: st.DataObject, slots: int, 
         if low // fan_in == sample and table.state[slot, low] == PRESENT
     ]
     there, which = np.nonzero(table.state == PRESENT)
-    rows = StepRows(Keys.of(there, which), np.zeros(len(there), np.int64), np.zeros(len(there), np.int32))
+    rows = StepRows(
+        Keys.of(there, which), np.zeros(len(there), np.int64), np.zeros(len(there), np.int32)
+    )
     own, owners = rows.below(Keys.of(at, samples), fan_in)
     assert list(zip(own.position, owners.sample, own.sample, strict=True)) == found
 
 
-# --- a lane with two generations ----------------------------------------------------------------------------------
+# --- a lane with two generations ------------------------------------------------------------------
 
 
 def lane(*, refill: bool = False, chunking: str = "cohort") -> Lane:
     """prompts -> rollout x2 -> later x2 -> left (a select) -> mean, over the rows of rollout."""
 
-    def node(name: str, relation: str, rows: int, inner: int, *inputs: PlannedInput, **more: object) -> PlannedNode:
-        fields = {"operator": name, "work": "host", "scope": "row", "region": "stream", "source": "prompts"}
+    def node(
+        name: str, relation: str, rows: int, inner: int, *inputs: PlannedInput, **more: object
+    ) -> PlannedNode:
+        fields = {
+            "operator": name,
+            "work": "host",
+            "scope": "row",
+            "region": "stream",
+            "source": "prompts",
+        }
         return PlannedNode(
-            name=name, relation=relation, rows=rows, inner=inner, inputs=inputs, chunking=chunking, **fields | more
+            name=name,
+            relation=relation,
+            rows=rows,
+            inner=inner,
+            inputs=inputs,
+            chunking=chunking,
+            **fields | more,
         )
 
     def read(gate: str, holder: str = "", fan_in: int = 0) -> PlannedInput:
@@ -122,7 +146,9 @@ def lane(*, refill: bool = False, chunking: str = "cohort") -> Lane:
 def produced(it: Lane, node: str, *rows: tuple[int, int]) -> None:
     keys = Keys.of([p for p, _ in rows], [s for _, s in rows])
     zeros = np.zeros(len(rows), np.int32)
-    it.produced(node, Ref(worker="w", block=0, keys=keys, lengths=zeros.astype(np.int64), version=zeros))
+    it.produced(
+        node, Ref(worker="w", block=0, keys=keys, lengths=zeros.astype(np.int64), version=zeros)
+    )
 
 
 def begun(it: Lane, prompts: int = 1) -> None:
@@ -133,7 +159,9 @@ def begun(it: Lane, prompts: int = 1) -> None:
 
 
 def only(found: list[Ready]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The rows of the one chunk that is ready, and for each of their descendants the row that it belongs to."""
+    """The rows of the one chunk that is ready, and for each of their descendants the row that it
+    belongs to.
+    """
     (ready,) = found
     (reading,) = ready.inputs["left"]
     assert reading.keys is not None
@@ -146,7 +174,14 @@ def test_the_rows_that_each_belongs_to_cross_to_another_process() -> None:
     produced(it, "left", (0, 1), (0, 2))
     it.closed(it.nodes[3], Keys.of([0] * 4, range(4)))
     (ready,) = it.pump()
-    told = RunChunk(id=1, node="mean", worker="w", step=1, keys=ready.keys, inputs=it.blocks.gathers(ready.inputs))
+    told = RunChunk(
+        id=1,
+        node="mean",
+        worker="w",
+        step=1,
+        keys=ready.keys,
+        inputs=it.blocks.gathers(ready.inputs),
+    )
     came = decode(encode(told))
     assert came.inputs["left"][0].keys.rows() == [(0, 0, 0), (0, 1, 0)]
     assert came.inputs["rollout"] == ()
@@ -168,7 +203,10 @@ def test_a_row_of_which_nothing_is_left_is_in_the_chunk() -> None:
     begun(it)
     produced(it, "left", (0, 2), (0, 3))
     it.closed(it.nodes[3], Keys.of([0] * 4, range(4)))
-    assert only(it.pump()) == ([(0, 0, 0), (0, 1, 0)], [(0, 1, 0), (0, 1, 0)]), "its kernel tombstones the first"
+    assert only(it.pump()) == (
+        [(0, 0, 0), (0, 1, 0)],
+        [(0, 1, 0), (0, 1, 0)],
+    ), "its kernel tombstones the first"
 
 
 def test_what_a_refilling_select_rejects_is_no_tombstone() -> None:

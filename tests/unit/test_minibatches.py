@@ -13,8 +13,15 @@ from operators.kernels.torch.reduce import count_weights
 
 
 @settings(max_examples=40, deadline=None)
-@given(groups=st.integers(1, 13), count=st.integers(1, 5), epochs=st.integers(1, 3), step=st.integers(1, 3))
-def test_minibatches_are_whole_groups_in_equal_number(groups: int, count: int, epochs: int, step: int) -> None:
+@given(
+    groups=st.integers(1, 13),
+    count=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    step=st.integers(1, 3),
+)
+def test_minibatches_are_whole_groups_in_equal_number(
+    groups: int, count: int, epochs: int, step: int
+) -> None:
     position = np.repeat(np.arange(groups) * 3, 2)
     given_ = {"epochs": epochs, "count": count, "seed": 1, "node": "n", "step": step}
     found = list(minibatches(position, **given_))
@@ -51,7 +58,9 @@ def test_denominators_count_rows_without_a_trained_token_where_that_was_asked_fo
     trained, groups = np.array([3, 0, 1, 0]), np.array([0, 0, 1, 2])
 
     def counted(aggregate: str, chosen: list[int]) -> Any:
-        return count_weights(trained, groups, np.array(chosen), aggregate=aggregate, masked_rows="count")
+        return count_weights(
+            trained, groups, np.array(chosen), aggregate=aggregate, masked_rows="count"
+        )
 
     weights = counted("sequence_mean", [0, 1, 2])
     np.testing.assert_allclose(weights.token, [1 / 9, 0, 1 / 3, 0])
@@ -64,10 +73,19 @@ def test_denominators_count_rows_without_a_trained_token_where_that_was_asked_fo
 
 def test_a_constant_divisor_is_the_same_whichever_rows_are_left() -> None:
     groups = np.arange(4)
-    for trained, chosen in (([3, 2, 1, 4], [0, 1, 2, 3]), ([3, 0, 0, 4], [0, 1, 2, 3]), ([3, 2, 1, 4], [0])):
+    for trained, chosen in (
+        ([3, 2, 1, 4], [0, 1, 2, 3]),
+        ([3, 0, 0, 4], [0, 1, 2, 3]),
+        ([3, 2, 1, 4], [0]),
+    ):
         for masked in ("skip", "count"):
             weights = count_weights(
-                np.array(trained), groups, np.array(chosen), aggregate="constant", masked_rows=masked, constant=40.0
+                np.array(trained),
+                groups,
+                np.array(chosen),
+                aggregate="constant",
+                masked_rows=masked,
+                constant=40.0,
             )
             assert weights.token[0] == 1 / 40
             assert weights.token.sum() == sum(trained[i] > 0 for i in chosen) / 40

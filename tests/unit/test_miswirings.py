@@ -18,7 +18,9 @@ def flagged() -> dict[str, set[int]]:
     """Lines with an error, from 1, by file."""
     files = [str(FOLDER / name) for name in ("right.py", "wrong.py")]
     command = [sys.executable, "-m", "pyright", "--outputjson", *files]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+    made = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False
+    )
     report = json.loads(made.stdout)
     assert report["summary"]["filesAnalyzed"] == len(files), made.stderr
     found: dict[str, set[int]] = {"right.py": set(), "wrong.py": set()}

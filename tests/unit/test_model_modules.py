@@ -36,7 +36,12 @@ class OneRow:
     longest = 8
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
     ) -> torch.Tensor:
         return attend_packed(query[None], key[None], value[None], scaling)[0]
 
@@ -46,7 +51,9 @@ IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 
 def reference_logits(directory: str) -> torch.Tensor:
     with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")(IDS[None]).logits[0]
+        return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")(
+            IDS[None]
+        ).logits[0]
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -59,7 +66,9 @@ def test_a_saved_model_loads_in_transformers_and_says_the_same(
             piece.data.mul_(1.1)
         logits = forward(module, IDS, torch.arange(8), OneRow())
     save_model(module, tmp_path / "out")
-    torch.testing.assert_close(reference_logits(str(tmp_path / "out")), logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        reference_logits(str(tmp_path / "out")), logits, atol=1e-5, rtol=1e-5
+    )
     assert not torch.allclose(reference_logits(bases[kind]), logits, atol=1e-2)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("a b")["input_ids"] == character_tokenizer()("a b")["input_ids"]
@@ -73,7 +82,9 @@ def test_a_saved_model_can_be_the_base_of_the_next(bases: dict[str, str], tmp_pa
     save_model(first, tmp_path / "a")
     second = load_model(Model("policy", str(tmp_path / "a")), "cpu")
     save_model(second, tmp_path / "a")
-    for one, other in zip(pieces(first), pieces(load_model(Model("p", str(tmp_path / "a")), "cpu")), strict=True):
+    for one, other in zip(
+        pieces(first), pieces(load_model(Model("p", str(tmp_path / "a")), "cpu")), strict=True
+    ):
         assert torch.equal(one.data, other.data)
 
 
@@ -101,15 +112,24 @@ def test_pieces_are_copied_in_place(bases: dict[str, str]) -> None:
 def test_pieces_that_do_not_fit_are_refused_by_name(bases: dict[str, str]) -> None:
     module = load_model(Model("policy", bases["qwen2"]), "cpu")
     some = list(pieces(module))
-    with pytest.raises(KernelError, match=r"found 'model.norm.wieght'. Fix: did you mean model.norm.weight"):
+    with pytest.raises(
+        KernelError, match=r"found 'model.norm.wieght'. Fix: did you mean model.norm.weight"
+    ):
         load_pieces(module, [Piece("model.norm.wieght", torch.ones(32))])
-    with pytest.raises(KernelError, match=r"'model.norm.weight': expected shape \(32,\), found \(31,\)"):
+    with pytest.raises(
+        KernelError, match=r"'model.norm.weight': expected shape \(32,\), found \(31,\)"
+    ):
         load_pieces(module, [Piece("model.norm.weight", torch.ones(31))])
-    with pytest.raises(KernelError, match=rf"expected all weights, found {len(some) - 1}: {some[0].name} did not come"):
+    with pytest.raises(
+        KernelError,
+        match=rf"expected all weights, found {len(some) - 1}: {some[0].name} did not come",
+    ):
         load_pieces(module, some[1:])
 
 
-def test_a_value_head_begins_at_zero_and_is_read_back(bases: dict[str, str], tmp_path: Path) -> None:
+def test_a_value_head_begins_at_zero_and_is_read_back(
+    bases: dict[str, str], tmp_path: Path
+) -> None:
     critic = Model("critic", bases["qwen2"], trainable=True, head="scalar")
     module = load_model(critic, "cpu")
     policy = load_model(Model("policy", bases["qwen2"]), "cpu")
@@ -123,7 +143,9 @@ def test_a_value_head_begins_at_zero_and_is_read_back(bases: dict[str, str], tmp
         values = forward(module, IDS, torch.arange(8), OneRow())
     save_model(module, tmp_path)
     again = load_model(Model("critic", str(tmp_path), head="scalar"), "cpu")
-    reference = AutoModelForTokenClassification.from_pretrained(tmp_path, attn_implementation="eager")
+    reference = AutoModelForTokenClassification.from_pretrained(
+        tmp_path, attn_implementation="eager"
+    )
     with torch.no_grad():
         torch.testing.assert_close(forward(again, IDS, torch.arange(8), OneRow()), values)
         torch.testing.assert_close(reference(IDS[None]).logits[0], values, atol=1e-5, rtol=1e-5)
@@ -155,7 +177,9 @@ def test_a_forward_without_a_pass_is_refused(bases: dict[str, str]) -> None:
 
 
 def test_a_sliding_window_that_would_cut_is_refused(tmp_path: Path) -> None:
-    base = save_tiny(tmp_path, "qwen2", use_sliding_window=True, sliding_window=7, max_window_layers=0)
+    base = save_tiny(
+        tmp_path, "qwen2", use_sliding_window=True, sliding_window=7, max_window_layers=0
+    )
     module = load_model(Model("policy", base), "cpu")
     with pytest.raises(KernelError, match="a sliding window of 7 under 8 keys"):
         forward(module, IDS, torch.arange(8), OneRow())
@@ -177,4 +201,6 @@ def test_a_wrong_base_is_one_clear_error(bases: dict[str, str], tmp_path: Path) 
     assert "'lm' head on transformers' attention interface, found 't5'" in message(tmp_path / "t5")
     Qwen2Config(hidden_size=16, num_hidden_layers=1).save_pretrained(tmp_path / "weightless")
     character_tokenizer().save_pretrained(tmp_path / "weightless")
-    assert "found OSError: Error no file named model.safetensors" in message(tmp_path / "weightless")
+    assert "found OSError: Error no file named model.safetensors" in message(
+        tmp_path / "weightless"
+    )

@@ -32,7 +32,12 @@ def test_a_metric_is_its_weighted_mean_or_its_extreme() -> None:
         metrics.add("reward/mean", value, count)
         metrics.add("policy/lag/max", value, count)
         metrics.add("completion/length/min", value, count)
-    assert metrics.row(7) == {"step": 7, "completion/length/min": 1.0, "policy/lag/max": 5.0, "reward/mean": 2.0}
+    assert metrics.row(7) == {
+        "step": 7,
+        "completion/length/min": 1.0,
+        "policy/lag/max": 5.0,
+        "reward/mean": 2.0,
+    }
     assert next(iter(metrics.row(7))) == "step"
     metrics.clear()
     assert metrics.row(8) == {"step": 8}
@@ -51,10 +56,15 @@ _NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(_NUMBERS, st.integers(1, 9)), min_size=1, max_size=12), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.tuples(_NUMBERS, st.integers(1, 9)), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
 @example([(0.0, 1), (-0.0, 1)], random.Random(3))
 @example([(0.1, 1), (0.2, 1), (0.3, 1)], random.Random(3))
-def test_the_order_of_reports_does_not_matter_to_the_bit(reports: list[tuple[float, int]], rng: random.Random) -> None:
+def test_the_order_of_reports_does_not_matter_to_the_bit(
+    reports: list[tuple[float, int]], rng: random.Random
+) -> None:
     def row(order: list[tuple[float, int]]) -> str:
         metrics = StepMetrics()
         for value, count in order:
@@ -65,7 +75,9 @@ def test_the_order_of_reports_does_not_matter_to_the_bit(reports: list[tuple[flo
     assert row(reports) == row(rng.sample(reports, len(reports))) == row(reports[::-1])
 
 
-@pytest.mark.parametrize("name", ["", "step", "Reward", "reward/", "/reward", "a//b", "a b", "reward/x y", "KL"])
+@pytest.mark.parametrize(
+    "name", ["", "step", "Reward", "reward/", "/reward", "a//b", "a b", "reward/x y", "KL"]
+)
 def test_a_name_that_is_none_is_refused_with_one_that_is(name: str) -> None:
     metrics = StepMetrics()
     with pytest.raises(DataError, match="expected slash-separated parts in lower case") as caught:
@@ -76,12 +88,19 @@ def test_a_name_that_is_none_is_refused_with_one_that_is(name: str) -> None:
 
 def test_names_of_the_users_own_things_are_kept() -> None:
     metrics = StepMetrics()
-    for name in ("reward/ExactMatch/mean", "edge/rollout.score/bytes", "reward/<lambda>/mean", "eval/held_out:1"):
+    for name in (
+        "reward/ExactMatch/mean",
+        "edge/rollout.score/bytes",
+        "reward/<lambda>/mean",
+        "eval/held_out:1",
+    ):
         metrics.add(name, 1.0)
     assert len(metrics.row(1)) == 5
 
 
-def test_numbers_that_are_not_finite_are_null_and_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_that_are_not_finite_are_null_and_noted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     noted: set[str] = set()
     with caplog.at_level(logging.WARNING):
         first = json_line(1, {"b": math.nan, "a": math.inf, "c": 0.25}, noted)
@@ -117,7 +136,9 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_written(run: RunFolder) -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("torn", [b'{"step":3,"rew', b'{"step":3}', b"\0\0\0\0", b"\0\0\0\n", b"\n"])
+@pytest.mark.parametrize(
+    "torn", [b'{"step":3,"rew', b'{"step":3}', b"\0\0\0\0", b"\0\0\0\n", b"\n"]
+)
 def test_a_torn_last_line_is_cut_off(run: RunFolder, torn: bytes) -> None:
     _lines(run, range(1, 3)).close()
     with open(run.metrics, "ab") as file:
@@ -147,7 +168,9 @@ def test_truncate_after_drops_the_later_steps(run: RunFolder) -> None:
 def test_a_step_is_written_once(run: RunFolder) -> None:
     _lines(run, range(1, 3)).close()
     sink = _lines(run, range(0))
-    with pytest.raises(RunError, match=r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"):
+    with pytest.raises(
+        RunError, match=r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"
+    ):
         sink.write(2, {})
     sink.close()
 
@@ -157,7 +180,9 @@ def test_a_full_disk_is_named(run: RunFolder) -> None:
     sink.open(run, {})
     sink.close()
     sink._file = open("/dev/full", "wb")  # noqa: SIM115 - a buffered file that cannot be closed
-    with pytest.raises(StorageError, match="the metrics of step 1 could not be written: the disk is full"):
+    with pytest.raises(
+        StorageError, match="the metrics of step 1 could not be written: the disk is full"
+    ):
         sink.write(1, {})
 
 
@@ -179,9 +204,9 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     with Progress(200, stream=out) as progress:
         progress.update(_ROW)
         progress.update({"step": 4, "time/step": 1.5})
-    assert out.getvalue() == (
-        "step 3/200  reward 0.531  lag 2  length 7.2  s/step 0.50  tok/s 12,346  eval/held_out/mean 0.700  eta 1m38s\n"
-        "step 4/200  s/step 1.50  eta 3m16s\n"
+    assert (
+        out.getvalue() == "step 3/200  reward 0.531  lag 2  length 7.2  s/step 0.50  tok/s 12,346 "
+        " eval/held_out/mean 0.700  eta 1m38s\nstep 4/200  s/step 1.50  eta 3m16s\n"
     )
 
 
@@ -206,7 +231,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_terminal_is_restored_however_the_run_ends(error: type[BaseException], terminal: _Terminal) -> None:
+def test_a_terminal_is_restored_however_the_run_ends(
+    error: type[BaseException], terminal: _Terminal
+) -> None:
 
     def run() -> None:
         with Progress(200, title="grpo [1]", stream=terminal) as progress:

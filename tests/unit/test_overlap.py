@@ -1,4 +1,6 @@
-"""The overlap benchmark's own arithmetic: intervals, spans of a trace, what the simulator says of a plan."""
+"""The overlap benchmark's own arithmetic: intervals, spans of a trace, what the simulator says of a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.overlap import GENERATE, TRAIN, Measured, N, common, merged, predicted, results, spans_of
+from benchmarks.overlap import (
+    GENERATE,
+    TRAIN,
+    Measured,
+    N,
+    common,
+    merged,
+    predicted,
+    results,
+    spans_of,
+)
 from engine.observe.trace import Trace, read_trace
-from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import (
+    Fetch,
+    ModelUse,
+    Plan,
+    PlannedInput,
+    PlannedModel,
+    PlannedNode,
+    PlannedSource,
+)
 from engine.simulate.behaviour import Timing
 
-INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda t: (float(t[0]), float(sum(t)))))
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda t: (float(t[0]), float(sum(t))))
+)
 
 
 @given(some=INTERVALS, others=INTERVALS)
@@ -47,9 +69,17 @@ def test_spans_are_those_of_nodes_after_the_warm_up(tmp_path: Path) -> None:
 
 
 def test_results_are_ratios_of_pairs() -> None:
-    row = {"data/prompts": 8.0, "time/step": 2.0, f"time/{GENERATE}": 0.9, f"time/{TRAIN}": 1.0, "policy/lag/max": 0.0}
+    row = {
+        "data/prompts": 8.0,
+        "time/step": 2.0,
+        f"time/{GENERATE}": 0.9,
+        f"time/{TRAIN}": 1.0,
+        "policy/lag/max": 0.0,
+    }
     one = Measured(rows=[row, row], spans={})
-    auto = replace(one, rows=[row | {"time/step": 1.25, f"time/{TRAIN}": 1.2, "policy/lag/max": 1.0}])
+    auto = replace(
+        one, rows=[row | {"time/step": 1.25, f"time/{TRAIN}": 1.2, "policy/lag/max": 1.0}]
+    )
     assert one.samples_per_second == pytest.approx(4.0 * N)
     found = {r.name: r for r in results([one, one], [auto, auto], prediction=2.0)}
     speed = found["samples/s, Workers at lag 1 / one at lag 0"]
@@ -62,9 +92,15 @@ def test_results_are_ratios_of_pairs() -> None:
 
 def planned(max_lag: int, *workers: str) -> Plan:
     """prompts -> rollout -> train_policy, on these workers."""
-    asked = PlannedInput(name="prompt", gate="prompts", fetches=(Fetch(producer="prompts", columns=("x",)),))
-    rows = PlannedInput(name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),))
-    read, write = (ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write"))
+    asked = PlannedInput(
+        name="prompt", gate="prompts", fetches=(Fetch(producer="prompts", columns=("x",)),)
+    )
+    rows = PlannedInput(
+        name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),)
+    )
+    read, write = (
+        ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
+    )
     fields: list[dict[str, Any]] = [
         {"name": "prompts", "work": "source", "region": "stream", "relation": "source"},
         {
@@ -90,13 +126,25 @@ def planned(max_lag: int, *workers: str) -> Plan:
     )
     alone = len(set(workers)) == 1
     aliases = ("rollout",) if alone and not max_lag else ()
-    model = PlannedModel(name="policy", base="b", writer="train_policy", readers=("rollout",), aliases=aliases)
+    model = PlannedModel(
+        name="policy", base="b", writer="train_policy", readers=("rollout",), aliases=aliases
+    )
     source = PlannedSource(name="prompts", batch=4, max_lag=max_lag, cohort=4)
-    return Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(source,), models=(model,), recorder=workers[0])
+    return Plan(
+        graph="g",
+        digest="",
+        seed=0,
+        nodes=nodes,
+        sources=(source,),
+        models=(model,),
+        recorder=workers[0],
+    )
 
 
 def test_the_simulator_foresees_twice_the_speed_where_both_take_as_long() -> None:
-    timing = Timing(row={"prompts": 0.0, "rollout": 1.0}, tail=0.0, train=1.0, load=0.0, store=0.0, slots=4)
+    timing = Timing(
+        row={"prompts": 0.0, "rollout": 1.0}, tail=0.0, train=1.0, load=0.0, store=0.0, slots=4
+    )
     alone = predicted(planned(0, "main", "main", "main"), timing, steps=10)
     apart = predicted(planned(1, "gen", "gen", "train"), timing, steps=10)
     assert alone == pytest.approx(2.0)

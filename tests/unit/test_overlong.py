@@ -1,4 +1,6 @@
-"""Prompts and rows that do not fit: an error, dropped or cut by the named policy, counted; nothing beyond the bound."""
+"""Prompts and rows that do not fit: an error, dropped or cut by the named policy, counted; nothing
+beyond the bound.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ def lists(rows: Ragged) -> list[list[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS, most=st.integers(1, 8), policy=st.sampled_from(["error", "drop", "truncate"]))
-def test_what_is_answered_fits_and_what_fits_is_answered(rows: list[list[int]], most: int, policy: str) -> None:
+def test_what_is_answered_fits_and_what_fits_is_answered(
+    rows: list[list[int]], most: int, policy: str
+) -> None:
     session, keys = FakeSession(), Keys.of(range(10, 10 + len(rows)))
     long = [i for i, row in enumerate(rows) if len(row) > most]
     fitted = room(policy, most + 4)
     if policy == "error" and long:
-        with pytest.raises(DataError, match=rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt"):
+        with pytest.raises(
+            DataError,
+            match=rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt",
+        ):
             fitted.fitted(to_ragged(rows), keys, cast(Any, session))
         return
     stay, left = fitted.fitted(to_ragged(rows), keys, cast(Any, session))
@@ -52,7 +59,10 @@ def test_what_is_answered_fits_and_what_fits_is_answered(rows: list[list[int]], 
 
 def test_the_least_bound_counts_and_is_named() -> None:
     assert room("error").most is None
-    assert (room("error", max_prompt_tokens=3).most, room("error", 100, max_prompt_tokens=3).why) == (
+    assert (
+        room("error", max_prompt_tokens=3).most,
+        room("error", 100, max_prompt_tokens=3).why,
+    ) == (
         3,
         "max_prompt_tokens=3",
     )
@@ -67,15 +77,24 @@ def test_where_answers_take_all_positions_no_policy_helps(policy: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), prompts=ROWS, most=st.integers(1, 12), policy=st.sampled_from(["drop", "truncate"]))
-def test_demonstrations_fit_afterwards(data: st.DataObject, prompts: list[list[int]], most: int, policy: str) -> None:
+@given(
+    data=st.data(),
+    prompts=ROWS,
+    most=st.integers(1, 12),
+    policy=st.sampled_from(["drop", "truncate"]),
+)
+def test_demonstrations_fit_afterwards(
+    data: st.DataObject, prompts: list[list[int]], most: int, policy: str
+) -> None:
     answers = [data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8)) for _ in prompts]
     given_ = {"overlong": policy, "positions": most, "positions_of": "policy"}
     rows = RowRoom.of(KernelNode(name="demos", operator="demonstrations", params=given_), "policy")
     session, keys = FakeSession(), Keys.of(range(len(prompts)))
     completion = to_ragged(answers)
     mask = completion.like(np.ones(len(completion.values), np.uint8))
-    stay, left, (kept, masked) = rows.fitted(to_ragged(prompts), [completion, mask], keys, cast(Any, session))
+    stay, left, (kept, masked) = rows.fitted(
+        to_ragged(prompts), [completion, mask], keys, cast(Any, session)
+    )
     wanted = {i: answers[i][: most - len(p)] for i, p in enumerate(prompts) if len(p) < most}
     if policy == "drop":
         wanted = {i: a for i, a in wanted.items() if a == answers[i]}
@@ -91,6 +110,7 @@ def test_rows_beyond_the_positions_are_refused_by_their_key() -> None:
     require_positions("ref", "reference", 5, Keys.of([4, 5]), prompts, completions)
     require_positions("ref", "reference", None, Keys.of([4, 5]), prompts, completions)
     with pytest.raises(
-        DataError, match=r"ref: row \(5, 0, 0\): expected at most 4 tokens.*'reference', found 5 \(1 of 2"
+        DataError,
+        match=r"ref: row \(5, 0, 0\): expected at most 4 tokens.*'reference', found 5 \(1 of 2",
     ):
         require_positions("ref", "reference", 4, Keys.of([4, 5]), prompts, completions)

@@ -10,13 +10,21 @@ from hypothesis import strategies as st
 from torch_rows import ragged
 
 from dataflow.errors import DataError
-from operators.kernels.torch.packing import Packed, first_fit_decreasing, micro_batches, pack, prompt_groups
+from operators.kernels.torch.packing import (
+    Packed,
+    first_fit_decreasing,
+    micro_batches,
+    pack,
+    prompt_groups,
+)
 from operators.kernels.torch.shared_attention import TreePass
 
 Row = tuple[list[int], list[int]]
 TOKEN = st.integers(0, 2)
 ROWS: st.SearchStrategy[list[Row]] = st.lists(
-    st.tuples(st.lists(TOKEN, min_size=1, max_size=4), st.lists(TOKEN, max_size=4)), min_size=1, max_size=7
+    st.tuples(st.lists(TOKEN, min_size=1, max_size=4), st.lists(TOKEN, max_size=4)),
+    min_size=1,
+    max_size=7,
 )
 
 
@@ -27,8 +35,15 @@ def fed_of(row: Row, whole: bool) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS, whole=st.booleans())
-def test_every_prefix_is_fed_once_and_every_row_finds_its_own_path(rows: list[Row], whole: bool) -> None:
-    packed = pack(ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)), whole=whole)
+def test_every_prefix_is_fed_once_and_every_row_finds_its_own_path(
+    rows: list[Row], whole: bool
+) -> None:
+    packed = pack(
+        ragged([p for p, _ in rows]),
+        ragged([a for _, a in rows]),
+        np.arange(len(rows)),
+        whole=whole,
+    )
     fed = [fed_of(row, whole) for row in rows]
     prefixes = {tuple(row[: k + 1]) for row in fed for k in range(len(row))}
     assert len(packed.ids) == len(prefixes)
@@ -78,7 +93,9 @@ def require_tree_attention(packed: Packed, block: int, seed: int) -> TreePass:
     """Attention in blocks is plain attention under the tree's mask, gradients included."""
     count = len(packed.ids)
     make = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(count, heads, 8, generator=make).requires_grad_() for heads in (4, 2, 2))
+    query, key, value = (
+        torch.randn(count, heads, 8, generator=make).requires_grad_() for heads in (4, 2, 2)
+    )
     tree = TreePass(packed, block=min(block, count))
     found = tree.attend(0, query, key, value, 0.3)
     at, end = torch.arange(count), torch.from_numpy(packed.end)
@@ -96,8 +113,12 @@ def require_tree_attention(packed: Packed, block: int, seed: int) -> TreePass:
 
 @settings(max_examples=25, deadline=None)
 @given(rows=ROWS, block=st.integers(1, 9), seed=st.integers(0, 9))
-def test_attention_in_blocks_is_attention_under_the_tree_mask(rows: list[Row], block: int, seed: int) -> None:
-    packed = pack(ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)), whole=True)
+def test_attention_in_blocks_is_attention_under_the_tree_mask(
+    rows: list[Row], block: int, seed: int
+) -> None:
+    packed = pack(
+        ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)), whole=True
+    )
     require_tree_attention(packed, block, seed)
 
 
@@ -119,7 +140,11 @@ def test_bins_hold_everything_once_within_capacity(sizes: list[int], capacity: i
 
 
 def test_bins_are_close_to_the_lower_bound_on_long_tails() -> None:
-    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(3000), 0.9, 512), 1, 20000).astype(int).tolist()
+    lengths = (
+        np.clip(np.random.default_rng(0).lognormal(np.log(3000), 0.9, 512), 1, 20000)
+        .astype(int)
+        .tolist()
+    )
     bins = first_fit_decreasing(lengths, 32768)
     assert len(bins) <= 1.1 * np.ceil(sum(lengths) / 32768)
 

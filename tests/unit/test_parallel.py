@@ -1,4 +1,6 @@
-"""Data-parallel training: two ranks give the numbers of one, with whole weights and with split ones."""
+"""Data-parallel training: two ranks give the numbers of one, with whole weights and with split
+ones.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("bases")
     found = {kind: save_tiny(folder / kind, kind) for kind in ("qwen2", "llama")}
     critic = save_tiny(folder / "critic")
-    AutoModelForTokenClassification.from_pretrained(found["qwen2"], num_labels=1).save_pretrained(critic)
+    AutoModelForTokenClassification.from_pretrained(found["qwen2"], num_labels=1).save_pretrained(
+        critic
+    )
     return found | {"critic": critic}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, bases: dict[str, str]) -> Path:
-    """With what one rank saved after two Steps, and what two ranks wrote of everything that they did."""
+    """With what one rank saved after two Steps, and what two ranks wrote of everything that they
+    did.
+    """
     made = tmp_path_factory.mktemp("ranks")
     for name, case in (("saved", SAVED), ("narrow", NARROW)):
         kernel = case.open(bases)
@@ -50,7 +56,11 @@ def ranks(folder: Path) -> list[dict[Any, Any]]:
 @SPLIT
 @pytest.mark.parametrize("name", list(CASES))
 def test_two_ranks_give_the_weights_and_metrics_of_one(
-    bases: dict[str, str], ranks: list[dict[Any, Any]], name: str, shard: bool, monkeypatch: pytest.MonkeyPatch
+    bases: dict[str, str],
+    ranks: list[dict[Any, Any]],
+    name: str,
+    shard: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = CASES[name]
     if case.chunk:
@@ -131,22 +141,30 @@ def test_narrow_weights_keep_their_wide_copies(
 
 
 @SPLIT
-def test_what_fails_on_one_rank_fails_on_both_by_name(ranks: list[dict[Any, Any]], shard: bool) -> None:
+def test_what_fails_on_one_rank_fails_on_both_by_name(
+    ranks: list[dict[Any, Any]], shard: bool
+) -> None:
     first, second = (rank["faults", shard]["said"] for rank in ranks)
     row = r"(13, 0, 0)"
     assert first["loss"] == second["loss"]
-    assert first["loss"].startswith("KernelError: train_policy: step 1: expected a loss that is finite, found ")
+    assert first["loss"].startswith(
+        "KernelError: train_policy: step 1: expected a loss that is finite, found "
+    )
     assert f"first row {row}" in first["loss"]
     assert first["gradient"] == second["gradient"]
     assert "expected a gradient norm that is finite" in first["gradient"]
     for said in (first["raised"], second["raised"]):
         assert said.startswith(
-            "KernelError: train_policy: step 1: loss 'picky' failed: it raised ValueError: an advantage"
+            "KernelError: train_policy: step 1: loss 'picky' failed: it raised ValueError: an"
+            " advantage"
         )
     assert second["column"].startswith("DataError: picky.advantage.advantage: row ")
     assert first["column"] == second["column"].replace("DataError", "KernelError")
     assert first["lonely"] == second["lonely"]
-    assert "expected each of 18 rows with exactly one of 2 ranks, found row 15 with 0" in first["lonely"]
+    assert (
+        "expected each of 18 rows with exactly one of 2 ranks, found row 15 with 0"
+        in first["lonely"]
+    )
 
 
 @SPLIT
@@ -160,5 +178,7 @@ def test_a_step_after_faults_is_as_if_they_had_not_been(
 
 
 def test_ranks_without_a_group_are_refused(bases: dict[str, str]) -> None:
-    with pytest.raises(KernelError, match="train_policy: expected a process group for its 2 ranks, found none"):
+    with pytest.raises(
+        KernelError, match="train_policy: expected a process group for its 2 ranks, found none"
+    ):
         opened(bases["qwen2"], PG, session=FakeSession(world=2))

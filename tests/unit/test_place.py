@@ -1,4 +1,6 @@
-"""Where a plan puts what: Workers, replicas and ranks, chunks, threads, shared modules, and what is refused."""
+"""Where a plan puts what: Workers, replicas and ranks, chunks, threads, shared modules, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def module(plan: Plan, node: str) -> str:
     return next(u.module for u in plan.node(node).models if u.param != "tokenizer")
 
 
-# --- workers ------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 def test_without_a_lag_everything_is_in_one_worker() -> None:
@@ -92,15 +94,21 @@ def test_with_a_lag_generation_columns_and_training_overlap() -> None:
 
 def test_a_source_is_with_the_generation_that_it_feeds_but_with_no_replica_of_it() -> None:
     assert placed(grpo_of(max_lag=1), pin={"rollout": ("gen",)}).node("prompts").workers == ("gen",)
-    assert placed(grpo_of(max_lag=1), pin={"prompts": ("feed",)}).node("prompts").workers == ("feed",)
-    assert placed(grpo_of(max_lag=1), replicas={"rollout": 2}).node("prompts").workers == ("prompts",)
+    assert placed(grpo_of(max_lag=1), pin={"prompts": ("feed",)}).node("prompts").workers == (
+        "feed",
+    )
+    assert placed(grpo_of(max_lag=1), replicas={"rollout": 2}).node("prompts").workers == (
+        "prompts",
+    )
 
 
 def seconds_a_step(plan: Plan, *, generation: float, training: float, scoring: float) -> float:
     """Of a simulated run in which every Step of 64 rows takes so long in each of them."""
     row = {"rollout": generation, "score": scoring / 64, "advantage": 1e-4, "prompts": 1e-4}
     timing = Timing(row=row, tail=0.0, train=training, load=0.02, store=0.0, slots=64)
-    run = Simulation(plan, Settings(steps=12), rows={"prompts": 1000}, timing=timing, outcomes=Outcomes())
+    run = Simulation(
+        plan, Settings(steps=12), rows={"prompts": 1000}, timing=timing, outcomes=Outcomes()
+    )
     run.begin()
     run.run()
     ends = [at for at, event in run.history.events if isinstance(event, Stepped)]
@@ -108,7 +116,9 @@ def seconds_a_step(plan: Plan, *, generation: float, training: float, scoring: f
 
 
 @pytest.mark.parametrize(("generation", "training"), [(1.0, 1.0), (1.5, 1.0), (1.0, 1.5)])
-def test_with_a_lag_a_step_takes_as_long_as_its_longest_part(generation: float, training: float) -> None:
+def test_with_a_lag_a_step_takes_as_long_as_its_longest_part(
+    generation: float, training: float
+) -> None:
     graph = grpo("tiny", "train.parquet", exact, batch=16, n=4, max_lag=1)
     found = seconds_a_step(placed(graph), generation=generation, training=training, scoring=0.3)
     assert found < max(generation, training) + 0.2
@@ -156,32 +166,46 @@ def test_pins_of_several_workers_are_replicas_or_ranks() -> None:
 
 
 def test_nodes_that_are_together_share_the_workers_of_the_pinned_one_or_of_training() -> None:
-    pinned = placed(grpo_of(), workers="apart", together=(("rollout", "score"),), pin={"score": ("s",)})
+    pinned = placed(
+        grpo_of(), workers="apart", together=(("rollout", "score"),), pin={"score": ("s",)}
+    )
     assert pinned.node("rollout").workers == ("s",)
     trained = placed(grpo_of(), workers="apart", together=(("prompts", "rollout", "train_policy"),))
     assert trained.node("prompts").workers == trained.node("rollout").workers == ("train_policy",)
 
 
 def test_generation_together_with_ranks_is_replicated_and_shares_their_weights() -> None:
-    plan = placed(grpo_of(), together=(("prompts", "rollout", "train_policy"),), ranks={"train_policy": 2})
+    plan = placed(
+        grpo_of(), together=(("prompts", "rollout", "train_policy"),), ranks={"train_policy": 2}
+    )
     assert plan.node("rollout").workers == plan.node("train_policy").workers == ("main", "main-1")
     assert plan.node("rollout").layout.replicas == plan.node("rollout").chunks == 2
     assert plan.node("prompts").workers == ("main",), "a source has one place in its data"
     assert plan.models[0].aliases == ("rollout",)
-    sharded = placed(grpo_of(), together=(("rollout", "train_policy"),), ranks={"train_policy": 2}, shard=True)
-    assert sharded.models[0].aliases == (), "a rank that has a part of the weights cannot generate with it"
+    sharded = placed(
+        grpo_of(), together=(("rollout", "train_policy"),), ranks={"train_policy": 2}, shard=True
+    )
+    assert sharded.models[0].aliases == (), (
+        "a rank that has a part of the weights cannot generate with it"
+    )
     assert sharded.node("train_policy").layout.shard
 
 
 def test_rank_0_stays_with_those_that_share_its_weights() -> None:
     plan = placed(ppo("tiny", "train.parquet", exact), ranks={"train_policy": 2, "train_critic": 2})
-    assert plan.node("train_policy").workers == plan.node("train_critic").workers == ("main", "main-1")
+    assert (
+        plan.node("train_policy").workers == plan.node("train_critic").workers == ("main", "main-1")
+    )
     assert plan.node("old").workers == ("main",)
     assert module(plan, "old") == "policy"
 
 
 def test_inproc_keeps_the_chunks_and_nothing_else() -> None:
-    asked: dict[str, Any] = {"pin": {"rollout": ("g0", "g1", "g2")}, "ranks": {"train_policy": 2}, "workers": "apart"}
+    asked: dict[str, Any] = {
+        "pin": {"rollout": ("g0", "g1", "g2")},
+        "ranks": {"train_policy": 2},
+        "workers": "apart",
+    }
     plan, far = placed(grpo_of(), inproc=True, **asked), placed(grpo_of(), **asked)
     assert plan.workers == ("main",)
     assert {(n.layout.replicas, n.ranks) for n in plan.nodes} == {(1, 1)}
@@ -204,7 +228,7 @@ def test_an_evaluation_is_with_the_weights_that_it_measures() -> None:
     assert plan.node("right").workers == plan.node("held").workers == ("data",)
 
 
-# --- chunks and cohorts -------------------------------------------------------------------------------------------
+# --- chunks and cohorts ---------------------------------------------------------------------------
 
 
 def test_chunks_are_as_many_as_replicas_unless_asked_for() -> None:
@@ -220,10 +244,14 @@ def test_with_a_lag_a_steps_prompts_are_generated_together_and_columns_stream() 
     assert plan.sources[0].cohort == 64
     found = {n.name: n.chunking for n in plan.nodes}
     assert found["score"] == found["advantage"] == "ready"
-    assert found["rollout"] == found["reference"] == "cohort", "their products are batched: fewer and larger is better"
+    assert found["rollout"] == found["reference"] == "cohort", (
+        "their products are batched: fewer and larger is better"
+    )
     assert placed(grpo_of(max_lag=2), chunks={"score": 2}).node("score").chunking == "cohort"
     alone = placed(grpo_of(max_lag=2), workers="one")
-    assert {n.chunking for n in alone.nodes} == {"cohort"}, "in the Worker that generates nothing is ready meanwhile"
+    assert {n.chunking for n in alone.nodes} == {"cohort"}, (
+        "in the Worker that generates nothing is ready meanwhile"
+    )
 
 
 def test_without_a_lag_prompts_are_admitted_in_waves() -> None:
@@ -232,7 +260,7 @@ def test_without_a_lag_prompts_are_admitted_in_waves() -> None:
     assert {n.chunking for n in plan.nodes} == {"cohort"}
 
 
-# --- threads ------------------------------------------------------------------------------------------------------
+# --- threads --------------------------------------------------------------------------------------
 
 
 def test_workers_that_compute_at_the_same_time_share_the_cores() -> None:
@@ -251,7 +279,9 @@ def test_workers_that_take_turns_have_all_cores_each() -> None:
 
 def test_replicas_ranks_and_siblings_share_the_cores() -> None:
     assert placed(grpo_of(), cores=8, replicas={"rollout": 4}).node("rollout").layout.threads == 2
-    plan = placed(ppo("tiny", "train.parquet", exact), cores=8, workers="apart", ranks={"train_policy": 2})
+    plan = placed(
+        ppo("tiny", "train.parquet", exact), cores=8, workers="apart", ranks={"train_policy": 2}
+    )
     assert plan.node("train_policy").layout.threads == 4
     assert plan.node("old").layout.threads == plan.node("values").layout.threads == 4
     assert plan.node("rollout").layout.threads == 8
@@ -262,7 +292,7 @@ def test_threads_that_were_asked_for_win() -> None:
     assert {n.layout.threads for n in plan.nodes} == {3}
 
 
-# --- modules ------------------------------------------------------------------------------------------------------
+# --- modules --------------------------------------------------------------------------------------
 def test_at_lag_0_the_sampler_has_the_trained_weights_by_alias() -> None:
     plan = planned(grpo("tiny", "train.parquet", exact))
     assert module(plan, "rollout") == module(plan, "train_policy") == "policy"
@@ -293,7 +323,9 @@ def test_frozen_models_of_one_base_share_and_others_do_not() -> None:
     terms = [clipped_policy_loss(advantage, reference=r, beta=0.1) for r in (first, second, wide)]
     plan = planned(Graph("g", train(policy, rollout, loss=terms[0] + terms[1] + terms[2], lr=1e-3)))
     assert module(plan, "first") == module(plan, "second") != module(plan, "wide")
-    assert module(plan, "first") != module(plan, "train_policy"), "weights that are trained are nobody's frozen ones"
+    assert module(plan, "first") != module(plan, "train_policy"), (
+        "weights that are trained are nobody's frozen ones"
+    )
     counted = {n.name for n in plan.nodes if "weights" in n.estimate.bytes}
     assert counted in ({"first", "wide", "train_policy"}, {"second", "wide", "train_policy"})
 
@@ -314,20 +346,30 @@ def test_readers_in_another_worker_share_one_copy() -> None:
 def test_a_follower_is_one_module_in_each_worker() -> None:
     rollout = sampled(max_lag=1)
     target = Model("target", "tiny", follows=policy, every=4)
-    loss = clipped_policy_loss(scored(rollout), reference=logprobs(target, rollout, name="ref"), beta=0.1)
+    loss = clipped_policy_loss(
+        scored(rollout), reference=logprobs(target, rollout, name="ref"), beta=0.1
+    )
     plan = placed(Graph("g", train(policy, rollout, loss=loss, lr=1e-3)))
     assert module(plan, "ref") == "target"
     assert plan.stateful == {"train"}
-    with pytest.raises(PlanError, match=r"replicas: ref=2, but it is a reader of 'target'.* Fix: ref=1"):
+    with pytest.raises(
+        PlanError, match=r"replicas: ref=2, but it is a reader of 'target'.* Fix: ref=1"
+    ):
         placed(Graph("g", train(policy, rollout, loss=loss, lr=1e-3)), replicas={"ref": 2})
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "place: pin: expected a node of the plan, found 'rolout'. Fix: rollout.": {"pin": {"rolout": ("a",)}},
-    "place: together: expected a node of the plan, found 'scor'. Fix: score.": {"together": (("scor", "rollout"),)},
-    "place: pin: 'rollout' on '../gen', which is no name of a Worker.": {"pin": {"rollout": ("../gen",)}},
+    "place: pin: expected a node of the plan, found 'rolout'. Fix: rollout.": {
+        "pin": {"rolout": ("a",)}
+    },
+    "place: together: expected a node of the plan, found 'scor'. Fix: score.": {
+        "together": (("scor", "rollout"),)
+    },
+    "place: pin: 'rollout' on '../gen', which is no name of a Worker.": {
+        "pin": {"rollout": ("../gen",)}
+    },
     "place: pin: 'rollout' on a,a, one of them twice.": {"pin": {"rollout": ("a", "a")}},
     "place: pin: rollout on g has 2 replicas. Fix: rollout=g,g-1.": {
         "pin": {"rollout": ("g",)},
@@ -338,7 +380,9 @@ REFUSED: dict[str, dict[str, Any]] = {
         "replicas": {"train_policy": 2}
     },
     "place: replicas: rollout=0. Fix: rollout=1.": {"replicas": {"rollout": 0}},
-    "place: ranks: rollout=2, but only train nodes have ranks. Fix: replicas: rollout=2.": {"ranks": {"rollout": 2}},
+    "place: ranks: rollout=2, but only train nodes have ranks. Fix: replicas: rollout=2.": {
+        "ranks": {"rollout": 2}
+    },
     "place: ranks: train_policy=17, and a minibatch has 16 prompts (64 in 4). Fix: train_policy=16.": {
         "ranks": {"train_policy": 17}
     },
@@ -358,13 +402,19 @@ REFUSED: dict[str, dict[str, Any]] = {
         "tensor": {"train_policy": 2},
         "pin": {"train_policy": ("a", "b", "c")},
     },
-    "place: chunks: train_policy=2, but it is of batch scope. Fix: train_policy=1.": {"chunks": {"train_policy": 2}},
-    "chunks: rollout: 65 chunks of 64 prompts. Fix: chunks: rollout=64, or": {"chunks": {"rollout": 65}},
+    "place: chunks: train_policy=2, but it is of batch scope. Fix: train_policy=1.": {
+        "chunks": {"train_policy": 2}
+    },
+    "chunks: rollout: 65 chunks of 64 prompts. Fix: chunks: rollout=64, or": {
+        "chunks": {"rollout": 65}
+    },
     "place: together: rollout,score, but rollout is pinned to a and score to b. Fix: one pin, rollout=a.": {
         "together": (("rollout", "score"),),
         "pin": {"rollout": ("a",), "score": ("b",)},
     },
-    "place: together: score is in two groups.": {"together": (("rollout", "score"), ("score", "advantage"))},
+    "place: together: score is in two groups.": {
+        "together": (("rollout", "score"), ("score", "advantage"))
+    },
     "leases: mian,gen: expected a worker, found 'mian'. Fix: main.": {
         "leases": (("mian", "gen"),),
         "pin": {"rollout": ("gen",)},
@@ -392,13 +442,18 @@ def test_what_cannot_be_is_refused_with_the_nearest_fix(message: str) -> None:
 def test_one_process_is_in_one_world() -> None:
     graph = ppo("tiny", "train.parquet", exact)
     with pytest.raises(
-        PlanError, match="worlds: train_policy has ranks on main,main-1, train_critic on main,main-1,main-"
+        PlanError,
+        match="worlds: train_policy has ranks on main,main-1, train_critic on main,main-1,main-",
     ):
         placed(graph, ranks={"train_policy": 2, "train_critic": 3})
-    with pytest.raises(PlanError, match="worlds: train_policy has tensor 2, train_critic 1, on the same workers"):
+    with pytest.raises(
+        PlanError, match="worlds: train_policy has tensor 2, train_critic 1, on the same workers"
+    ):
         placed(graph, ranks={"train_critic": 2}, tensor={"train_policy": 2})
     both = placed(graph, tensor={"train_policy": 2, "train_critic": 2})
-    assert both.node("train_policy").workers == both.node("train_critic").workers == ("main", "main-1")
+    assert (
+        both.node("train_policy").workers == both.node("train_critic").workers == ("main", "main-1")
+    )
 
 
 def test_batch_scope_is_never_divided() -> None:
@@ -409,9 +464,13 @@ def test_batch_scope_is_never_divided() -> None:
 def test_workers_of_a_host_add_up_and_leased_ones_take_turns() -> None:
     room = 7 * 2**27
     asked: dict[str, Any] = {"workers": "apart", "memory": room}
-    with pytest.raises(PlanError, match=r"memory: prompts, rollout, .* together need .* or fewer workers"):
+    with pytest.raises(
+        PlanError, match=r"memory: prompts, rollout, .* together need .* or fewer workers"
+    ):
         placed(grpo_of(), **asked)
-    assert placed(grpo_of(), leases=(("rollout", "train_policy"),), **asked).leases == (("rollout", "train_policy"),)
+    assert placed(grpo_of(), leases=(("rollout", "train_policy"),), **asked).leases == (
+        ("rollout", "train_policy"),
+    )
 
 
 def test_replicas_and_ranks_do_a_part_each() -> None:
@@ -419,12 +478,20 @@ def test_replicas_and_ranks_do_a_part_each() -> None:
     rollout, part = one.node("rollout").estimate, many.node("rollout").estimate
     assert part.bytes["outbox"] * 4 == rollout.bytes["outbox"]
     assert rollout.seconds is not None
-    assert part.seconds == pytest.approx(rollout.seconds / 4, rel=0.8), "fewer rows at once reach less"
+    assert part.seconds == pytest.approx(rollout.seconds / 4, rel=0.8), (
+        "fewer rows at once reach less"
+    )
     assert part.seconds < rollout.seconds
     ranks = {"train_policy": 2}
-    replicated, sharded = (placed(grpo_of(), ranks=ranks, shard=shard).node("train_policy") for shard in (False, True))
+    replicated, sharded = (
+        placed(grpo_of(), ranks=ranks, shard=shard).node("train_policy") for shard in (False, True)
+    )
     whole = one.node("train_policy").estimate.bytes
-    assert replicated.estimate.bytes["optimizer"] == whole["optimizer"] == 2 * sharded.estimate.bytes["optimizer"]
+    assert (
+        replicated.estimate.bytes["optimizer"]
+        == whole["optimizer"]
+        == 2 * sharded.estimate.bytes["optimizer"]
+    )
 
 
 def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
@@ -432,8 +499,15 @@ def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
     plan = placed(grpo_of(), threads=1, ranks={"train_policy": 2}, tensor={"train_policy": 2})
     node = plan.node("train_policy")
     assert node.workers == ("main", "main-1", "main-2", "main-3")
-    assert (node.ranks, node.layout.data, node.layout.tensor, node.layout.partial) == (4, 2, 2, True)
-    assert plan.models[0].aliases == (), "a rank that has a part of the weights cannot generate with it"
+    assert (node.ranks, node.layout.data, node.layout.tensor, node.layout.partial) == (
+        4,
+        2,
+        2,
+        True,
+    )
+    assert plan.models[0].aliases == (), (
+        "a rank that has a part of the weights cannot generate with it"
+    )
     assert "2 x 2 ranks (data x tensor)" in explain(plan)
     shape = model_cost("tiny").shape
     assert shape is not None
@@ -443,20 +517,28 @@ def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
         "weights": split, "gradients": split, "optimizer": 2 * split,
     }  # fmt: skip
     assert parts["activations"] < all_["activations"]
-    pinned = placed(grpo_of(), tensor={"train_policy": 2}, pin={"train_policy": ("a", "b", "c", "d")})
+    pinned = placed(
+        grpo_of(), tensor={"train_policy": 2}, pin={"train_policy": ("a", "b", "c", "d")}
+    )
     assert pinned.node("train_policy").layout.data == 2
-    apart = placed(grpo_of(), threads=1, tensor={"train_policy": 2}, pin={"rollout": ("gen",)}).node("train_policy")
+    apart = placed(
+        grpo_of(), threads=1, tensor={"train_policy": 2}, pin={"rollout": ("gen",)}
+    ).node("train_policy")
     assert apart.estimate.bytes["snapshot"] == 2 * all_["weights"], "versions are published whole"
 
 
-# --- all of it ----------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
     name, count = st.sampled_from(names), st.integers(1, 3)
     counts = st.dictionaries(name, count, max_size=2)
-    pins = st.dictionaries(name, st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True).map(tuple))
-    groups = st.lists(st.lists(name, min_size=2, max_size=3, unique=True).map(tuple), max_size=1).map(tuple)
+    pins = st.dictionaries(
+        name, st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True).map(tuple)
+    )
+    groups = st.lists(
+        st.lists(name, min_size=2, max_size=3, unique=True).map(tuple), max_size=1
+    ).map(tuple)
     return st.fixed_dictionaries(
         {"workers": st.sampled_from(["one", "auto", "apart"])},
         optional={
@@ -492,7 +574,9 @@ def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:
         assert set(m.aliases) == {r for r in m.readers if m.writer and module(plan, r) == m.name}
     assert plan.recorder in plan.workers
     for worker in plan.workers:
-        mine = {n.layout.threads for n in plan.nodes if worker in n.workers and n.work in MODEL_WORK}
+        mine = {
+            n.layout.threads for n in plan.nodes if worker in n.workers and n.work in MODEL_WORK
+        }
         assert len(mine) <= 1, "all that a Worker computes has the same threads"
     if asked.get("inproc"):
         assert plan.workers == ("main",)

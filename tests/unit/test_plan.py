@@ -1,6 +1,7 @@
 """The planner's passes, one by one, and `explain` as golden texts.
 
-`UPDATE_GOLDEN=1 pytest tests/unit/test_plan.py` writes the golden texts anew; read the difference before keeping it.
+`UPDATE_GOLDEN=1 pytest tests/unit/test_plan.py` writes the golden texts anew; read the difference
+before keeping it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sampled(n: int = 8, *, max_lag: int = 0, temperature: float = 1.0) -> Port[Rollout]:
     source = prompts("train.parquet", batch=64)
-    return generate(policy, source, n=n, max_tokens=32, max_lag=max_lag, temperature=temperature, name="rollout")
+    return generate(
+        policy, source, n=n, max_tokens=32, max_lag=max_lag, temperature=temperature, name="rollout"
+    )
 
 
 def scored(rollout: Port[Rollout]) -> Port[Advantage]:
@@ -76,7 +79,7 @@ def fetched(plan: Plan, node: str, key: str) -> dict[str, tuple[str, ...]]:
     return {f.producer: f.columns for f in found.fetches}
 
 
-# --- prune --------------------------------------------------------------------------------------------------------
+# --- prune ----------------------------------------------------------------------------------------
 
 
 def test_a_reference_of_weight_0_is_left_out_and_reported() -> None:
@@ -93,7 +96,9 @@ def test_a_reference_of_weight_above_0_stays() -> None:
 
 def with_old(*, minibatches: int = 1, temperature: float | None = None) -> Plan:
     rollout = sampled(temperature=0.7)
-    loss = clipped_policy_loss(scored(rollout), old=logprobs(policy, rollout, temperature=temperature, name="old"))
+    loss = clipped_policy_loss(
+        scored(rollout), old=logprobs(policy, rollout, temperature=temperature, name="old")
+    )
     return planned(Graph("g", train(policy, rollout, loss=loss, lr=1e-3, minibatches=minibatches)))
 
 
@@ -117,11 +122,13 @@ def test_old_at_another_temperature_than_the_rows_is_no_current_logprob() -> Non
 def test_old_of_other_rows_is_no_current_logprob() -> None:
     rollout, other = sampled(n=2), shortened(sampled(n=2))
     loss = clipped_policy_loss(scored(rollout), old=logprobs(policy, other, name="old"))
-    graph = Graph("g", train(policy, rollout, loss=loss, lr=1e-3))  # the check refuses it: the pass sees for itself
+    graph = Graph(
+        "g", train(policy, rollout, loss=loss, lr=1e-3)
+    )  # the check refuses it: the pass sees for itself
     assert "old" in {n.name for n in prune(Draft(graph=graph, seed=0, cluster=CLUSTER)).graph.nodes}
 
 
-# --- resolve ------------------------------------------------------------------------------------------------------
+# --- resolve --------------------------------------------------------------------------------------
 
 
 def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:
@@ -149,16 +156,22 @@ def test_rows_of_two_generations_have_nobodys_temperature() -> None:
     sink = train(policy, both, loss=supervised_loss(), lr=1e-3)
     other = logprobs(Model("reference", "tiny"), alone)
     second = Model("second", "tiny", trainable=True)
-    loss = clipped_policy_loss(returns(alone, reward(brief, alone, name="s")), reference=other, beta=0.1)
+    loss = clipped_policy_loss(
+        returns(alone, reward(brief, alone, name="s")), reference=other, beta=0.1
+    )
     plan = planned(Graph("g", sink, train(second, alone, loss=loss, lr=1e-3)))
     assert plan.program is not None
     assert "max_tokens" not in plan.program.node("train_policy").params
-    assert plan.program.node("reference").params["temperature"] == 0.3, "of the one generation that wrote the tokens"
+    assert plan.program.node("reference").params["temperature"] == 0.3, (
+        "of the one generation that wrote the tokens"
+    )
 
 
 def test_the_temperature_is_found_behind_a_selection_and_not_on_another_line() -> None:
     rollout = sampled(temperature=0.7)
-    greedy = generate(policy, rollout_prompts(rollout), max_tokens=32, temperature=0.0, name="greedy")
+    greedy = generate(
+        policy, rollout_prompts(rollout), max_tokens=32, temperature=0.0, name="greedy"
+    )
     score = reward(exact, rollout, name="score")
     kept, kept_score = select(rollout, score, where=mixed_groups(score), refill=True)
     teacher = logprobs(Model("teacher", "tiny"), kept)
@@ -178,9 +191,16 @@ def rollout_prompts(rollout: Port[Rollout]) -> Port[Prompt]:
 def train_on_greedy(rows: Port[Rollout], reference: Port[Logprobs]) -> Node:
     second = Model("second", "tiny", trainable=True)
     advantage = whiten(
-        gae(rows, reward(exact, rows, name="greedy_score"), values(Model("v", "hub/critic", head="scalar"), rows)), rows
+        gae(
+            rows,
+            reward(exact, rows, name="greedy_score"),
+            values(Model("v", "hub/critic", head="scalar"), rows),
+        ),
+        rows,
     )
-    return train(second, rows, loss=clipped_policy_loss(advantage, reference=reference, beta=0.1), lr=1e-3)
+    return train(
+        second, rows, loss=clipped_policy_loss(advantage, reference=reference, beta=0.1), lr=1e-3
+    )
 
 
 def test_demonstrations_are_trained_at_temperature_1() -> None:
@@ -190,7 +210,7 @@ def test_demonstrations_are_trained_at_temperature_1() -> None:
     assert plan.program.node("train_policy").params["sampler_temperature"] == 0.0
 
 
-# --- shape --------------------------------------------------------------------------------------------------------
+# --- shape ----------------------------------------------------------------------------------------
 
 
 def test_rows_for_each_prompt_and_the_order_of_sinks() -> None:
@@ -215,7 +235,7 @@ def test_a_source_may_lag_as_much_as_the_strictest_reader_above_the_cut() -> Non
     assert plan.sources[0].max_lag == 3, "old reads at lag 0, but below the cut"
 
 
-# --- project ------------------------------------------------------------------------------------------------------
+# --- project --------------------------------------------------------------------------------------
 
 
 def test_only_columns_that_are_read_travel() -> None:
@@ -232,7 +252,10 @@ def test_training_rows_keep_what_the_sampler_recorded() -> None:
 
 def test_a_reward_function_gets_the_dataset_columns_that_it_asks_for() -> None:
     with_answer = fetched(planned(grpo("tiny", "train.parquet", exact)), "score", "rows")
-    assert with_answer == {"rollout": ("completion", "completion_ids"), "prompts": ("prompt", "answer")}
+    assert with_answer == {
+        "rollout": ("completion", "completion_ids"),
+        "prompts": ("prompt", "answer"),
+    }
     without = fetched(planned(grpo("tiny", "train.parquet", brief)), "score", "rows")
     assert without["prompts"] == ("prompt",)
 
@@ -262,13 +285,24 @@ def test_a_select_moves_no_rows() -> None:
 
 def test_a_loss_gets_the_columns_of_the_schema_that_it_declares() -> None:
     plan = planned(ppo("tiny", "train.parquet", exact))
-    assert fetched(plan, "train_policy", "clipped_policy_loss.advantage") == {"whiten": ("advantage",)}
-    assert set(fetched(plan, "train_critic", "value_loss.returns")["gae"]) == {"advantage", "returns"}
+    assert fetched(plan, "train_policy", "clipped_policy_loss.advantage") == {
+        "whiten": ("advantage",)
+    }
+    assert set(fetched(plan, "train_critic", "value_loss.returns")["gae"]) == {
+        "advantage",
+        "returns",
+    }
 
 
 def test_an_evaluation_gets_each_functions_own_reward() -> None:
     rollout = sampled()
-    held = generate(policy, prompts("test.parquet", name="held"), max_tokens=32, temperature=0.0, name="held_rollout")
+    held = generate(
+        policy,
+        prompts("test.parquet", name="held"),
+        max_tokens=32,
+        temperature=0.0,
+        name="held_rollout",
+    )
     score = reward([exact, brief], held, name="held_score")
     step = train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3)
     plan = planned(Graph("g", step, evaluate(policy, score, every=5)))
@@ -278,7 +312,9 @@ def test_an_evaluation_gets_each_functions_own_reward() -> None:
 
 def test_the_prompt_of_a_judge_is_the_one_that_the_judge_was_asked() -> None:
     rollout = sampled()
-    verdict = generate(Model("judge", "tiny"), ask(rollout), max_tokens=8, temperature=0.0, name="verdict")
+    verdict = generate(
+        Model("judge", "tiny"), ask(rollout), max_tokens=8, temperature=0.0, name="verdict"
+    )
     score = mean_over(reward(brief, verdict, name="score"), rollout)
     advantage = group_advantage(rollout, score, name="advantage")
     plan = planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)))
@@ -290,7 +326,9 @@ def test_a_prompt_behind_a_selection_is_taken_from_whoever_made_it() -> None:
     rollout = sampled()
     score = reward(exact, rollout, name="score")
     kept, question = select(rollout, ask(rollout), where=mixed_groups(score), refill=True)
-    verdict = generate(Model("judge", "tiny"), question, max_tokens=8, temperature=0.0, name="verdict")
+    verdict = generate(
+        Model("judge", "tiny"), question, max_tokens=8, temperature=0.0, name="verdict"
+    )
     judged = mean_over(reward(brief, verdict, name="judged"), kept)
     advantage = group_advantage(kept, judged, name="advantage")
     plan = planned(Graph("g", train(policy, kept, loss=clipped_policy_loss(advantage), lr=1e-3)))
@@ -304,15 +342,21 @@ def test_rewards_of_another_generation_of_the_same_width_are_not_shown(n: int) -
     asked = rollout.node.inputs["prompt"]
     other = generate(policy, asked, n=n, max_tokens=32, temperature=0.0, name="other")
     baseline = mean_over(reward([exact, brief], other, name="of_other"), asked)
-    advantage = baseline_advantage(rollout, reward(exact, rollout, name="score"), baseline, name="advantage")
-    plan = planned(Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3)))
+    advantage = baseline_advantage(
+        rollout, reward(exact, rollout, name="score"), baseline, name="advantage"
+    )
+    plan = planned(
+        Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+    )
     shown = {f.producer: f.columns for f in plan.recorded[0].fetches}
     assert shown["score"] == ("reward", "reward/*")
     assert not shown.keys() & {"of_other", "mean_over"}
 
 
 def test_an_evaluation_of_a_mean_has_no_parts_of_other_rows() -> None:
-    held = generate(policy, prompts("test.parquet", name="held"), max_tokens=32, name="held_rollout")
+    held = generate(
+        policy, prompts("test.parquet", name="held"), max_tokens=32, name="held_rollout"
+    )
     judged = generate(Model("judge", "tiny"), ask(held), max_tokens=8, name="judged")
     score = mean_over(reward(brief, judged, name="verdict"), held)
     step = train(policy, (rollout := sampled()), loss=clipped_policy_loss(scored(rollout)), lr=1e-3)
@@ -327,7 +371,9 @@ def test_what_is_reduced_has_the_rows_that_it_is_reduced_to(n: int, second: int)
     score = mean_over(reward(brief, later, name="score"), rollout, name="up")
     top = mean_over(score, rollout.node.inputs["prompt"], name="top")
     advantage = baseline_advantage(rollout, score, top)
-    plan = planned(Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3)))
+    plan = planned(
+        Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+    )
     up, highest = plan.node("up"), plan.node("top")
     assert (up.relation, up.inner, up.rows, highest.inner, highest.rows) == ("reduce", n, n, 1, 1)
     assert {i.name: (i.gate, i.ratio, i.fan_in) for i in up.inputs} == {
@@ -347,7 +393,7 @@ def test_what_is_recorded_is_returned() -> None:
         assert set(names) <= set(plan.node(producer).returns)
 
 
-# --- choose_kernels -----------------------------------------------------------------------------------------------
+# --- choose_kernels -------------------------------------------------------------------------------
 
 
 def with_kernels(**kernels: str) -> Graph:
@@ -361,28 +407,45 @@ def with_kernels(**kernels: str) -> Graph:
 
 
 def test_a_kernel_that_is_not_installed_is_passed_over_and_reported() -> None:
-    plan = planned(with_kernels(far="no_such_package.generate:Far", near="operators.kernels.no_such_module:Near"))
+    plan = planned(
+        with_kernels(
+            far="no_such_package.generate:Far", near="operators.kernels.no_such_module:Near"
+        )
+    )
     assert plan.node("rollout").kernel == "operators.kernels.torch.generate:TorchGenerate"
     assert "rollout: kernel no_such_package.generate:Far is not installed here" in plan.notes
-    assert "rollout: kernel operators.kernels.no_such_module:Near is not installed here" in plan.notes
+    assert (
+        "rollout: kernel operators.kernels.no_such_module:Near is not installed here" in plan.notes
+    )
 
 
 def test_an_operator_without_a_kernel_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"rollout: operator 'generate' has no kernel here .*no_such_package"):
+    with pytest.raises(
+        PlanError, match=r"rollout: operator 'generate' has no kernel here .*no_such_package"
+    ):
         planned(with_kernels(torch="no_such_package.generate:Far"))
 
 
-# --- estimate -----------------------------------------------------------------------------------------------------
+# --- estimate -------------------------------------------------------------------------------------
 
 
 def test_the_outbox_holds_all_admitted_prompts() -> None:
-    synchronous, lagging = (planned(grpo("tiny", "train.parquet", exact, max_lag=lag)) for lag in (0, 2))
-    assert lagging.node("rollout").estimate.bytes["outbox"] == 3 * synchronous.node("rollout").estimate.bytes["outbox"]
+    synchronous, lagging = (
+        planned(grpo("tiny", "train.parquet", exact, max_lag=lag)) for lag in (0, 2)
+    )
+    assert (
+        lagging.node("rollout").estimate.bytes["outbox"]
+        == 3 * synchronous.node("rollout").estimate.bytes["outbox"]
+    )
 
 
 def test_training_holds_gradients_and_the_optimizer() -> None:
     parts = planned(grpo("tiny", "train.parquet", exact)).node("train_policy").estimate.bytes
-    assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (4 * 452_480, 4 * 452_480, 8 * 452_480)
+    assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (
+        4 * 452_480,
+        4 * 452_480,
+        8 * 452_480,
+    )
 
 
 def test_bytes_of_an_edge_and_those_that_stay_are_all_that_the_producer_offers() -> None:
@@ -396,26 +459,43 @@ def test_bytes_of_an_edge_and_those_that_stay_are_all_that_the_producer_offers()
 def test_users_functions_have_no_predicted_time() -> None:
     plan = planned(grpo("tiny", "train.parquet", exact))
     assert plan.node("score").estimate.seconds is None
-    assert (plan.node("train_policy").estimate.seconds or 0) > (plan.node("advantage").estimate.seconds or 0) > 0
+    assert (
+        (plan.node("train_policy").estimate.seconds or 0)
+        > (plan.node("advantage").estimate.seconds or 0)
+        > 0
+    )
 
 
 def test_a_model_that_is_not_here_is_unknown_and_said_so() -> None:
     plan = planned(grpo("some/hub-name", "train.parquet", exact))
     assert plan.models[0].parameters is None
-    assert "policy: parameters, memory and seconds unknown: base is not a local directory" in plan.notes
+    assert (
+        "policy: parameters, memory and seconds unknown: base is not a local directory"
+        in plan.notes
+    )
     assert plan.node("train_policy").estimate.seconds is None
     assert "unknown: base is not a local directory" in explain(plan)
 
 
 def test_a_longer_prompt_bound_replaces_the_assumption() -> None:
-    bounded = generate(policy, prompts("train.parquet", batch=64), max_tokens=32, max_prompt_tokens=40, name="rollout")
-    advantage = gae(bounded, reward(exact, bounded), values(Model("v", "hub/critic", head="scalar"), bounded))
-    plan = planned(Graph("g", train(policy, bounded, loss=policy_gradient_loss(advantage), lr=1e-3)))
+    bounded = generate(
+        policy,
+        prompts("train.parquet", batch=64),
+        max_tokens=32,
+        max_prompt_tokens=40,
+        name="rollout",
+    )
+    advantage = gae(
+        bounded, reward(exact, bounded), values(Model("v", "hub/critic", head="scalar"), bounded)
+    )
+    plan = planned(
+        Graph("g", train(policy, bounded, loss=policy_gradient_loss(advantage), lr=1e-3))
+    )
     assert not [note for note in plan.notes if "assumed" in note]
     assert next(e.bytes for e in plan.edges if e.consumer == "rollout") == 64 * (8 + 4 * 40)
 
 
-# --- verify -------------------------------------------------------------------------------------------------------
+# --- verify ---------------------------------------------------------------------------------------
 
 
 def draft_of(plan: Plan, cluster: Cluster = CLUSTER) -> Draft:
@@ -438,13 +518,21 @@ def test_a_right_plan_passes_unchanged() -> None:
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_parts_and_a_fix() -> None:
-    with pytest.raises(PlanError, match=r"^memory: main needs [\d.]+ GiB, this host has 0\.1 GiB: .*kv_cache .* Fix: "):
+    with pytest.raises(
+        PlanError,
+        match=r"^memory: main needs [\d.]+ GiB, this host has 0\.1 GiB: .*kv_cache .* Fix: ",
+    ):
         planned(grpo("tiny", "train.parquet", exact), Cluster(cores=2, memory=2**26))
 
 
 def test_on_a_gpu_rows_wait_in_host_memory() -> None:
     graph = grpo("tiny", "train.parquet", exact)
-    assert planned(graph, Cluster(cores=2, memory=2**26, gpus=(2**31,))).node("rollout").estimate.seconds is None
+    assert (
+        planned(graph, Cluster(cores=2, memory=2**26, gpus=(2**31,)))
+        .node("rollout")
+        .estimate.seconds
+        is None
+    )
     with pytest.raises(PlanError, match="the GPU has"):
         planned(graph, Cluster(cores=2, memory=2**35, gpus=(2**26,)))
     with pytest.raises(PlanError, match=r"rows of .* wait"):
@@ -465,14 +553,14 @@ BROKEN: dict[str, Callable[[PlannedNode], PlannedNode]] = {
     "producers: advantage.rollout expects rows of a node upstream, 'rolout' is no node. Fix: rollout": lambda n: (
         first_input(n, fetches=(Fetch(producer="rolout", columns=("completion_mask",)),))
     ),
-    "producers: advantage.rollout expects rows of a node upstream, 'train_policy' runs after it": lambda n: first_input(
-        n, gate="train_policy"
+    "producers: advantage.rollout expects rows of a node upstream, 'train_policy' runs after it": (
+        lambda n: first_input(n, gate="train_policy")
     ),
     "producers: advantage.rollout: 'rollout' does not return finished": lambda n: first_input(
         n, fetches=(Fetch(producer="rollout", columns=("finished",)),)
     ),
-    "ratios: advantage.rollout: 8 rows a prompt, and 2 for each of the 8 of 'rollout'": lambda n: first_input(
-        n, ratio=2
+    "ratios: advantage.rollout: 8 rows a prompt, and 2 for each of the 8 of 'rollout'": lambda n: (
+        first_input(n, ratio=2)
     ),
     "workers: advantage: 1 replicas on []": lambda n: replace(n, workers=()),
 }
@@ -489,7 +577,9 @@ def test_a_broken_plan_is_refused_by_the_name_of_the_check(message: str) -> None
 def test_minibatches_that_split_groups_are_refused() -> None:
     draft = draft_of(planned(grpo("tiny", "train.parquet", exact, batch=64, minibatches=4)))
     sources = (replace(draft.sources[0], batch=62),)
-    with pytest.raises(PlanError, match=r"groups: train_policy: 62 prompts in 4 minibatches .* Fix: minibatches=2"):
+    with pytest.raises(
+        PlanError, match=r"groups: train_policy: 62 prompts in 4 minibatches .* Fix: minibatches=2"
+    ):
         verify(replace(draft, sources=sources))
 
 
@@ -509,7 +599,7 @@ def test_a_constant_divisor_needs_a_longest_completion() -> None:
         planned(constant)
 
 
-# --- all right graphs ---------------------------------------------------------------------------------------------
+# --- all right graphs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
@@ -523,10 +613,12 @@ def test_every_right_graph_has_a_plan_that_can_be_shown(make: Callable[[], Graph
 
 
 def test_the_same_graph_has_the_same_plan() -> None:
-    assert planned(ppo("tiny", "train.parquet", exact)) == planned(ppo("tiny", "train.parquet", exact))
+    assert planned(ppo("tiny", "train.parquet", exact)) == planned(
+        ppo("tiny", "train.parquet", exact)
+    )
 
 
-# --- explain ------------------------------------------------------------------------------------------------------
+# --- explain --------------------------------------------------------------------------------------
 
 PLANS: dict[str, Callable[[], Plan]] = {
     "grpo": lambda: planned(grpo("tiny", "train.parquet", exact, beta=0.04, minibatches=4)),
@@ -555,7 +647,11 @@ def test_golden(name: str) -> None:
 
 def test_what_was_measured_stands_beside_what_was_predicted() -> None:
     plan = planned(grpo("tiny", "train.parquet", exact))
-    line = next(t for t in explain(plan, measured={"rollout": 1.25}).splitlines() if t.startswith("  rollout"))
+    line = next(
+        t
+        for t in explain(plan, measured={"rollout": 1.25}).splitlines()
+        if t.startswith("  rollout")
+    )
     assert line.endswith("1.2 s")
     assert "measured" not in explain(plan)
 
@@ -571,6 +667,8 @@ def test_a_long_name_has_a_line_of_its_own() -> None:
     rollout = sampled()
     name = "advantage_of_each_row_within_its_group_of_eight" * 2
     advantage = group_advantage(rollout, reward(exact, rollout), name=name)
-    text = explain(planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))))
+    text = explain(
+        planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)))
+    )
     assert f"  {name}" in text.splitlines()
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -1,4 +1,6 @@
-"""The log-prob probe: what kernels say, when two sides mean the same, and what is said where they do not."""
+"""The log-prob probe: what kernels say, when two sides mean the same, and what is said where they
+do not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,16 @@ from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.runtime.delivery import Delivery
 from engine.runtime.probes import Probes
 from engine.runtime.timing import Timing
-from engine.weights.probe import LENGTH, ROWS, TOLERANCES, Ends, Tolerance, compare, probe_rows, tolerance_of
+from engine.weights.probe import (
+    LENGTH,
+    ROWS,
+    TOLERANCES,
+    Ends,
+    Tolerance,
+    compare,
+    probe_rows,
+    tolerance_of,
+)
 from operators import losses
 from operators.kernels.torch.forward import TorchLogprobs, TorchValues
 from operators.kernels.torch.generate import TorchGenerate
@@ -43,11 +54,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def opened(kernel: Any, param: str, base: str, *, head: Any = "lm", **params: Any) -> Any:
     model = Model("m", base, head=head, trainable=True)
-    kernel.open(KernelNode(name="n", operator="o", models={param: model}, params=params), Layout(), FakeSession())
+    kernel.open(
+        KernelNode(name="n", operator="o", models={param: model}, params=params),
+        Layout(),
+        FakeSession(),
+    )
     return kernel
 
 
-# --- rows and numbers ---------------------------------------------------------------------------------------------
+# --- rows and numbers -----------------------------------------------------------------------------
 
 
 def test_the_rows_are_the_same_everywhere_and_others_with_another_seed() -> None:
@@ -78,9 +93,19 @@ def test_all_kernels_of_a_model_say_the_log_probs_of_transformers(base: str) -> 
 
 
 def test_a_scalar_head_says_its_values(base: str) -> None:
-    train = opened(TorchTrain(), "model", base, head="scalar", loss=Loss((term(losses.VALUE, clip=None),)), lr=0.1)
+    train = opened(
+        TorchTrain(),
+        "model",
+        base,
+        head="scalar",
+        loss=Loss((term(losses.VALUE, clip=None),)),
+        lr=0.1,
+    )
     reader = opened(TorchValues(), "model", base, head="scalar")
-    given = [Piece(p.name, torch.ones_like(p.data) if "score" in p.name else p.data) for p in pieces(train._module)]
+    given = [
+        Piece(p.name, torch.ones_like(p.data) if "score" in p.name else p.data)
+        for p in pieces(train._module)
+    ]
     load_pieces(train._module, given)
     rows = probe_rows(0, train.vocabulary)
     assert np.ptp(train.probe(rows)) > 0
@@ -90,8 +115,12 @@ def test_a_scalar_head_says_its_values(base: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(base: str, dtype: Any) -> None:
-    """Other shapes of the same products (row by row), against one layer norm that is not what it should be."""
+def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(
+    base: str, dtype: Any
+) -> None:
+    """Other shapes of the same products (row by row), against one layer norm that is not what it
+    should be.
+    """
     module = load_model(Model("m", base)).to(getattr(torch, dtype))
     rows = probe_rows(1, vocabulary_of(module))
     packed = probed(module, rows, head="lm")
@@ -104,16 +133,27 @@ def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(base: 
 
 
 def split_probe(rank: int, port: int, base: str) -> tuple[float, bool, int]:
-    """Of two ranks that split their weights: how far from one rank's, whether the same again, pieces given between."""
+    """Of two ranks that split their weights: how far from one rank's, whether the same again,
+    pieces given between.
+    """
     train = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
     rows = probe_rows(0, train.vocabulary)
     group = world(rank, 2, client(port), timeout=20)
     try:
-        node = KernelNode(name="n", operator="o", models={"model": Model("m", base)}, params={"loss": PG, "lr": 0.1})
+        node = KernelNode(
+            name="n",
+            operator="o",
+            models={"model": Model("m", base)},
+            params={"loss": PG, "lr": 0.1},
+        )
         split = TorchTrain()
         split.open(node, Layout(data=2, shard=True), FakeSession(rank=rank, world=2, group=group))
         first, given = split.probe(rows), len(list(split.pieces()))
-        return float(np.abs(first - train.probe(rows)).max()), np.array_equal(first, split.probe(rows)), given
+        return (
+            float(np.abs(first - train.probe(rows)).max()),
+            np.array_equal(first, split.probe(rows)),
+            given,
+        )
     finally:
         leave()
 
@@ -131,7 +171,7 @@ def test_split_weights_are_probed_by_all_their_ranks(base: str) -> None:
     assert other == (off, True, 0)
 
 
-# --- the comparison -----------------------------------------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------------------
 
 
 def numbers() -> np.ndarray:
@@ -152,7 +192,10 @@ def test_the_worst_token_both_nodes_and_the_version_are_named() -> None:
 def test_a_small_shift_of_everything_is_found_by_the_mean() -> None:
     with pytest.raises(RunError, match="in the mean"):
         compare(numbers(), numbers() + 5e-5, probe_rows(0, 50), TOLERANCES["float32"], ENDS)
-    assert compare(numbers(), numbers() + 1e-6, probe_rows(0, 50), TOLERANCES["float32"], ENDS)[1] < 2e-6
+    assert (
+        compare(numbers(), numbers() + 1e-6, probe_rows(0, 50), TOLERANCES["float32"], ENDS)[1]
+        < 2e-6
+    )
 
 
 def test_what_is_not_finite_must_be_so_on_both_sides() -> None:
@@ -174,14 +217,22 @@ def test_the_coarsest_dtype_gives_the_tolerance() -> None:
     assert tolerance_of(["int64"]) == tolerance_of([]) == TOLERANCES["float32"]
 
 
-# --- on its way ---------------------------------------------------------------------------------------------------
+# --- on its way -----------------------------------------------------------------------------------
 
 
 def delivery(writer: Any, reader: Any) -> Delivery:
     """Both ends in one channel, as if they were two Workers'."""
     use = ModelUse(param="policy", model="m", access="read", trained=True, module="copy")
     nodes = tuple(
-        PlannedNode(name=n, operator="o", work="decode", scope="row", region="stream", relation="same", models=(use,))
+        PlannedNode(
+            name=n,
+            operator="o",
+            work="decode",
+            scope="row",
+            region="stream",
+            relation="same",
+            models=(use,),
+        )
         for n in ("train", "rollout")
     )
     plan = Plan(graph="g", digest="", seed=5, nodes=nodes, sources=())
@@ -199,7 +250,9 @@ def publish(ends: Delivery) -> list[Event]:
     return [said, *ends.bring(message), *ends.settle()]
 
 
-def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(base: str, tmp_path: Path) -> None:
+def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(
+    base: str, tmp_path: Path
+) -> None:
     writer = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
     other = save_tiny(tmp_path / "other", seed=9)
     reader = opened(TorchGenerate(), "policy", other, max_tokens=4)
@@ -211,8 +264,11 @@ def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(bas
         probes = Probes(5)
         for one in order:
             probes.hear(one)
-    # The same names and shapes, and another meaning: an attention that turns positions with another base.
-    odd = opened(TorchGenerate(), "policy", save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4)
+    # The same names and shapes, and another meaning: an attention that turns positions with another
+    # base.
+    odd = opened(
+        TorchGenerate(), "policy", save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4
+    )
     told = [one for one in publish(delivery(writer, odd)) if isinstance(one, Probed)]
     for order in (told, told[::-1]):
         probes = Probes(5)
@@ -233,5 +289,11 @@ def said_of(version: int, says: np.ndarray, *, reads: bool) -> Probed:
     node = "rollout" if reads else "train_policy"
     dtypes = () if reads else ("float32",)
     return Probed(
-        node=node, model="m", version=version, reads=reads, numbers=says.tobytes(), vocabulary=50, dtypes=dtypes
+        node=node,
+        model="m",
+        version=version,
+        reads=reads,
+        numbers=says.tobytes(),
+        vocabulary=50,
+        dtypes=dtypes,
     )

@@ -1,4 +1,6 @@
-"""What a run is made of: which changes of parameters, data, models and source files count, and which do not."""
+"""What a run is made of: which changes of parameters, data, models and source files count, and
+which do not.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def made(here: Path, *, model: str = "model", data: str = "rows.jsonl", **parameters: object) -> Graph:
+def made(
+    here: Path, *, model: str = "model", data: str = "rows.jsonl", **parameters: object
+) -> Graph:
     given: dict[str, Any] = {"n": 2, "batch": 1, "beta": 0.04} | parameters
     return grpo(str(here / model), str(here / data), module("my_rewards").same, **given)
 
@@ -78,7 +82,9 @@ def test_data_counts_by_its_content(here: Path) -> None:
 
 
 def test_a_model_counts_by_its_files(here: Path) -> None:
-    found = changed(here, lambda: (here / "model" / "model.safetensors").write_bytes(bytes(99) + b"x"))
+    found = changed(
+        here, lambda: (here / "model" / "model.safetensors").write_bytes(bytes(99) + b"x")
+    )
     assert found == [
         f"model policy: base ({here}/model): its content is another",
         f"model reference: base ({here}/model): its content is another",
@@ -100,7 +106,9 @@ def test_paths_lines_comments_and_dates_do_not_count(here: Path) -> None:
         (here / "elsewhere").mkdir()
         (here / "model").rename(here / "elsewhere" / "other")
         (here / "rows.jsonl").rename(here / "elsewhere" / "moved.jsonl")
-        (here / "my_rewards.py").write_text("# what is compared\n\n\n" + REWARD.replace("):", "):  # both", 1))
+        (here / "my_rewards.py").write_text(
+            "# what is compared\n\n\n" + REWARD.replace("):", "):  # both", 1)
+        )
         os.utime(here / "elsewhere" / "moved.jsonl", (1, 1))
 
     before = provenance(made(here))
@@ -116,7 +124,12 @@ def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None
     with open(path, "wb") as file:
         file.truncate(size)
     found = {model_digest(str(tmp_path))}
-    for place in (5, 1 << 20, size // 2 - size // 2 % 65_536, size - 3):  # header, first piece, one between, the end
+    for place in (
+        5,
+        1 << 20,
+        size // 2 - size // 2 % 65_536,
+        size - 3,
+    ):  # header, first piece, one between, the end
         with open(path, "r+b") as file:
             file.seek(place)
             file.write(b"x" * 8 * 65_536 if place == size // 2 - size // 2 % 65_536 else b"x")
@@ -127,7 +140,9 @@ def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None
 
 
 CODE = st.lists(
-    st.sampled_from(["x = 1", "def f():", "    return '''a", "b'''", "", "  ", "y = '#no'", "# c", "z = f'{x}'"])
+    st.sampled_from(
+        ["x = 1", "def f():", "    return '''a", "b'''", "", "  ", "y = '#no'", "# c", "z = f'{x}'"]
+    )
 )
 
 
@@ -150,7 +165,7 @@ def test_blank_lines_and_hashes_within_texts_count() -> None:
     assert code_digest("if a:\n    b") != code_digest("if a:\n        b")
 
 
-# --- what a resume makes of it ------------------------------------------------------------------------------------
+# --- what a resume makes of it --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -162,7 +177,9 @@ def run(here: Path) -> Iterator[RunFolder]:
         yield folder
 
 
-def store_at(folder: RunFolder, step: int, record: Record | None, graph: str = "g") -> CheckpointStore:
+def store_at(
+    folder: RunFolder, step: int, record: Record | None, graph: str = "g"
+) -> CheckpointStore:
     store = CheckpointStore(folder.checkpoints)
     cut = Cut(step=step, seed=0, graph=graph, record=record)
     store.write(step, lambda directory: (directory / "cut.json").write_bytes(cut.to_json()), {})
@@ -174,7 +191,9 @@ def steps(folder: RunFolder, *found: int) -> None:
 
 
 def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Record:
-    found = beginning(folder, CheckpointStore(folder.checkpoints), provenance(graph), "g", accept=accept)
+    found = beginning(
+        folder, CheckpointStore(folder.checkpoints), provenance(graph), "g", accept=accept
+    )
     return found.record
 
 
@@ -183,8 +202,9 @@ def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> Non
     (here / "my_helpers.py").write_text(HELPERS.replace("==", "!="))
     with pytest.raises(CheckpointError) as refused:
         begin(run, made(here, lr=1e-3))
-    assert str(refused.value) == (
-        f"{run.path}: expected what the run had up to step 2, found that 2 things are another:\n"
+    assert (
+        str(refused.value)
+        == f"{run.path}: expected what the run had up to step 2, found that 2 things are another:\n"
         "  node train_policy: lr: 1e-06 -> 0.001\n"
         "  source file: my_helpers (my_helpers.py): its content is another\n"
         "Fix: undo that; or --accept-changes, which records that it holds from step 3 on."
@@ -213,16 +233,23 @@ def test_what_was_accepted_is_recorded_and_not_asked_again(here: Path, run: RunF
 def test_a_gap_in_the_metrics_is_refused(here: Path, run: RunFolder) -> None:
     store_at(run, 9, Record(made_of=provenance(made(here))))
     steps(run, 1, 3, 4, 8, 9)
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: steps: steps 1 to 9 -> all but 2, 5-7"):
+    with pytest.raises(
+        CheckpointError, match=r"metrics\.jsonl: steps: steps 1 to 9 -> all but 2, 5-7"
+    ):
         begin(run, made(here))
     begin(run, made(here), accept=True)
 
 
-def test_a_run_without_a_checkpoint_begins_anew_and_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with RunFolder.create("new", here / "runs") as folder:
         found = beginning(folder, CheckpointStore(folder.checkpoints), provenance(made(here)), "g")
         assert found.checkpoint is None
-        assert "no checkpoint was written before the run ended. It begins anew" in capsys.readouterr().err
+        assert (
+            "no checkpoint was written before the run ended. It begins anew"
+            in capsys.readouterr().err
+        )
         steps(folder, 1, 2)
         beginning(folder, CheckpointStore(folder.checkpoints), provenance(made(here)), "g")
         assert "its metrics came to step 2, which nothing is left of" in capsys.readouterr().err

@@ -36,8 +36,12 @@ BLOCKS = 3
 
 
 def ranks(world: int = 2, tensor: int = 1) -> Ranks:
-    """`learn` on so many ranks, of which each `tensor` have the same rows, reads `rollout`; `lone` has one."""
-    rows = PlannedInput(name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),))
+    """`learn` on so many ranks, of which each `tensor` have the same rows, reads `rollout`; `lone`
+    has one.
+    """
+    rows = PlannedInput(
+        name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),)
+    )
     fields: dict[str, Any] = {
         "operator": "train",
         "work": "train",
@@ -47,28 +51,51 @@ def ranks(world: int = 2, tensor: int = 1) -> Ranks:
     }
     workers = tuple(f"t{rank}" for rank in range(world))
     learn = PlannedNode(
-        name="learn", inputs=(rows,), workers=workers, layout=Layout(data=world // tensor, tensor=tensor), **fields
+        name="learn",
+        inputs=(rows,),
+        workers=workers,
+        layout=Layout(data=world // tensor, tensor=tensor),
+        **fields,
     )
     lone = PlannedNode(name="lone", inputs=(rows,), workers=("t0",), **fields)
-    models = (PlannedModel(name="m", base="b", writer="learn"), PlannedModel(name="n", base="b", writer="lone"))
+    models = (
+        PlannedModel(name="m", base="b", writer="learn"),
+        PlannedModel(name="n", base="b", writer="lone"),
+    )
     return Ranks(Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models))
 
 
-def assignment(lengths: list[int], n: int = 1, sequence: int = 0, node: str = "learn") -> tuple[TrainStep, list[Ref]]:
-    """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks."""
+def assignment(
+    lengths: list[int], n: int = 1, sequence: int = 0, node: str = "learn"
+) -> tuple[TrainStep, list[Ref]]:
+    """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks.
+    """
     keys = Keys.of(range(len(lengths) // n)).expand(n)
     block = np.arange(len(keys), dtype=np.int32) % BLOCKS
     row = (np.arange(len(keys)) // BLOCKS).astype(np.int32)
     held = [np.flatnonzero(block == b) for b in range(BLOCKS) if (block == b).any()]
     refs = [
-        Ref(worker="gen", block=10 + b, keys=keys.take(rows), lengths=np.array(lengths)[rows], version=rows * 0)
+        Ref(
+            worker="gen",
+            block=10 + b,
+            keys=keys.take(rows),
+            lengths=np.array(lengths)[rows],
+            version=rows * 0,
+        )
         for b, rows in enumerate(held)
     ]
     gather = Gather(
-        producer="rollout", columns=("x",), refs=tuple((r.worker, r.block) for r in refs), block=block, row=row
+        producer="rollout",
+        columns=("x",),
+        refs=tuple((r.worker, r.block) for r in refs),
+        block=block,
+        row=row,
     )
     inputs = {"rows": (gather,)}
-    return TrainStep(sequence=sequence, node=node, worker="t0", step=1, keys=keys, inputs=inputs), refs
+    return (
+        TrainStep(sequence=sequence, node=node, worker="t0", step=1, keys=keys, inputs=inputs),
+        refs,
+    )
 
 
 def told(it: Ranks, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
@@ -81,7 +108,9 @@ def told(it: Ranks, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
 
 
 def found(ref_of: dict[tuple[str, int], Ref], gather: Gather) -> list[tuple[int, int, int]]:
-    return [ref_of[gather.refs[b]].keys.rows()[r] for b, r in zip(gather.block, gather.row, strict=True)]
+    return [
+        ref_of[gather.refs[b]].keys.rows()[r] for b, r in zip(gather.block, gather.row, strict=True)
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,7 +119,9 @@ def found(ref_of: dict[tuple[str, int], Ref], gather: Gather) -> list[tuple[int,
     n=st.integers(1, 3),
     world=st.integers(2, 4),
 )
-def test_each_row_is_with_one_rank_prompts_whole_tokens_even(lengths: list[int], n: int, world: int) -> None:
+def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
+    lengths: list[int], n: int, world: int
+) -> None:
     message, refs = assignment([length for length in lengths for _ in range(n)], n)
     shares = told(ranks(world), message, refs)
     ref_of = {(r.worker, r.block): r for r in refs}
@@ -101,7 +132,11 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(lengths: list[int],
     for each in shares:
         assert each.mine is not None
         assert (np.diff(each.mine) > 0).all()
-        assert (each.sequence, each.step, each.keys) == (message.sequence, message.step, message.keys)
+        assert (each.sequence, each.step, each.keys) == (
+            message.sequence,
+            message.step,
+            message.keys,
+        )
         [gather] = each.inputs["rows"]
         assert found(ref_of, gather) == message.keys.take(each.mine).rows()
         assert sorted(set(gather.block.tolist())) == list(range(len(gather.refs)))
@@ -112,8 +147,14 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(lengths: list[int],
 
 
 @settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(0, 300), min_size=1, max_size=12), data=st.integers(1, 3), tensor=st.integers(2, 3))
-def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(lengths: list[int], data: int, tensor: int) -> None:
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=12),
+    data=st.integers(1, 3),
+    tensor=st.integers(2, 3),
+)
+def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(
+    lengths: list[int], data: int, tensor: int
+) -> None:
     message, refs = assignment(lengths)
     by_share = told(ranks(data), *assignment(lengths)) if data > 1 else [message]
     shares = told(ranks(data * tensor, tensor), message, refs)
@@ -123,7 +164,9 @@ def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(lengths: list
         wanted = by_share[share]
         assert each.giver == f"t{share * tensor}"
         assert each.mine is not None
-        assert each.mine.tolist() == (list(range(len(lengths))) if wanted.mine is None else wanted.mine.tolist())
+        assert each.mine.tolist() == (
+            list(range(len(lengths))) if wanted.mine is None else wanted.mine.tolist()
+        )
         assert each.inputs.keys() == wanted.inputs.keys()
         (given,) = each.inputs["rows"] if part == 0 else (None,)
         assert part == 0 or each.inputs["rows"] == ()
@@ -149,7 +192,9 @@ def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> No
         [Release(worker="gen", blocks=left)] if left else []
     )
     _, free = it.heard(Prepared(node="learn", worker="t0", sequence=1))
-    assert free == [Release(worker="gen", blocks=(block,)) for block in awaited], "t1 and t3 fetch nothing"
+    assert free == [Release(worker="gen", blocks=(block,)) for block in awaited], (
+        "t1 and t3 fetch nothing"
+    )
 
 
 def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end() -> None:
@@ -186,7 +231,9 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
-def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answered(last: str) -> None:
+def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answered(
+    last: str,
+) -> None:
     it = ranks(3)
     shares = told(it, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs
@@ -194,14 +241,19 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
     assert it.heard(gone) == ([gone], [])
     assert it.heard(Prepared(node="learn", worker="t1", sequence=0)) == ([], [])
     others = tuple(block for block in (10, 11, 12) if block != mine[1])
-    assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == [Release(worker="gen", blocks=others)]
+    assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == [
+        Release(worker="gen", blocks=others)
+    ]
     told(it, *assignment([5, 5, 5], sequence=1))
     kinds: dict[str, Event] = {
         "prepared": Prepared(node="learn", worker="t2", sequence=0),
         "unfetched": Unfetched(node="learn", worker="t2", peer="gen2", sequence=0),
     }
     assert it.heard(kinds[last]) == ([], [])  # the same blocks are read once more
-    answers = [it.heard(Prepared(node="learn", worker=worker, sequence=1))[1] for worker in ("t0", "t1", "t2")]
+    answers = [
+        it.heard(Prepared(node="learn", worker=worker, sequence=1))[1]
+        for worker in ("t0", "t1", "t2")
+    ]
     assert answers[:2] == [[], []]
     assert answers[2][0] == Release(worker="gen", blocks=(mine[1],))
 

@@ -1,4 +1,6 @@
-"""What is lost with a Worker: incarnations, moved blocks, lineage, further attempts, weights brought anew."""
+"""What is lost with a Worker: incarnations, moved blocks, lineage, further attempts, weights
+brought anew.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,31 @@ from engine.coordinator.messages import (
     WorkerOpened,
 )
 from engine.coordinator.recovery import DEATHS, Recovery
-from engine.plan.plan import Fetch, ModelUse, Plan, PlannedInput, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import (
+    Fetch,
+    ModelUse,
+    Plan,
+    PlannedInput,
+    PlannedModel,
+    PlannedNode,
+    PlannedSource,
+)
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.faults import Faults
 from engine.simulate.incarnation import Incarnation
 from engine.simulate.workers import Simulation
 
-# --- the fence ------------------------------------------------------------------------------------------------------
+# --- the fence ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), count=st.integers(0, 12))
-def test_whatever_the_order_and_however_often_each_comes_once_and_in_order(data: st.DataObject, count: int) -> None:
-    sent = data.draw(st.permutations([n for n in range(count) for _ in range(data.draw(st.integers(1, 3)))]))
+def test_whatever_the_order_and_however_often_each_comes_once_and_in_order(
+    data: st.DataObject, count: int
+) -> None:
+    sent = data.draw(
+        st.permutations([n for n in range(count) for _ in range(data.draw(st.integers(1, 3)))])
+    )
     fence: Fence[int] = Fence(4)
     assert [m for n in sent for m in fence.take(4, n, n)] == list(range(count))
     assert fence.missing is None
@@ -67,7 +81,7 @@ def test_a_zombie_is_not_heard() -> None:
     assert fence.take(1, 1, "next") == ["next"]
 
 
-# --- incarnations ---------------------------------------------------------------------------------------------------
+# --- incarnations ---------------------------------------------------------------------------------
 
 
 def lost(worker: str, epoch: int = 0, error: str = "killed") -> WorkerLost:
@@ -97,10 +111,12 @@ def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_to
     assert f"The first time: death {DEATHS - 1}" in it.hopeless("w")
 
 
-# --- blocks that moved ----------------------------------------------------------------------------------------------
+# --- blocks that moved ----------------------------------------------------------------------------
 
 
-def ref(keys: Keys, block: int = 1, version: int = NO_VERSION, worker: str = "w", content: int = 0) -> Ref:
+def ref(
+    keys: Keys, block: int = 1, version: int = NO_VERSION, worker: str = "w", content: int = 0
+) -> Ref:
     rows = len(keys)
     return Ref(
         worker=worker,
@@ -156,7 +172,7 @@ def test_lost_blocks_are_not_released() -> None:
     assert len(blocks) == 0
 
 
-# --- a run by hand --------------------------------------------------------------------------------------------------
+# --- a run by hand --------------------------------------------------------------------------------
 
 POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
 
@@ -164,8 +180,16 @@ POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
 def node(
     name: str, *gates: str, worker: str, relation: str = "same", work: str = "host", **more: object
 ) -> PlannedNode:
-    inputs = tuple(PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=("x",)),)) for g in gates)
-    fields = {"operator": name, "scope": "row", "region": "stream", "source": "prompts", "workers": (worker,)} | more
+    inputs = tuple(
+        PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=("x",)),)) for g in gates
+    )
+    fields = {
+        "operator": name,
+        "scope": "row",
+        "region": "stream",
+        "source": "prompts",
+        "workers": (worker,),
+    } | more
     return PlannedNode(name=name, work=work, relation=relation, inputs=inputs, **fields)
 
 
@@ -178,7 +202,14 @@ def plan(max_lag: int = 0) -> Plan:
         seed=0,
         nodes=(
             node("prompts", worker="data", relation="source", work="source"),
-            node("rollout", "prompts", worker="gen", work="decode", models=(POLICY,), chunking=chunking),
+            node(
+                "rollout",
+                "prompts",
+                worker="gen",
+                work="decode",
+                models=(POLICY,),
+                chunking=chunking,
+            ),
             node("score", "rollout", worker="judge", chunking=chunking),
             node(
                 "learn",
@@ -208,7 +239,9 @@ class ByHand:
 
     def opened(self) -> None:
         (offer,) = self.new(Offer)
-        self.hear(Offered(model="policy", version=0, worker="train", block=self.block(), digest="d"))
+        self.hear(
+            Offered(model="policy", version=0, worker="train", block=self.block(), digest="d")
+        )
         assert offer.worker == "train"
         assert [p.worker for p in self.new(Publish)] == ["gen"]
         self.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
@@ -244,7 +277,9 @@ class ByHand:
         self.hear(WorkerOpened(worker=worker, epoch=epoch))
 
 
-def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_weights_are_there() -> None:
+def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_weights_are_there() -> (
+    None
+):
     it = ByHand(plan())
     it.run(it.chunk("prompts"))
     first = it.chunk("rollout")
@@ -255,7 +290,12 @@ def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_wei
     assert it.new(RunChunk) == []
     it.hear(Offered(model="policy", version=0, worker="train", block=77, digest="d"))
     (publish,) = it.new(Publish)
-    assert (publish.worker, publish.source, publish.block, publish.digest) == ("gen", "train", 77, "d")
+    assert (publish.worker, publish.source, publish.block, publish.digest) == (
+        "gen",
+        "train",
+        77,
+        "d",
+    )
     it.new(Release)
     it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
     again = it.chunk("rollout")
@@ -398,7 +438,10 @@ def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
     it.admit([0, 1], [0, 0], 0)
     keys = Keys.of([0, 1])
     for number, name in enumerate(("prompts", "rollout", "score")):
-        it.produced(name, ref(keys, block=number, version=0 if name == "rollout" else NO_VERSION, worker=name))
+        it.produced(
+            name,
+            ref(keys, block=number, version=0 if name == "rollout" else NO_VERSION, worker=name),
+        )
         it.pump()
     assert it.count[FINISHED] == 2
     slots, ready = it.lose(it.blocks.lose("score"), trained={"rollout"})
@@ -412,7 +455,7 @@ def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
     assert it.again(slots) == [(0, 1), (1, 1)]
 
 
-# --- in the simulator -----------------------------------------------------------------------------------------------
+# --- in the simulator -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
@@ -436,7 +479,9 @@ def test_a_worker_that_dies_again_and_again_fails_the_run(max_lag: int) -> None:
 def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_have(
     times: list[float], stops: list[tuple[float, float]]
 ) -> None:
-    world = Simulation(plan(1), Settings(steps=1), rows={"prompts": 1}, timing=Timing(), outcomes=Outcomes())
+    world = Simulation(
+        plan(1), Settings(steps=1), rows={"prompts": 1}, timing=Timing(), outcomes=Outcomes()
+    )
     it, done = Incarnation(world, "rollout", 0), list[tuple[float, int]]()
     for when, seconds in stops:
         world.clock.after(when, partial(it.stop, seconds))
@@ -453,7 +498,12 @@ def test_a_run_with_faults_repeats_exactly() -> None:
     def story() -> list[str]:
         faults = Faults(seed=3, deaths=4, rate=0.3, stateful=0.0)
         run = Simulation(
-            plan(1), Settings(steps=4), rows={"prompts": 50}, timing=Timing(), outcomes=Outcomes(), faults=faults
+            plan(1),
+            Settings(steps=4),
+            rows={"prompts": 50},
+            timing=Timing(),
+            outcomes=Outcomes(),
+            faults=faults,
         )
         run.begin()
         assert run.run() == Finish(reason="all steps are done")

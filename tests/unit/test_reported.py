@@ -12,8 +12,15 @@ def said(chunk: int, worker: str, value: float) -> Reported:
 
 def test_what_a_run_reports_counts_when_it_ends() -> None:
     runs = RunReports()
-    assert [*runs.hear(said(1, "a", 0.5)), *runs.hear(said(2, "b", 0.1)), *runs.hear(said(1, "a", 0.7))] == []
-    assert runs.hear(ChunkDone(chunk=1, node="score")) == [("reward/mean", 0.5, 4.0), ("reward/mean", 0.7, 4.0)]
+    assert [
+        *runs.hear(said(1, "a", 0.5)),
+        *runs.hear(said(2, "b", 0.1)),
+        *runs.hear(said(1, "a", 0.7)),
+    ] == []
+    assert runs.hear(ChunkDone(chunk=1, node="score")) == [
+        ("reward/mean", 0.5, 4.0),
+        ("reward/mean", 0.7, 4.0),
+    ]
     assert runs.hear(ChunkDone(chunk=1, node="score")) == []
     assert runs.rest() == [("reward/mean", 0.1, 4.0)]
     assert runs.rest() == []
@@ -25,5 +32,7 @@ def test_what_a_lost_worker_had_under_way_counts_for_nothing() -> None:
         runs.hear(said(chunk, worker, float(chunk)))
     ended = [*runs.hear(ChunkDone(chunk=3, node="score"))]
     runs.hear(WorkerLost(worker="a", epoch=0, error="killed"))
-    assert ended == [("reward/mean", 3.0, 4.0)], "its rows are made again, and their run reports nothing"
+    assert ended == [("reward/mean", 3.0, 4.0)], (
+        "its rows are made again, and their run reports nothing"
+    )
     assert runs.rest() == [("reward/mean", 2.0, 4.0)]

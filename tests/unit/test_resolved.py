@@ -1,4 +1,6 @@
-"""What the plan fills in for training: temperatures, divisors, and the columns that the sampler's cut adds."""
+"""What the plan fills in for training: temperatures, divisors, and the columns that the sampler's
+cut adds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from dataflow.snapshot import from_json, to_json
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, entropy_loss, policy_gradient_loss, supervised_loss
+from operators.losses import (
+    clipped_policy_loss,
+    entropy_loss,
+    policy_gradient_loss,
+    supervised_loss,
+)
 from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import train
@@ -33,15 +40,20 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sampled(**how: Any) -> Port[Rollout]:
-    return generate(policy, prompts("train.parquet", batch=64), n=8, max_tokens=32, name="rollout", **how)
+    return generate(
+        policy, prompts("train.parquet", batch=64), n=8, max_tokens=32, name="rollout", **how
+    )
 
 
 def scored(rollout: Port[Rollout]) -> Port[Advantage]:
     return group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
 
 
-def trained_at(loss: Loss, *, sampled_at: float, temperature: float | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of a train node on the rows `sampled`, and what is noted of its temperature."""
+def trained_at(
+    loss: Loss, *, sampled_at: float, temperature: float | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of a train node on the rows `sampled`, and what is noted of its temperature.
+    """
     rollout = sampled(temperature=sampled_at)
     best = select(rollout, where=best_of(reward(exact, rollout, name="score")))
     plan = planned(Graph("g", train(policy, best, loss=loss, temperature=temperature, lr=1e-3)))
@@ -53,10 +65,14 @@ def trained_at(loss: Loss, *, sampled_at: float, temperature: float | None = Non
 @pytest.mark.parametrize(
     "loss", [supervised_loss(), supervised_loss() + 0.01 * entropy_loss(), 2.0 * supervised_loss()]
 )
-def test_the_best_of_several_are_imitated_at_temperature_1_however_they_were_sampled(loss: Loss) -> None:
+def test_the_best_of_several_are_imitated_at_temperature_1_however_they_were_sampled(
+    loss: Loss,
+) -> None:
     params, notes = trained_at(loss, sampled_at=0.3)
     assert (params["temperature"], params["sampler_temperature"]) == (1.0, 0.3)
-    assert notes == ["train_policy: temperature 1.0, as its rows are only imitated; rollout sampled at 0.3"]
+    assert notes == [
+        "train_policy: temperature 1.0, as its rows are only imitated; rollout sampled at 0.3"
+    ]
 
 
 def test_a_stated_temperature_of_training_is_taken_and_shown() -> None:
@@ -78,7 +94,9 @@ def pull(now: Now) -> Terms:
     return Terms(-now.logprobs)
 
 
-def test_a_users_loss_is_at_the_temperature_of_the_rollout_unless_it_says_that_it_imitates() -> None:
+def test_a_users_loss_is_at_the_temperature_of_the_rollout_unless_it_says_that_it_imitates() -> (
+    None
+):
     assert trained_at(imitation(), sampled_at=0.3)[0]["temperature"] == 1.0
     assert trained_at(pull(), sampled_at=0.3)[0]["temperature"] == 0.3
 
@@ -95,15 +113,21 @@ def test_a_constant_divisor_counts_the_rows_of_a_step_before_any_selection() -> 
     assert trained_at(supervised_loss(), sampled_at=1.0)[0]["step_rows"] == 64 * 8
 
 
-def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_and_nowhere_else() -> None:
+def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_and_nowhere_else() -> (
+    None
+):
     greedy = {"top_p": 0.9, "temperature": 0.0}
     for cut, there in (({"top_p": 0.9}, True), ({"top_k": 5}, True), ({}, False), (greedy, False)):
         rollout = sampled(**cut)
         assert rollout.schema is (TruncatedRollout if there else Rollout)
-        plan = planned(Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3)))
+        plan = planned(
+            Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3))
+        )
         assert ("sampler_mass" in plan.node("rollout").returns) is there
         rows = next(i for i in plan.node("train_policy").inputs if i.name == "rows")
-        assert ("sampler_mass" in next(f.columns for f in rows.fetches if f.producer == "rollout")) is there
+        assert (
+            "sampler_mass" in next(f.columns for f in rows.fetches if f.producer == "rollout")
+        ) is there
 
 
 def test_a_graph_that_cuts_is_the_same_graph_when_it_is_read_again() -> None:

@@ -1,4 +1,6 @@
-"""What a function on columns returned: rows go where their keys say, and groups are kept as was declared."""
+"""What a function on columns returned: rows go where their keys say, and groups are kept as was
+declared.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def rewards(of: Keys) -> Batch:
 def called(function: Callable[..., Any], given: Batch, keeps: str | None = None) -> Batch:
     """What the kernel of user operators makes of a function's answer."""
     kernel, session = ColumnFunction(), None
-    node = KernelNode(name="mine", operator="mine", function=function, schemas={"score": Reward}, keeps=keeps)
+    node = KernelNode(
+        name="mine", operator="mine", function=function, schemas={"score": Reward}, keeps=keeps
+    )
     kernel.open(node, Layout(), session)  # type: ignore[arg-type]
     (made,) = kernel.run(Chunk(id=1, step=0, keys=given.keys, inputs={"score": given}))
     return made
@@ -69,7 +73,8 @@ def test_rows_in_their_order_are_not_copied() -> None:
 )
 def test_rows_that_are_not_those_that_were_given_are_refused(rows: list[int], found: str) -> None:
     with pytest.raises(
-        KernelError, match=rf"mine: operator 'mine' failed .*{found}.* Fix: Columns.make\(\.\.\., like="
+        KernelError,
+        match=rf"mine: operator 'mine' failed .*{found}.* Fix: Columns.make\(\.\.\., like=",
     ):
         called(lambda score: Columns(score.batch.take(np.array(rows)), Reward), rewards(keys()))
 
@@ -78,17 +83,26 @@ def test_a_row_of_another_attempt_is_none_that_was_given() -> None:
     of = keys()
     again = Keys(of.position, of.sample, of.attempt + 1)
     with pytest.raises(
-        KernelError, match=r"found a row \(position, sample, attempt\) \(7, 0, 1\), which it was not given"
+        KernelError,
+        match=r"found a row \(position, sample, attempt\) \(7, 0, 1\), which it was not given",
     ):
         called(lambda score: Columns(rewards(again), Reward), rewards(of))
 
 
 @pytest.mark.parametrize("positions", [[0, 1, 2], [5, 6, 7]])
 def test_rows_without_keys_are_refused_whatever_they_look_like(positions: list[int]) -> None:
-    with pytest.raises(KernelError, match=r"nothing says which rows those are that it returned\. Fix: "):
-        called(lambda score: Columns.make(Reward, reward=score["reward"] + 1), rewards(Keys.of(positions)))
+    with pytest.raises(
+        KernelError, match=r"nothing says which rows those are that it returned\. Fix: "
+    ):
+        called(
+            lambda score: Columns.make(Reward, reward=score["reward"] + 1),
+            rewards(Keys.of(positions)),
+        )
     with pytest.raises(KernelError, match="nothing says which rows"):
-        called(lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3), rewards(Keys.of(positions)))
+        called(
+            lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3),
+            rewards(Keys.of(positions)),
+        )
 
 
 def kept(keep: list[int], sign: list[int] | None = None) -> Batch:
@@ -103,7 +117,8 @@ def test_whole_groups_may_be_kept(keep: list[int]) -> None:
 
 def test_part_of_a_group_is_refused_where_whole_ones_were_declared() -> None:
     with pytest.raises(
-        DataError, match=r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0"
+        DataError,
+        match=r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0",
     ):
         refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), "groups")
     refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), "rows")
@@ -112,7 +127,10 @@ def test_part_of_a_group_is_refused_where_whole_ones_were_declared() -> None:
 
 def test_a_pair_is_two_rows_or_none() -> None:
     refuse_broken_promise(kept([1, 0, 1, 0, 0, 0], [1, 0, -1, 1, 1, 1]), "pairs")
-    with pytest.raises(DataError, match=r"two rows kept of each group, or none, found 3 of the 3 rows .* position 8"):
+    with pytest.raises(
+        DataError,
+        match=r"two rows kept of each group, or none, found 3 of the 3 rows .* position 8",
+    ):
         refuse_broken_promise(kept([1, 0, 1, 1, 1, 1], [1, 0, -1, 1, -1, 1]), "pairs")
     with pytest.raises(DataError, match=r"found 1 of the 3 rows .* position 7"):
         refuse_broken_promise(kept([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]), "pairs")
@@ -120,7 +138,9 @@ def test_a_pair_is_two_rows_or_none() -> None:
 
 @pytest.mark.parametrize("signs", [[1, 1], [-1, -1], [0, 1], [2, -1]])
 def test_a_pair_has_one_chosen_and_one_rejected_row(signs: list[int]) -> None:
-    with pytest.raises(DataError, match=rf"found {signs[0]}, {signs[1]} in the group at position 8"):
+    with pytest.raises(
+        DataError, match=rf"found {signs[0]}, {signs[1]} in the group at position 8"
+    ):
         refuse_broken_promise(kept([1, 1, 0, 1, 0, 1], [1, -1, 0, signs[0], 9, signs[1]]), "pairs")
 
 
@@ -131,7 +151,8 @@ def test_the_node_that_breaks_its_promise_is_named() -> None:
     declared = operator(scope="group")(greedy).operator
     assert declared.keeps == "pairs", "what a Preference means"
     with pytest.raises(
-        KernelError, match=r"mine: operator 'mine' failed .* found 3 of the 3 rows of the group at position 7"
+        KernelError,
+        match=r"mine: operator 'mine' failed .* found 3 of the 3 rows of the group at position 7",
     ):
         called(greedy, rewards(keys()), declared.keeps)
 

@@ -1,4 +1,6 @@
-"""Reward functions as declared: what they want, their names, verl's adapter, the scorers of tasks; and one call."""
+"""Reward functions as declared: what they want, their names, verl's adapter, the scorers of tasks;
+and one call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ import pytest
 from dataflow.errors import GraphError
 from operators import tasks
 from operators.kernels.scoring_child import CONVERSATIONAL, Scorer
-from operators.rewards import RewardFn, reward_columns, reward_name, reward_names, verl_reward, wants
+from operators.rewards import (
+    RewardFn,
+    reward_columns,
+    reward_name,
+    reward_names,
+    verl_reward,
+    wants,
+)
 
 
 def trl_reward(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
@@ -24,7 +33,11 @@ def trl_reward(completions: list[str], answer: list[str], **kwargs: Any) -> list
 
 
 def strict(
-    prompts: list[str], completions: list[str], solution: list[str], log_metric: Any, hint: Any = None
+    prompts: list[str],
+    completions: list[str],
+    solution: list[str],
+    log_metric: Any,
+    hint: Any = None,
 ) -> list[float]:
     log_metric("shown", len(prompts))
     return [float(s in c) for c, s in zip(completions, solution, strict=True)]
@@ -66,7 +79,10 @@ def test_a_function_whose_name_cannot_be_a_metrics_is_refused(name: Any) -> None
 
     named = Named()
     named.__name__ = name  # type: ignore[attr-defined]
-    with pytest.raises(GraphError, match="reward 'Named': expected a name of 1 to 100 characters that can be printed"):
+    with pytest.raises(
+        GraphError,
+        match="reward 'Named': expected a name of 1 to 100 characters that can be printed",
+    ):
         wants(named)
 
 
@@ -91,7 +107,9 @@ def test_one_call_gets_exactly_what_the_signature_takes() -> None:
         return [0.0, 1.0]
 
     ids = pa.array([[1, 2], [3]], type=pa.large_list(pa.int32()))
-    batch = records(prompt=["p", "q"], completion=["a", "b"], completion_ids=ids, answer=["x", None])
+    batch = records(
+        prompt=["p", "q"], completion=["a", "b"], completion_ids=ids, answer=["x", None]
+    )
     assert Scorer(spy).score(batch).values == [0.0, 1.0]
     assert seen == {
         "prompts": ["p", "q"],
@@ -123,16 +141,23 @@ def test_conversational_prompts_make_message_list_completions() -> None:
         ((x for x in (0.0, 1.0)), "type", "returned generator"),
     ],
 )
-def test_what_is_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: str) -> None:
+def test_what_is_not_one_finite_number_a_row_is_a_fault(
+    returned: Any, kind: str, text: str
+) -> None:
     outcome = Scorer(lambda completions: returned).score(records(completion=["a", "b"]))
     assert outcome.fault is not None
     assert outcome.fault.kind == kind
     assert text in outcome.fault.text
 
 
-@pytest.mark.parametrize("returned", [(True, 0), np.array([1.0, 0.0], np.float32), [np.float32(1), np.int64(0)]])
+@pytest.mark.parametrize(
+    "returned", [(True, 0), np.array([1.0, 0.0], np.float32), [np.float32(1), np.int64(0)]]
+)
 def test_numbers_of_other_kinds_are_taken(returned: Any) -> None:
-    assert Scorer(lambda completions: returned).score(records(completion=["a", "b"])).values == [1.0, 0.0]
+    assert Scorer(lambda completions: returned).score(records(completion=["a", "b"])).values == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_a_raised_error_shows_the_users_frames_only() -> None:
@@ -156,25 +181,34 @@ def test_async_functions_are_awaited_on_one_loop() -> None:
     scorer.close()
 
 
-def verl_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+def verl_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+) -> Any:
     score = float(solution_str == ground_truth)
     return {"score": score, "acc": score, "pred": solution_str} if data_source == "math" else score
 
 
-async def verl_score_async(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+async def verl_score_async(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+) -> float:
     return float(solution_str == ground_truth and extra_info["index"] == 1)
 
 
 VERL = {
     "completion": ["4", "5"],
     "data_source": ["math", "other"],
-    "reward_model": [{"style": "rule", "ground_truth": "4"}, {"style": "rule", "ground_truth": "4"}],
+    "reward_model": [
+        {"style": "rule", "ground_truth": "4"},
+        {"style": "rule", "ground_truth": "4"},
+    ],
     "extra_info": [{"split": "train", "index": 1}, {"split": "train", "index": 2}],
 }
 
 
 @pytest.mark.parametrize("compute, metrics", [(verl_score, [("acc", 1.0)]), (verl_score_async, [])])
-def test_verl_functions_run_through_the_adapter(compute: Callable[..., Any], metrics: list[Any]) -> None:
+def test_verl_functions_run_through_the_adapter(
+    compute: Callable[..., Any], metrics: list[Any]
+) -> None:
     fn = verl_reward(compute)
     outcome = Scorer(fn).score(records(**VERL))
     assert (outcome.fault, outcome.values, outcome.metrics) == (None, [1.0, 0.0], metrics)

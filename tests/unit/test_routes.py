@@ -1,4 +1,6 @@
-"""By which route weights go, on which GPU a Worker computes: the plan's choice, what it refuses, what explain says."""
+"""By which route weights go, on which GPU a Worker computes: the plan's choice, what it refuses,
+what explain says.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def graph() -> Graph:
     """A policy that is generated with, and a slow copy of it that a node of its own reads."""
     policy = Model("policy", "tiny", trainable=True)
-    rollout = generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout")
+    rollout = generate(
+        policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout"
+    )
     advantage = group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
     target = Model("target", "tiny", follows=policy, every=2)
     loss = clipped_policy_loss(advantage, reference=logprobs(target, rollout, name="ref"), beta=0.1)
@@ -99,12 +103,20 @@ def test_explain_says_the_route_and_where_copies_are() -> None:
 
 
 def test_what_collectives_cannot_do_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"routes: .*'policy' between train and gen, which take turns.* Fix: weights=p"):
+    with pytest.raises(
+        PlanError,
+        match=r"routes: .*'policy' between train and gen, which take turns.* Fix: weights=p",
+    ):
         planned(pin=APART, leases=(("gen", "train"),), weights="collective")
-    there = tuple(Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("ab"))
+    there = tuple(
+        Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("ab")
+    )
     far = {"rollout": "gen@b", "train_policy": "train"}
     assert routes(planned(hosts=there, pin=far)) == PULL
-    with pytest.raises(PlanError, match=r"from train on a and gen on b, and collectives stay on one host. Fix: weight"):
+    with pytest.raises(
+        PlanError,
+        match=r"from train on a and gen on b, and collectives stay on one host. Fix: weight",
+    ):
         planned(hosts=there, pin=far, weights="collective")
 
 
@@ -113,7 +125,10 @@ def test_memory_is_that_of_each_gpu() -> None:
     cluster = Cluster(cores=8, memory=2**36, gpus=(GPU, most // 2, GPU))
     with pytest.raises(PlanError, match="GPU 1 has"):
         make_plan(
-            check(graph(), headers), seed=0, placing=placing(RunOptions(pin={"train_policy": "train"})), cluster=cluster
+            check(graph(), headers),
+            seed=0,
+            placing=placing(RunOptions(pin={"train_policy": "train"})),
+            cluster=cluster,
         )
 
 
@@ -131,7 +146,9 @@ def test_a_worker_sees_its_own_gpu(
     assert environment(1, device)["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_what_the_user_has_set_stays_in_a_workers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_stays_in_a_workers_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     assert "non_temporal_threshold" in environment(3)["GLIBC_TUNABLES"]

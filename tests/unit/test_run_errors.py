@@ -1,4 +1,6 @@
-"""What fails while it runs is named as the check names it: file, line, node; the user's own traceback comes with it."""
+"""What fails while it runs is named as the check names it: file, line, node; the user's own
+traceback comes with it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ HERE = Path(__file__).name
 def line_of(text: str) -> int:
     """The one line of this file that holds this text."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    (found,) = [number for number, line in enumerate(lines, 1) if text in line and "line_of(" not in line]
+    (found,) = [
+        number for number, line in enumerate(lines, 1) if text in line and "line_of(" not in line
+    ]
     return found
 
 
@@ -84,7 +88,9 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
         api.peek(ending(port), port.node.name, rows=2)
     message = str(caught.value)
     line = line_of(f"# line of {port.node.name}")
-    assert message.startswith(f"{HERE}:{line} {port.node.name}: operator {port.node.name!r} failed on"), message
+    assert message.startswith(
+        f"{HERE}:{line} {port.node.name}: operator {port.node.name!r} failed on"
+    ), message
     assert said in message
     if said == "ZeroDivisionError":
         assert f'{HERE}", line {line_of("1 // 0")}, in divided' in message
@@ -95,7 +101,10 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
 
 def left(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
     """What an error of a kernel is once it has left the node."""
-    timing = Timing("main", lambda name: Origin(file="graphs/grpo.py", line=14) if origin and name == node else None)
+    timing = Timing(
+        "main",
+        lambda name: Origin(file="graphs/grpo.py", line=14) if origin and name == node else None,
+    )
     with pytest.raises(Exception) as caught, timing.during(node, "chunk 3, 2 rows"):
         raise error
     return caught.value
@@ -120,7 +129,9 @@ def test_errors_of_ours_get_the_line_and_stay_what_they_are(said: str, shown: st
 def test_errors_of_others_become_ours_with_their_traceback() -> None:
     made = left(ValueError("odd"))
     assert isinstance(made, KernelError)
-    assert str(made).startswith("grpo.py:14 score: chunk 3, 2 rows: raised ValueError: odd. Fix: see the traceback.\n")
+    assert str(made).startswith(
+        "grpo.py:14 score: chunk 3, 2 rows: raised ValueError: odd. Fix: see the traceback.\n"
+    )
     assert "in left" in str(made)
     assert isinstance(made.__cause__, ValueError)
 
@@ -128,7 +139,9 @@ def test_errors_of_others_become_ours_with_their_traceback() -> None:
 def test_data_that_does_not_fit_and_nodes_without_a_line() -> None:
     assert str(left(DataError("row 3 is odd"))) == "grpo.py:14 score: chunk 3, 2 rows: row 3 is odd"
     assert str(left(KernelError("score: bad"), origin=False)) == "score: bad"
-    assert str(left(DataError("row 3 is odd"), origin=False)) == "score: chunk 3, 2 rows: row 3 is odd"
+    assert (
+        str(left(DataError("row 3 is odd"), origin=False)) == "score: chunk 3, 2 rows: row 3 is odd"
+    )
 
 
 def test_a_lost_peer_is_still_known_as_one() -> None:
@@ -162,7 +175,9 @@ def test_a_loss_that_returns_a_tensor_is_refused_by_name(base: str) -> None:
         return now.logprobs.mean()
 
     said = failed(base, mean)
-    assert said.startswith("train_policy: step 4: loss 'mine' failed: expected it to return Terms, found Tensor. Fix: ")
+    assert said.startswith(
+        "train_policy: step 4: loss 'mine' failed: expected it to return Terms, found Tensor. Fix: "
+    )
 
 
 def test_terms_that_hold_no_tensor_and_metrics_that_are_no_pairs_are_refused(base: str) -> None:
@@ -178,7 +193,10 @@ def test_a_loss_that_reads_a_column_that_is_not_there_is_told_which_are(base: st
 
     said = failed(base, misread)
     line = line_of('Terms(advantage["advantages"])')
-    assert f"{HERE}:{line}: expected a column of the port, found 'advantages'; there are: advantage. Fix: " in said
+    assert (
+        f"{HERE}:{line}: expected a column of the port, found 'advantages'; there are: advantage."
+        " Fix: " in said
+    )
 
 
 def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
@@ -186,7 +204,9 @@ def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
         return Terms(torch.zeros(3) + torch.zeros(4))
 
     said = failed(base, broken)
-    assert said.startswith("train_policy: step 4: loss 'mine' failed: it raised RuntimeError: The size of tensor a (3)")
+    assert said.startswith(
+        "train_policy: step 4: loss 'mine' failed: it raised RuntimeError: The size of tensor a (3)"
+    )
     assert f'{HERE}", line {line_of("torch.zeros(3)")}, in broken' in said
 
 

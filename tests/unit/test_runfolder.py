@@ -33,7 +33,9 @@ def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
     assert versions["python"].startswith("3.")
     assert set(versions["git"]) == {"commit", "changed"}
     assert sys.executable in (run.path / "command.txt").read_text()
-    assert all(folder.is_dir() for folder in (run.samples, run.trace, run.checkpoints, run.log("w").parent))
+    assert all(
+        folder.is_dir() for folder in (run.samples, run.trace, run.checkpoints, run.log("w").parent)
+    )
     run.write_text("plan.txt", "a plan")
     assert (run.path / "plan.txt").read_text() == "a plan"
     assert run.log("decode/0").name == "decode_0.log"
@@ -43,7 +45,9 @@ def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
 
 def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
     RunFolder.create("a", tmp_path).close()
-    with pytest.raises(RunError, match=r"found .*Fix: resume that run, choose another name, or pass overwrite=True"):
+    with pytest.raises(
+        RunError, match=r"found .*Fix: resume that run, choose another name, or pass overwrite=True"
+    ):
         RunFolder.create("a", tmp_path)
     (tmp_path / "a" / "metrics.jsonl").write_text("old")
     (tmp_path / "a" / "checkpoints" / "step_3").mkdir()
@@ -55,7 +59,9 @@ def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_that_was_killed_at_its_first_record_leaves_nothing_in_the_way(tmp_path: Path, overwrite: bool) -> None:
+def test_a_run_that_was_killed_at_its_first_record_leaves_nothing_in_the_way(
+    tmp_path: Path, overwrite: bool
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".versions.json.tmp").write_text("{")
     with RunFolder.create("a", tmp_path, overwrite=overwrite) as run:
@@ -75,7 +81,9 @@ def test_the_first_records_of_a_folder_that_is_a_link_stay(tmp_path: Path) -> No
 def test_overwrite_never_deletes_what_is_not_a_runs(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / content).write_text("years of work")
-    with pytest.raises(RunError, match=f"overwrite=True deletes only what a run made, found {content}"):
+    with pytest.raises(
+        RunError, match=f"overwrite=True deletes only what a run made, found {content}"
+    ):
         RunFolder.create("mine", tmp_path, overwrite=True)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == [content]
 
@@ -140,7 +148,9 @@ sys.stdin.read()
 def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
     RunFolder.create("a", tmp_path).close()
     command = [sys.executable, "-c", _HOLDER, str(tmp_path / "a"), kind]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
@@ -149,7 +159,9 @@ def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
         finally:
             holder.send_signal(signal.SIGKILL)
             holder.wait(timeout=30)
-        RunFolder.open_existing(tmp_path / "a").close()  # while the child, if there is one, still waits for its input
+        RunFolder.open_existing(
+            tmp_path / "a"
+        ).close()  # while the child, if there is one, still waits for its input
 
 
 @pytest.fixture
@@ -193,7 +205,9 @@ def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(
     else:
         path.symlink_to(victim / ("inside" if "." not in name else "notes.txt"))
     message = (
-        "expected the folder of an earlier run" if name == "versions.json" else f"the run folder's own, found {kind}"
+        "expected the folder of an earlier run"
+        if name == "versions.json"
+        else f"the run folder's own, found {kind}"
     )
     with pytest.raises(RunError, match=message):
         RunFolder.open_existing(tmp_path / "a")
@@ -209,7 +223,9 @@ def _go_on(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [LOCK, "metrics.jsonl", "trace/run_0.json", "logs/main.log"])
-def test_what_is_cut_or_appended_to_has_no_second_name(tmp_path: Path, victim: Path, made: Path, name: str) -> None:
+def test_what_is_cut_or_appended_to_has_no_second_name(
+    tmp_path: Path, victim: Path, made: Path, name: str
+) -> None:
     shutil.copytree(made, tmp_path / "a")
     (tmp_path / "a" / LOCK).unlink()
     os.link(victim / "notes.txt", tmp_path / "a" / name)

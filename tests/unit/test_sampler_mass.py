@@ -1,4 +1,6 @@
-"""The mass that top-k and top-p kept: of every token, through interruptions, and what the columns say of themselves."""
+"""The mass that top-k and top-p kept: of every token, through interruptions, and what the columns
+say of themselves.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def opened(base: str, slots: int = 8, **params: Any) -> TorchGenerate:
     kernel = TorchGenerate()
     given = {"n": 3, "max_tokens": 20, "temperature": 0.9, "stop": ("a", "X", "7")} | params
-    node = KernelNode(name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given)
+    node = KernelNode(
+        name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given
+    )
     kernel.open(node, Layout(slots=slots), FakeSession())
     return kernel
 
 
 def masses(base: str, rows: Batch, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Log of what top-k, then top-p, keep of each token's distribution, by a full forward of transformers."""
+    """Log of what top-k, then top-p, keep of each token's distribution, by a full forward of
+    transformers.
+    """
     found: list[float] = []
     with torch.no_grad():
         logits = torch.cat(padded_logits(plain(base), rows))
@@ -59,7 +65,9 @@ def test_each_token_has_the_mass_of_the_cut_that_it_was_drawn_behind(
     rows = Batch.concat(first + list(running))
     versions = rows.ragged("version")
     assert any(len(set(versions[i])) == 2 for i in range(len(rows))), "no row was interrupted"
-    expected = [masses(base, rows, 0.9, cut.get("top_k", 0), cut.get("top_p", 1.0)) for base in bases]
+    expected = [
+        masses(base, rows, 0.9, cut.get("top_k", 0), cut.get("top_p", 1.0)) for base in bases
+    ]
     mass = rows.ragged("sampler_mass")
     np.testing.assert_array_equal(mass.offsets, versions.offsets)
     np.testing.assert_allclose(mass.values, np.where(versions.values == 0, *expected), atol=1e-4)
@@ -72,7 +80,9 @@ def test_nothing_is_recorded_or_paid_for_where_nothing_is_cut(bases: tuple[str, 
         assert "sampler_mass" not in rows.names
 
 
-def test_the_cut_changes_neither_tokens_nor_logprobs_of_a_sampler_that_cuts_nothing(bases: tuple[str, str]) -> None:
+def test_the_cut_changes_neither_tokens_nor_logprobs_of_a_sampler_that_cuts_nothing(
+    bases: tuple[str, str],
+) -> None:
     (whole,) = list(opened(bases[0], slots=64).run(prompt_chunk(PROMPTS[:2])))
     (cut,) = list(opened(bases[0], slots=64, top_k=10_000).run(prompt_chunk(PROMPTS[:2])))
     for name in whole.names:

@@ -78,7 +78,15 @@ def test_samples_are_written_when_due_and_read_back(tmp_path: Path) -> None:
     table = read_samples(tmp_path / "samples")
     assert table.column("step").to_pylist() == [s for s in (1, 5, 10, 15) for _ in range(3)]
     assert table.filter(pc.field("step") == 15).column("reward").null_count == 3
-    assert table.column_names[:7] == ["step", "node", "position", "sample", "prompt", "completion", "reward"]
+    assert table.column_names[:7] == [
+        "step",
+        "node",
+        "position",
+        "sample",
+        "prompt",
+        "completion",
+        "reward",
+    ]
     assert table.column("version").to_pylist()[:3] == [2, None, 4]
 
 
@@ -88,13 +96,18 @@ def test_samples_of_later_steps_are_dropped_on_resume(tmp_path: Path) -> None:
         writer.write(step, sample_table(step, {"t": _rows()}))
     (tmp_path / ".step_000004.parquet.tmp").write_bytes(b"half")
     SampleWriter(tmp_path).truncate_after(2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step_000001.parquet",
+        "step_000002.parquet",
+    ]
 
 
 def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="found none"):
         read_samples(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"Step 1: expected columns .* Fix: add completion, position, sample"):
+    with pytest.raises(
+        DataError, match=r"Step 1: expected columns .* Fix: add completion, position, sample"
+    ):
         SampleWriter(tmp_path).write(1, pa.table({"prompt": ["a"]}))
     (tmp_path / "step_000001.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(DataError, match=r"step_000001.parquet: expected a Parquet file"):
@@ -105,7 +118,9 @@ def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
 
 def test_prompts_as_messages_are_kept(tmp_path: Path) -> None:
     messages = [[{"role": "user", "content": "hi"}]]
-    rows = Batch(Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]}))
+    rows = Batch(
+        Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]})
+    )
     path = SampleWriter(tmp_path).write(1, sample_table(1, {"t": rows}))
     assert path is not None
     assert pq.ParquetFile(path).read().column("prompt").to_pylist() == messages
@@ -113,9 +128,16 @@ def test_prompts_as_messages_are_kept(tmp_path: Path) -> None:
 
 def test_text_and_messages_of_two_nodes_stand_in_one_column() -> None:
     messages = [[{"role": "user", "content": "hi"}]]
-    asked = Batch(Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]}))
+    asked = Batch(
+        Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]})
+    )
     table = sample_table(1, {"chat": asked, "plain": _rows().select(["prompt", "completion"])})
-    assert table.column("prompt").to_pylist() == ['[{"role": "user", "content": "hi"}]', "1 2", "3", "4 5 6"]
+    assert table.column("prompt").to_pylist() == [
+        '[{"role": "user", "content": "hi"}]',
+        "1 2",
+        "3",
+        "4 5 6",
+    ]
     assert table.column("node").to_pylist() == ["chat", "plain", "plain", "plain"]
 
 
@@ -133,9 +155,17 @@ def shortest(completions: Sequence[str], **columns: object) -> list[float]:
 def line(name: str, fn: object, *, n: int) -> Node:
     """The training of one Model on rows of its own."""
     model = Model(name, "tiny", trainable=True)
-    rollout = generate(model, prompts("train.parquet", batch=4, name=f"{name}_prompts"), n=n, max_tokens=8, name=name)
+    rollout = generate(
+        model,
+        prompts("train.parquet", batch=4, name=f"{name}_prompts"),
+        n=n,
+        max_tokens=8,
+        name=name,
+    )
     score = reward(fn, rollout, name=f"{name}_score")  # type: ignore[arg-type]
-    kept, kept_score = select(rollout, score, where=mixed_groups(score, name=f"{name}_mixed"), name=f"{name}_kept")
+    kept, kept_score = select(
+        rollout, score, where=mixed_groups(score, name=f"{name}_mixed"), name=f"{name}_kept"
+    )
     advantage = group_advantage(kept, kept_score, name=f"{name}_advantage")
     white = whiten(advantage, kept, name=f"{name}_white")
     return train(model, kept, loss=clipped_policy_loss(white), lr=1e-3)
@@ -153,7 +183,9 @@ def test_each_train_node_has_the_reward_and_the_advantage_of_its_own_graph() -> 
         of_mine = found[f"train_{mine}"]
         assert of_mine[f"{mine}_score"] == ("reward", "reward/*")
         assert of_mine[f"{mine}_white"] == ("advantage",)
-        assert {"completion", "prompt_ids", "completion_ids", "finish", "version"} <= set(of_mine[mine])
+        assert {"completion", "prompt_ids", "completion_ids", "finish", "version"} <= set(
+            of_mine[mine]
+        )
         assert not any(producer.startswith(other) for producer in of_mine)
 
 
@@ -164,12 +196,20 @@ def test_a_critic_has_samples_too() -> None:
 
 
 def whose(name: str, gate: str, *producers: str) -> PlannedInput:
-    return PlannedInput(name=name, gate=gate, fetches=tuple(Fetch(producer=p, columns=("reward",)) for p in producers))
+    return PlannedInput(
+        name=name,
+        gate=gate,
+        fetches=tuple(Fetch(producer=p, columns=("reward",)) for p in producers),
+    )
 
 
 def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others() -> None:
     rows, fewer = _rows(), _rows().take(np.array([0, 1]))
-    nodes = (whose("policy", "a", "score"), whose("critic", "a", "score"), whose("other", "b", "score"))
+    nodes = (
+        whose("policy", "a", "score"),
+        whose("critic", "a", "score"),
+        whose("other", "b", "score"),
+    )
     found = list(step_metrics(nodes, {"policy": rows, "critic": rows, "other": fewer}))
     assert [(name, value) for name, value, _ in found if name.endswith("data/rows")] == [
         ("data/rows", 3.0),
@@ -178,4 +218,7 @@ def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others
     means = {name: value for name, value, _ in found if name.endswith("reward/mean")}
     assert means == {"reward/mean": 0.5, "rows/other/reward/mean": 0.5}
     assert not any("critic" in name for name, _, _ in found)
-    assert {name for name, _, _ in found} >= {"completion/length/max", "rows/other/completion/length/max"}
+    assert {name for name, _, _ in found} >= {
+        "completion/length/max",
+        "rows/other/completion/length/max",
+    }

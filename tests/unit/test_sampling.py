@@ -35,8 +35,12 @@ def test_tokens_come_out_as_often_as_the_softmax_says(temperature: float) -> Non
 def test_top_k_keeps_the_k_most_likely_and_ties_with_the_last() -> None:
     shares = drawn(Sampling(top_k=2))
     p = torch.softmax(LOGITS, -1)
-    np.testing.assert_allclose(shares[0], (p[0] * torch.tensor([1, 1, 0, 0, 0])) / p[0, :2].sum(), atol=3e-4)
-    np.testing.assert_allclose(shares[1], (p[1] * torch.tensor([1, 1, 1, 1, 0])) / p[1, :4].sum(), atol=3e-4)
+    np.testing.assert_allclose(
+        shares[0], (p[0] * torch.tensor([1, 1, 0, 0, 0])) / p[0, :2].sum(), atol=3e-4
+    )
+    np.testing.assert_allclose(
+        shares[1], (p[1] * torch.tensor([1, 1, 1, 1, 0])) / p[1, :4].sum(), atol=3e-4
+    )
 
 
 def test_top_p_keeps_the_least_set_that_reaches_it() -> None:
@@ -47,19 +51,26 @@ def test_top_p_keeps_the_least_set_that_reaches_it() -> None:
 
 
 def test_top_p_counts_shares_of_what_top_k_left() -> None:
-    # Of tokens 0 and 1 alone, token 0 has 0.73: enough for 0.7, though it has only 0.56 of the whole.
+    # Of tokens 0 and 1 alone, token 0 has 0.73: enough for 0.7, though it has only 0.56 of the
+    # whole.
     assert drawn(Sampling(top_k=2, top_p=0.7))[0].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_the_recorded_logprob_is_that_before_truncation() -> None:
     draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
-    for how in (Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=2), Sampling(temperature=0.7, top_p=0.6)):
+    for how in (
+        Sampling(temperature=0.7),
+        Sampling(temperature=0.7, top_k=2),
+        Sampling(temperature=0.7, top_p=0.6),
+    ):
         drawn = sample(LOGITS, draws, how)
         expected = torch.log_softmax(LOGITS / 0.7, -1).gather(1, drawn.tokens[:, None])[:, 0]
         torch.testing.assert_close(drawn.logprobs, expected)
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.8}, {"top_k": 50}])
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 2}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.8}, {"top_k": 50}]
+)
 def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, float]) -> None:
     how = Sampling(temperature=0.7, **cut)  # type: ignore[arg-type]
     shares, every = drawn(how), (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
@@ -74,7 +85,11 @@ def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, float]
 
 def test_mass_is_on_record_only_where_something_may_be_cut() -> None:
     draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
-    for how in (Sampling(), Sampling(temperature=0.5), Sampling(temperature=0.0, top_k=3, top_p=0.5)):
+    for how in (
+        Sampling(),
+        Sampling(temperature=0.5),
+        Sampling(temperature=0.0, top_k=3, top_p=0.5),
+    ):
         assert sample(LOGITS, draws, how).mass is None
 
 
@@ -91,7 +106,9 @@ def test_greedy_takes_the_first_maximum_and_records_at_temperature_one() -> None
     st.integers(0, 4),
     st.floats(0.05, 1.0),
 )
-def test_a_token_that_was_cut_is_never_drawn(logits: list[float], draw: float, top_k: int, top_p: float) -> None:
+def test_a_token_that_was_cut_is_never_drawn(
+    logits: list[float], draw: float, top_k: int, top_p: float
+) -> None:
     row = torch.tensor([logits], dtype=torch.float32)
     for u in (draw, 0.0, 1.0 - 2.0**-53):
         how = Sampling(top_k=top_k, top_p=top_p)
@@ -127,7 +144,9 @@ def test_a_row_depends_on_its_own_logits_and_draw_alone() -> None:
     assert torch.equal(found.tokens[order], again.tokens)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}]
+)
 def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(KernelError, match="0 < top_p <= 1"):
         Sampling(**wrong)  # type: ignore[arg-type]

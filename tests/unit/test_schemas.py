@@ -42,7 +42,9 @@ def test_rows_of_a_schema_of_two_are_made_with_its_types() -> None:
         values=Ragged(pa.array([1.0]).to_numpy(), [0, 1, 1]),  # type: ignore[arg-type]
         logprobs=Ragged(pa.array([1.0]).to_numpy(), [0, 1, 1]),  # type: ignore[arg-type]
     )
-    assert [str(f.type) for f in made.batch.records.schema] == ["large_list<item: float not null>"] * 2
+    assert [str(f.type) for f in made.batch.records.schema] == [
+        "large_list<item: float not null>"
+    ] * 2
     assert made.keys.rows() == Keys.of([0, 1]).rows()
 
 
@@ -90,7 +92,8 @@ def test_a_column_that_is_declared_anew_keeps_its_form() -> None:
 
     assert Documented.columns["reward"].doc == "of the jury"
     with pytest.raises(
-        GraphError, match="has 'reward' as text per row, and Reward, which it extends, as float per row"
+        GraphError,
+        match="has 'reward' as text per row, and Reward, which it extends, as float per row",
     ):
         type("Graded", (Reward,), {"reward": column(pa.utf8())})
 

@@ -1,4 +1,6 @@
-"""Several hosts without any: the cluster file, the key file, pins, plans, and lines that lose, double and reorder."""
+"""Several hosts without any: the cluster file, the key file, pins, plans, and lines that lose,
+double and reorder.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,14 @@ HOSTS = (
 CLUSTER = Cluster(cores=4, memory=24 * 2**30, hosts=HOSTS)
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), messages=st.integers(1, 25), lost=st.floats(0.0, 0.7))
-def test_whatever_a_network_does_each_message_comes_once_and_in_order(seed: int, messages: int, lost: float) -> None:
+def test_whatever_a_network_does_each_message_comes_once_and_in_order(
+    seed: int, messages: int, lost: float
+) -> None:
     dice = random.Random(seed)
     ends = (Line(b"run"), Line(b"run"))
     said: tuple[list[bytes], list[bytes]] = ([], [])
@@ -52,9 +56,14 @@ def test_whatever_a_network_does_each_message_comes_once_and_in_order(seed: int,
                 said[me].append(b"%d" % len(said[me]))
                 frames.append(ends[me].say(said[me][-1], now))
             for frame in frames:
-                way[me].extend([frame] * (1 if calm else dice.choices((0, 1, 2), (lost, 1.0, 0.3))[0]))
+                way[me].extend(
+                    [frame] * (1 if calm else dice.choices((0, 1, 2), (lost, 1.0, 0.3))[0])
+                )
             dice.shuffle(way[me])
-            for frame in [way[me].pop() for _ in range(len(way[me]) if calm else dice.randint(0, len(way[me])))]:
+            for frame in [
+                way[me].pop()
+                for _ in range(len(way[me]) if calm else dice.randint(0, len(way[me])))
+            ]:
                 bodies, beat = ends[1 - me].take(opened(frame), now)
                 assert beat in (b"", b"beat")
                 came[1 - me].extend(bodies)
@@ -64,7 +73,9 @@ def test_whatever_a_network_does_each_message_comes_once_and_in_order(seed: int,
     assert all(end.settled for end in ends)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", aside(b"run", b"x")[:-3], b"\x94" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80\x04K\x01.", aside(b"run", b"x")[:-3], b"\x94" * 100_000]
+)
 def test_what_is_no_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(RunError, match="expected a message between hosts"):
         opened(data)
@@ -76,12 +87,15 @@ def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
     assert of_this_clock(spans, float("inf")) == spans
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_a_cluster_file(tmp_path: Path) -> None:
     path = tmp_path / "pair.toml"
-    path.write_text('[hosts.a]\naddress = "10.0.0.1"\n[hosts.b]\naddress = "10.0.0.2"\nmemory_gib = 2.5\nport = 99\n')
+    path.write_text(
+        '[hosts.a]\naddress = "10.0.0.1"\n[hosts.b]\naddress = "10.0.0.2"\nmemory_gib = 2.5\nport ='
+        " 99\n"
+    )
     cluster = read_cluster(path)
     first, second = cluster.hosts
     assert (first.name, first.port, first.known) == ("a", PORT, True), "the first is this one"
@@ -107,7 +121,10 @@ def test_a_cluster_file(tmp_path: Path) -> None:
             'lease = "long"\n[hosts.a]\naddress = "10.0.0.1"',
             r"toml:1: lease: expected seconds, 1 to 86400, found 'long'",
         ),
-        ('private = 1\n[hosts.a]\naddress = "10.0.0.1"', "private: expected true or false, found 1"),
+        (
+            'private = 1\n[hosts.a]\naddress = "10.0.0.1"',
+            "private: expected true or false, found 1",
+        ),
         ("[hosts", r"cluster\.toml: expected TOML: "),
     ],
 )
@@ -132,7 +149,9 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
         read_keys(tmp_path / "keys")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"run": 1}', '{"run": {"public": "x", "secret": "y"}, "hosts": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"run": 1}', '{"run": {"public": "x", "secret": "y"}, "hosts": {}}']
+)
 def test_what_is_no_key_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(RunError, match=r"expected what `dataflow keys` makes.*Fix: "):
@@ -148,7 +167,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["keys"]) == 2
     assert main(["host", str(path)]) == 2
     assert main(["host", str(path), "c"]) == 1
-    assert "expected a host of the cluster file, found 'c'. Fix: one of a" in capsys.readouterr().err
+    assert (
+        "expected a host of the cluster file, found 'c'. Fix: one of a" in capsys.readouterr().err
+    )
 
 
 def test_a_host_does_not_answer_at_an_address_that_is_not_its_own(
@@ -161,11 +182,13 @@ def test_a_host_does_not_answer_at_an_address_that_is_not_its_own(
     assert "host a: cannot answer at tcp://192.0.2.1:7373" in capfd.readouterr().err
 
 
-# --- plans ----------------------------------------------------------------------------------------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
 
 def test_pins_with_hosts() -> None:
-    placing = run_options.placing(RunOptions(pin={"rollout": "g0@a, g1@b", "score": "g1", "train_policy": "train"}))
+    placing = run_options.placing(
+        RunOptions(pin={"rollout": "g0@a, g1@b", "score": "g1", "train_policy": "train"})
+    )
     assert placing.pin == {"rollout": ("g0", "g1"), "score": ("g1",), "train_policy": ("train",)}
     assert placing.hosts == {"g0": "a", "g1": "b"}
     with pytest.raises(PlanError, match=r"pin: g is on a and on b\. Fix: g@b everywhere"):
@@ -191,19 +214,32 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-
 
 
 def test_a_plan_on_two_hosts(placed) -> None:  # type: ignore[no-untyped-def]
-    plan = placed(pin={"rollout": ("gen",), "train_policy": ("train",)}, hosts={"gen": "b"}, max_lag=1)
+    plan = placed(
+        pin={"rollout": ("gen",), "train_policy": ("train",)}, hosts={"gen": "b"}, max_lag=1
+    )
     assert plan.hosts == {w: "b" if w == "gen" else "a" for w in plan.workers}
     routes = {(e.producer, e.consumer): e.route for e in plan.edges}
     assert routes["rollout", "score"] == "zmq"
     assert routes["score", "advantage"] in ("inproc", "shm")
     threads = {n.name: n.layout.threads for n in plan.nodes}
-    assert (threads["rollout"], threads["train_policy"]) == (8, 4), "each has its host's cores for itself"
+    assert (threads["rollout"], threads["train_policy"]) == (
+        8,
+        4,
+    ), "each has its host's cores for itself"
     text = explain(plan)
-    for part in ("grpo on ", "b: 8 cores, 2.0 GiB", "8 threads on b: ", "pulled from train by zmq", "of 2.0 GiB"):
+    for part in (
+        "grpo on ",
+        "b: 8 cores, 2.0 GiB",
+        "8 threads on b: ",
+        "pulled from train by zmq",
+        "of 2.0 GiB",
+    ):
         assert part in text, part
     assert (
         plan.to_json()
-        == placed(pin={"rollout": ("gen",), "train_policy": ("train",)}, hosts={"gen": "b"}, max_lag=1).to_json()
+        == placed(
+            pin={"rollout": ("gen",), "train_policy": ("train",)}, hosts={"gen": "b"}, max_lag=1
+        ).to_json()
     )
 
 
@@ -213,12 +249,20 @@ def test_all_on_the_first_host_is_no_plan_on_hosts(placed) -> None:  # type: ign
 
 
 def test_hosts_that_cannot_be(placed) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(PlanError, match=r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b"):
+    with pytest.raises(
+        PlanError, match=r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b"
+    ):
         placed(pin={"rollout": ("gen",)}, hosts={"gen": "c"})
     with pytest.raises(PlanError, match=r"no hosts are known\. Fix: --cluster"):
         placed(Cluster(cores=1, memory=2**34), pin={"rollout": ("gen",)}, hosts={"gen": "b"})
-    with pytest.raises(PlanError, match=r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"):
+    with pytest.raises(
+        PlanError, match=r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"
+    ):
         placed(pin={"train_policy": ("t0", "t1")}, ranks={"train_policy": 2}, hosts={"t1": "b"})
-    small = Cluster(cores=4, memory=2**34, hosts=(HOSTS[0], Host(name="b", address="10.0.0.2", cores=1, memory=2**20)))
+    small = Cluster(
+        cores=4,
+        memory=2**34,
+        hosts=(HOSTS[0], Host(name="b", address="10.0.0.2", cores=1, memory=2**20)),
+    )
     with pytest.raises(PlanError, match=r"gen needs .*, host b has 0\.0 GiB"):
         placed(small, pin={"rollout": ("gen",)}, hosts={"gen": "b"})

@@ -45,14 +45,22 @@ def test_what_is_printable_stays_and_nothing_else_is_left(text: str) -> None:
 
 
 def test_the_codes_of_characters() -> None:
-    assert printable("\x1b[31m\x9b\u202e\U000e0041 \u00e9\n") == "\\x1b[31m\\x9b\\u202e\\U000e0041 \u00e9\n"
+    assert (
+        printable("\x1b[31m\x9b\u202e\U000e0041 \u00e9\n")
+        == "\\x1b[31m\\x9b\\u202e\\U000e0041 \u00e9\n"
+    )
     assert printable("a\nb\tc", keep="") == "a\\x0ab\\x09c"
 
 
 def _graph() -> Graph:
     model = Model(f"m{HOSTILE}", f"base{HOSTILE}", trainable=True)
-    rollout = generate(model, prompts(f"data{HOSTILE}", batch=2, name=f"p{HOSTILE}"), max_tokens=4, stop=(HOSTILE,))
-    return Graph(f"g{HOSTILE}", train(model, rollout, loss=supervised_loss(), lr=1.0, name=f"t{HOSTILE}\n<&\"'|#"))
+    rollout = generate(
+        model, prompts(f"data{HOSTILE}", batch=2, name=f"p{HOSTILE}"), max_tokens=4, stop=(HOSTILE,)
+    )
+    return Graph(
+        f"g{HOSTILE}",
+        train(model, rollout, loss=supervised_loss(), lr=1.0, name=f"t{HOSTILE}\n<&\"'|#"),
+    )
 
 
 @pytest.mark.parametrize("form", ["text", "mermaid", "dot", "svg"])
@@ -75,7 +83,9 @@ def test_differences_errors_and_rows_are_escaped() -> None:
     assert not any(_RAW.search(line) or "\n" in line for line in shown(table))
 
 
-def test_the_screen_the_log_and_the_progress_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_the_log_and_the_progress_are_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     say(HOSTILE)
     stream = io.StringIO()
     with Progress(3, title=HOSTILE, stream=stream) as progress:
@@ -83,6 +93,10 @@ def test_the_screen_the_log_and_the_progress_are_escaped(tmp_path: Path, capsys:
     with logged(tmp_path / "log"):
         said = HOSTILE.replace("\ud800", "")  # pytest itself sends what it captures on as UTF-8
         logging.getLogger("engine.test").warning("it said %s", said)
-    texts = [*capsys.readouterr(), stream.getvalue(), (tmp_path / "log").read_text(encoding="utf-8")]
+    texts = [
+        *capsys.readouterr(),
+        stream.getvalue(),
+        (tmp_path / "log").read_text(encoding="utf-8"),
+    ]
     assert not any(_RAW.search(text) for text in texts)
     assert sum("x1b" in text for text in texts) == 3  # pytest takes what the log shows

@@ -39,10 +39,13 @@ def pool() -> Iterator[SlabPool]:
 
 def numbers(count: int, start: int = 0) -> Batch:
     """One column of int64."""
-    return Batch(Keys.of(range(count)), pa.RecordBatch.from_pydict({"x": pa.array(np.arange(start, start + count))}))
+    return Batch(
+        Keys.of(range(count)),
+        pa.RecordBatch.from_pydict({"x": pa.array(np.arange(start, start + count))}),
+    )
 
 
-# --- slabs ---------------------------------------------------------------------------------------------------------
+# --- slabs ----------------------------------------------------------------------------------------
 
 
 def test_a_slab_is_used_again_and_not_made_again(pool) -> None:
@@ -138,7 +141,9 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch) -> None:
 
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RunError, match=rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"):
+    with pytest.raises(
+        RunError, match=rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"
+    ):
         pool.allocate(2 * MIB)
     assert len(os.listdir("/proc/self/fd")) == before
     assert list(tmp_path.iterdir()) == []
@@ -155,7 +160,7 @@ def test_no_descriptors_left_is_one_clear_error(pool) -> None:
     assert pool.allocate(2 * MIB).length == 2 * MIB
 
 
-# --- the outbox ----------------------------------------------------------------------------------------------------
+# --- the outbox -----------------------------------------------------------------------------------
 
 
 def test_arrays_built_in_a_slab_are_not_copied(pool) -> None:
@@ -163,7 +168,10 @@ def test_arrays_built_in_a_slab_are_not_copied(pool) -> None:
     memory = outbox.allocate(8000)
     column = pa.Array.from_buffers(pa.int64(), 1000, [None, pa.py_buffer(memory)])
     block = outbox.keep(
-        Batch(Keys.of(range(1000)), pa.RecordBatch.from_pydict({"x": column, "y": column.cast("int32")}))
+        Batch(
+            Keys.of(range(1000)),
+            pa.RecordBatch.from_pydict({"x": column, "y": column.cast("int32")}),
+        )
     )
     found = outbox.records(block, ())
     assert found.column("x").buffers()[1].address == memory.ctypes.data
@@ -212,7 +220,9 @@ def test_weights_of_one_column_are_copied_once_at_most(pool) -> None:
     outbox = SlabOutbox(pool, 0)
     data = outbox.allocate(10 * MIB)
     offsets = pa.py_buffer(np.array([0, 4 * MIB, 10 * MIB]))
-    column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 2, [None, offsets, pa.py_buffer(data)])
+    column = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), 2, [None, offsets, pa.py_buffer(data)]
+    )
     before = pool.nbytes
     outbox.keep(Batch(Keys.of(range(2)), pa.RecordBatch.from_pydict({"data": column})))
     assert pool.nbytes - before <= SHARED  # the offsets alone
@@ -226,7 +236,7 @@ def test_a_column_that_cannot_travel_takes_no_memory(pool) -> None:
     assert (pool.live, len(outbox)) == (0, 0)
 
 
-# --- between two channels ------------------------------------------------------------------------------------------
+# --- between two channels -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -260,7 +270,9 @@ def test_views_share_the_producers_memory(pair) -> None:
     block = a.keep(numbers(1000))
     own, other = a.fetch([Request(worker="a", block=block)])[0], read(b, block)
     assert own.equals(other)
-    a._pool._slabs[0].bytes(0, 8).view(np.int64)[0] = 77  # mapped twice: written in one, it shows in the other
+    a._pool._slabs[0].bytes(0, 8).view(np.int64)[0] = (
+        77  # mapped twice: written in one, it shows in the other
+    )
     assert (own.column("x")[0].as_py(), other.column("x")[0].as_py()) == (77, 77)
     assert not other.column("x").buffers()[1].is_mutable
 
@@ -310,12 +322,14 @@ def test_nothing_is_left_open(pair) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# --- frames --------------------------------------------------------------------------------------------------------
+# --- frames ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    values=st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.booleans()), max_size=5)), max_size=40),
+    values=st.lists(
+        st.one_of(st.none(), st.lists(st.one_of(st.none(), st.booleans()), max_size=5)), max_size=40
+    ),
     start=st.integers(0, 20),
     length=st.integers(0, 20),
 )
@@ -344,7 +358,9 @@ def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
 def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
     lengths, before, after, skipped, start, length, null, large
 ) -> None:
-    """The values are a slice of more, the offsets do not begin at 0, the last ones are nobody's, the rows are some."""
+    """The values are a slice of more, the offsets do not begin at 0, the last ones are nobody's,
+    the rows are some.
+    """
     count = before + sum(lengths) + after
     numbers = list(range(skipped + count))
     if null is not None and count:
@@ -357,7 +373,10 @@ def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
     )
     framed = taken_apart(part)
     there = sum(len(row) for row in part.column("x").to_pylist())
-    assert framed.nodes[1] == (there, sum(v is None for row in part.column("x").to_pylist() for v in row))
+    assert framed.nodes[1] == (
+        there,
+        sum(v is None for row in part.column("x").to_pylist() for v in row),
+    )
     assert (framed.buffers[3].size if framed.buffers[3] is not None else 0) == 4 * there
     found = checked_together(framed.forms, part.num_rows, framed.nodes, framed.buffers)
     assert found.equals(part)

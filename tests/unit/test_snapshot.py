@@ -53,7 +53,9 @@ class Noted(Reward):
 
 
 @operator(scope="group")
-def diverse(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Noted]:
+def diverse(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1
+) -> Columns[Noted]:
     return score.set(note=["" for _ in range(len(rollout))])  # type: ignore[return-value]
 
 
@@ -72,7 +74,12 @@ STORE = Operator(
     writes=("buffer",),
 )
 REPLAY = Operator(
-    path=f"{__name__}:REPLAY", name="replay", work="replay", rows=Fresh(), outputs=(Rollout, Reward), reads=("buffer",)
+    path=f"{__name__}:REPLAY",
+    name="replay",
+    work="replay",
+    rows=Fresh(),
+    outputs=(Rollout, Reward),
+    reads=("buffer",),
 )
 
 numbers = st.one_of(
@@ -91,13 +98,25 @@ numbers = st.one_of(
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """A random algorithm of the vocabulary and of the operators above; legal or not."""
-    policy = Model("policy", "base", trainable=True, dtype=draw(st.sampled_from(["float32", "bfloat16"])))
-    follower = Model("target", "base", follows=policy, rate=draw(st.sampled_from([1.0, 0.25])), every=3)
-    source = prompts(draw(st.text("abc/", min_size=1)), batch=draw(st.integers(1, 64)), shuffle=draw(st.booleans()))
+    policy = Model(
+        "policy", "base", trainable=True, dtype=draw(st.sampled_from(["float32", "bfloat16"]))
+    )
+    follower = Model(
+        "target", "base", follows=policy, rate=draw(st.sampled_from([1.0, 0.25])), every=3
+    )
+    source = prompts(
+        draw(st.text("abc/", min_size=1)),
+        batch=draw(st.integers(1, 64)),
+        shuffle=draw(st.booleans()),
+    )
     stop = draw(st.sampled_from([(), ("\n",), ("a", "b")]))
-    rollout: Port[Any] = generate(policy, source, n=draw(st.integers(1, 9)), max_tokens=8, stop=stop, name="rollout")
+    rollout: Port[Any] = generate(
+        policy, source, n=draw(st.integers(1, 9)), max_tokens=8, stop=stop, name="rollout"
+    )
     fns = draw(st.sampled_from([exact_match, [exact_match, short]]))
-    score: Port[Any] = reward(fns, rollout, weights=[1.0, 0.5] if isinstance(fns, list) else None, name="score")
+    score: Port[Any] = reward(
+        fns, rollout, weights=[1.0, 0.5] if isinstance(fns, list) else None, name="score"
+    )
     if draw(st.booleans()):
         score = diverse(rollout, score, weight=draw(st.floats(0, 1)))
     if draw(st.booleans()):
@@ -107,8 +126,12 @@ def graphs(draw: st.DrawFn) -> Graph:
         rollout, score = select(rollout, score, where=keep, refill=draw(st.booleans()))
     sinks: list[Node] = []
     if draw(st.booleans()):
-        write = Node(STORE, "store", inputs={"rows": rollout}, params={"capacity": draw(st.integers(1, 9))})
-        rollout, score = Node(REPLAY, "replay", states={"buffer": Buffer("memory", writer=write)}).ports
+        write = Node(
+            STORE, "store", inputs={"rows": rollout}, params={"capacity": draw(st.integers(1, 9))}
+        )
+        rollout, score = Node(
+            REPLAY, "replay", states={"buffer": Buffer("memory", writer=write)}
+        ).ports
         sinks.append(write)
     critic = Model("critic", "base", trainable=True, head="scalar")
     advantage: Port[Any] = group_advantage(rollout, score)
@@ -121,7 +144,9 @@ def graphs(draw: st.DrawFn) -> Graph:
     sinks.append(train(policy, rollout, loss=total, lr=draw(numbers), optimizer=optimizer))
     if draw(st.booleans()):
         held = generate(policy, prompts("held", name="held_out"), max_tokens=8, name="held")
-        sinks.append(evaluate(policy, reward(short, held, name="held_score"), every=draw(st.integers(1, 9))))
+        sinks.append(
+            evaluate(policy, reward(short, held, name="held_score"), every=draw(st.integers(1, 9)))
+        )
     return Graph(draw(st.text(min_size=1, max_size=5)), *draw(st.permutations(sinks)))
 
 
@@ -131,7 +156,9 @@ def losses(draw: st.DrawFn, advantage: Port[Any], reference: Port[Any]) -> Loss:
     beta: Number = draw(numbers)
     made = clipped_policy_loss(advantage, reference=reference, clip=clip, beta=beta)
     if draw(st.booleans()):
-        made = draw(st.floats(0.1, 2.0)) * made + plain_loss(advantage, power=draw(st.floats(0.5, 2)))
+        made = draw(st.floats(0.1, 2.0)) * made + plain_loss(
+            advantage, power=draw(st.floats(0.5, 2))
+        )
     return made
 
 
@@ -194,13 +221,19 @@ def test_a_bool_is_no_number_and_an_int_no_float() -> None:
 
 
 def test_what_has_no_written_form_is_refused_with_its_node() -> None:
-    graph = Graph("g", Node(STORE, "store", inputs={"rows": _rollout()}, params={"capacity": {1, 2}}))
-    with pytest.raises(GraphError, match=r"node 'store', parameter 'capacity': a set has no written form. Fix: "):
+    graph = Graph(
+        "g", Node(STORE, "store", inputs={"rows": _rollout()}, params={"capacity": {1, 2}})
+    )
+    with pytest.raises(
+        GraphError, match=r"node 'store', parameter 'capacity': a set has no written form. Fix: "
+    ):
         to_json(graph)
 
 
 def _rollout() -> Port[Any]:
-    return generate(Model("m", "b", trainable=True), prompts("d", batch=2), max_tokens=4, name="rollout")
+    return generate(
+        Model("m", "b", trainable=True), prompts("d", batch=2), max_tokens=4, name="rollout"
+    )
 
 
 def test_functions_that_no_process_can_import_are_written_and_refused_when_read() -> None:
@@ -222,7 +255,9 @@ def test_functions_that_no_process_can_import_are_written_and_refused_when_read(
 
 def test_the_fingerprint_is_of_what_a_graph_means_and_not_of_where_it_stands() -> None:
     def made(lr: float) -> Graph:
-        return grpo("m", "d.parquet", lambda completions, **kwargs: [0.0 for _ in completions], lr=lr)
+        return grpo(
+            "m", "d.parquet", lambda completions, **kwargs: [0.0 for _ in completions], lr=lr
+        )
 
     assert made(1e-6) != made(1e-6)  # two lambdas
     assert fingerprint(made(1e-6)) == fingerprint(made(1e-6))
@@ -246,7 +281,12 @@ def test_local_operators_and_losses_are_refused_when_read() -> None:
 
     rollout = _rollout()
     score = halved(reward(short, rollout))
-    sink = train(Model("m", "b", trainable=True), rollout, loss=nothing(group_advantage(rollout, score)), lr=1.0)
+    sink = train(
+        Model("m", "b", trainable=True),
+        rollout,
+        loss=nothing(group_advantage(rollout, score)),
+        lr=1.0,
+    )
     with pytest.raises(GraphError) as caught:
         from_json(to_json(Graph("g", sink)))
     assert {fault.where for fault in caught.value.faults} == {"node 'halved'", "node 'train_m'"}
@@ -260,16 +300,25 @@ def _edited(change: Any) -> str:
 
 def test_a_newer_format_is_refused() -> None:
     text = _edited(lambda d: d.update(format=FORMAT + 1))
-    with pytest.raises(GraphError, match=rf"it has format {FORMAT + 1}, and this version reads up to {FORMAT}. Fix: "):
+    with pytest.raises(
+        GraphError,
+        match=rf"it has format {FORMAT + 1}, and this version reads up to {FORMAT}. Fix: ",
+    ):
         from_json(text)
 
 
 @pytest.mark.parametrize(
     "path, message",
     [
-        ("operators.generate:GENERAT", r"node 'rollout': .* has no 'GENERAT'. Fix: 'GENERATE' is there"),
+        (
+            "operators.generate:GENERAT",
+            r"node 'rollout': .* has no 'GENERAT'. Fix: 'GENERATE' is there",
+        ),
         ("operators.generat:GENERATE", r"node 'rollout': .*no module 'operators.generat'. Fix: "),
-        ("operators.generate:Literal", r"node 'rollout': expected an operator at operators.generate:Literal, found"),
+        (
+            "operators.generate:Literal",
+            r"node 'rollout': expected an operator at operators.generate:Literal, found",
+        ),
     ],
 )
 def test_an_unknown_operator_is_named(path: str, message: str) -> None:
@@ -280,7 +329,9 @@ def test_an_unknown_operator_is_named(path: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "1"}', '{"format": 1}'])
 def test_other_text_is_no_snapshot(text: str) -> None:
-    with pytest.raises(GraphError, match=r"snapshot: expected .*Fix: give the graph.json of a run folder"):
+    with pytest.raises(
+        GraphError, match=r"snapshot: expected .*Fix: give the graph.json of a run folder"
+    ):
         from_json(text)
 
 

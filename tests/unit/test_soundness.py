@@ -1,4 +1,6 @@
-"""Sound weights: what transformers would make up, skip or take as it is, is refused when a Model is loaded."""
+"""Sound weights: what transformers would make up, skip or take as it is, is refused when a Model is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spoilt(good: Path, tmp_path: Path) -> Callable[..., str]:
-    def make(change: Callable[[Weights], Weights] = lambda w: w, file: str = "config.json", **fields: Any) -> str:
+    def make(
+        change: Callable[[Weights], Weights] = lambda w: w, file: str = "config.json", **fields: Any
+    ) -> str:
         folder = tmp_path / "base"
         shutil.copytree(good, folder)
         weights = change(load_file(folder / "model.safetensors"))
@@ -107,45 +111,64 @@ def test_only_what_is_trained_may_begin_with_a_new_head(good: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "value", "told"), [(1, 0.0, "score.weight that is all zeros"), (2, 0.5, "found (2, 32)")]
+    ("rows", "value", "told"),
+    [(1, 0.0, "score.weight that is all zeros"), (2, 0.5, "found (2, 32)")],
 )
-def test_a_head_that_nobody_trained_is_refused(spoilt: Callable[..., str], rows: int, value: float, told: str) -> None:
+def test_a_head_that_nobody_trained_is_refused(
+    spoilt: Callable[..., str], rows: int, value: float, told: str
+) -> None:
     assert told in refusal(spoilt(head(rows, value)), head="scalar")
 
 
-def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(spoilt: Callable[..., str]) -> None:
+def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(
+    spoilt: Callable[..., str],
+) -> None:
     base = spoilt(head(1, 0.5))
-    assert (load_model(Model("rm", base, head="scalar"), "cpu").get_parameter("score.weight") == 0.5).all()
+    assert (
+        load_model(Model("rm", base, head="scalar"), "cpu").get_parameter("score.weight") == 0.5
+    ).all()
     load_model(Model("policy", base), "cpu")
 
 
-# --- generation -------------------------------------------------------------------------------------------------------
+# --- generation -----------------------------------------------------------------------------------
 
 
 def opened(base: str, **params: Any) -> TorchGenerate:
     kernel, given = TorchGenerate(), {"n": 1, "max_tokens": 4} | params
-    node = KernelNode(name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given)
+    node = KernelNode(
+        name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given
+    )
     kernel.open(node, Layout(), FakeSession())
     return kernel
 
 
-def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(spoilt: Callable[..., str]) -> None:
+def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(
+    spoilt: Callable[..., str],
+) -> None:
     base = spoilt(file="generation_config.json", eos_token_id=None)
     settings = Path(base) / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
-    with pytest.raises(DataError, match="rollout: Model 'policy': expected a token that ends an answer"):
+    with pytest.raises(
+        DataError, match="rollout: Model 'policy': expected a token that ends an answer"
+    ):
         opened(base)
     opened(base, stop=("\n",))
 
 
-@pytest.mark.parametrize(("end", "told"), [(151645, "below its vocabulary of 98, found"), ("</s>", "to be token ids")])
-def test_an_end_that_the_model_cannot_write_is_refused(spoilt: Callable[..., str], end: Any, told: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "told"), [(151645, "below its vocabulary of 98, found"), ("</s>", "to be token ids")]
+)
+def test_an_end_that_the_model_cannot_write_is_refused(
+    spoilt: Callable[..., str], end: Any, told: str
+) -> None:
     base = spoilt(file="generation_config.json", eos_token_id=end)
     with pytest.raises(DataError, match=told):
         opened(base)
 
 
-def test_positions_are_those_of_the_file_and_none_where_it_has_none(spoilt: Callable[..., str]) -> None:
+def test_positions_are_those_of_the_file_and_none_where_it_has_none(
+    spoilt: Callable[..., str],
+) -> None:
     base = spoilt(max_position_embeddings=None)
     assert positions(base) is None
     kernel = opened(base, max_tokens=2)
@@ -156,7 +179,8 @@ def test_prompts_beyond_the_positions_are_not_answered(spoilt: Callable[..., str
     base = spoilt(max_position_embeddings=16)
     prompts = ["a" * 12, "b" * 13]
     with pytest.raises(
-        DataError, match=r"row \(1, 0, 0\): expected at most 12 prompt tokens \(Model 'policy' has 16 pos"
+        DataError,
+        match=r"row \(1, 0, 0\): expected at most 12 prompt tokens \(Model 'policy' has 16 pos",
     ):
         list(opened(base).run(prompt_chunk(prompts)))
     (cut,) = opened(base, overlong_prompt="truncate").run(prompt_chunk(prompts))
@@ -171,5 +195,8 @@ def test_a_prompt_with_an_id_beyond_the_embedding_is_refused(spoilt: Callable[..
     base = spoilt(lambda w: w | {"model.embed_tokens.weight": w["model.embed_tokens.weight"][:90]}, vocab_size=90,
                   pad_token_id=1, eos_token_id=2)  # fmt: skip
     (Path(base) / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    with pytest.raises(DataError, match=r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows"):
+    with pytest.raises(
+        DataError,
+        match=r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows",
+    ):
         list(opened(base).run(prompt_chunk(["ab", "~"])))

@@ -1,4 +1,5 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do to a process, one after another; each in a process of its own."""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a process, one after another; each in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def heard() -> Iterator[None]:
 
 
 @contextmanager
-def process(grace: float = 60.0, kind: str = "command", *, nohup: bool = False) -> Iterator[subprocess.Popen[str]]:
+def process(
+    grace: float = 60.0, kind: str = "command", *, nohup: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """One that behaves as the process of a run."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if nohup else None
     try:
@@ -129,7 +132,11 @@ def test_what_a_signal_does_is_said_however_soon_the_run_ends() -> None:
         say(made, "end of the step")
         out, err = made.communicate()
         assert (made.returncode, out) == (143, "stopped by SIGTERM\n")
-        assert err == "\nSIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to stop now\n"
+        assert (
+            err
+            == "\nSIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal"
+            " to stop now\n"
+        )
 
 
 def test_after_the_grace_it_ends_without_a_checkpoint() -> None:
@@ -183,7 +190,9 @@ def test_a_terminal_that_is_gone_stops_no_output() -> None:
     os.close(theirs)
     said = ""
     say(made, "begin")
-    while not said.endswith("running\r\n"):  # a part of the line would be read while the rest is still written
+    while not said.endswith(
+        "running\r\n"
+    ):  # a part of the line would be read while the rest is still written
         said += os.read(ours, 1000).decode()
     os.close(ours)  # and whatever is written to theirs fails from now on
     made.send_signal(1)
@@ -209,7 +218,9 @@ sys.exit(subprocess.call([sys.executable, "-c", "import os, signal; os.kill(os.g
 
 
 def test_a_process_of_a_run_leaves_them_alone_from_its_very_start() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD, "parent", CHILD], cwd=ROOT, check=False, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, "parent", CHILD], cwd=ROOT, check=False, timeout=50
+    )
     assert done.returncode == 7, "what it starts itself is not to leave them alone"
 
 
@@ -230,14 +241,23 @@ with StopSignals() if sys.argv[1] == "run" else multiprocessing.get_context("for
 
 @pytest.mark.parametrize("kind", ["run", "worker"])
 def test_a_forked_child_ends_by_them_and_asks_nothing_of_the_run(kind: str) -> None:
-    assert not subprocess.run([sys.executable, "-c", FORKS, kind], cwd=ROOT, check=False, timeout=50).returncode
+    assert not subprocess.run(
+        [sys.executable, "-c", FORKS, kind], cwd=ROOT, check=False, timeout=50
+    ).returncode
 
 
 def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> None:
-    slow = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"  # in the place of a Ctrl-C just then
+    slow = (  # in the place of a Ctrl-C just then
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    )
     (tmp_path / "numpy.py").write_text(slow)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.start import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.start import main;"
+        " sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
@@ -264,5 +284,7 @@ sys.exit(host.serve(Path("cluster.toml"), "a"))
 
 
 def test_a_host_that_is_asked_to_stop_while_it_begins_to_serve_stops() -> None:
-    done = subprocess.run([sys.executable, "-c", HOST], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", HOST], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == 143, done.stderr

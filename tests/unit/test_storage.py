@@ -1,4 +1,6 @@
-"""What cannot be written: one message for every writer, the first cause last, what was whole stays whole."""
+"""What cannot be written: one message for every writer, the first cause last, what was whole stays
+whole.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,22 @@ _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (
             errno.ENOSPC,
             2048,
-            r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\. Fix: free ",
+            (
+                r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\."
+                r" Fix: free "
+            ),
         ),
         (errno.EDQUOT, 0, r"the quota of this user is used up \(.* free\)\. Fix: "),
-        (errno.EFBIG, 10, r"larger than is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)"),
-        (errno.EIO, 10, r"the disk fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk"),
+        (
+            errno.EFBIG,
+            10,
+            r"larger than is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)",
+        ),
+        (
+            errno.EIO,
+            10,
+            r"the disk fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk",
+        ),
         (errno.EROFS, 0, r"the file system is read-only\. Fix: "),
         (errno.ENOTDIR, 0, r"a part of the path is a file, not a folder\. Fix: "),
         (errno.ENODEV, 0, r"could not be written: No such device\. Fix: "),
@@ -76,7 +89,7 @@ def test_sizes_as_they_are_shown() -> None:
     assert free_bytes(Path("/nowhere/at/all")) == free_bytes(Path("/"))
 
 
-# --- every writer, a fault at every call ------------------------------------------------------------------------------
+# --- every writer, a fault at every call ----------------------------------------------------------
 
 
 def _table() -> pa.Table:
@@ -112,7 +125,10 @@ def _optimizer(folder: Path) -> None:
     from operators.kernels.torch.optimizer import save_state
 
     moments = {0: {"exp_avg": torch.zeros(100)}}
-    save_state({"names": ["w"], "adam": {"state": moments}, "copies": [], "step": 1}, folder / "optimizer.pt")
+    save_state(
+        {"names": ["w"], "adam": {"state": moments}, "copies": [], "step": 1},
+        folder / "optimizer.pt",
+    )
 
 
 def _tokenizer(folder: Path) -> None:
@@ -150,7 +166,9 @@ def _before(folder: Path) -> dict[str, bytes]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 def _told(action: Callable[[], object], faults: Faults) -> bool:
@@ -186,11 +204,18 @@ def test_a_fault_at_any_call_is_told_and_leaves_what_was_there(
         found = _files(folder)
         for name, data in old.items():
             if name in found or writer not in ("checkpoint", "best version", "drawing"):
-                assert found[name] in (data, _files(whole)[name]) or found[name].startswith(data), (at, name)
+                assert found[name] in (data, _files(whole)[name]) or found[name].startswith(data), (
+                    at,
+                    name,
+                )
         call = counted.calls[at - 1]
-        fails = ("open", "write", "rename", "fsync") if kind == "eio" else ("open", "write", "rename")
+        fails = (
+            ("open", "write", "rename", "fsync") if kind == "eio" else ("open", "write", "rename")
+        )
         assert told or call[0] not in fails, f"{call} failed in silence"
-        assert not [p for p in folder.rglob("*") if p.name.startswith(".tmp") or p.name.endswith(".tmp")], call
+        assert not [
+            p for p in folder.rglob("*") if p.name.startswith(".tmp") or p.name.endswith(".tmp")
+        ], call
         assert CheckpointStore(folder / "checkpoints").latest() is not None
 
 
@@ -210,11 +235,13 @@ def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     write_where_asked("the drawing", Path("/dev/null"), "new")
     assert Path("/dev/null").is_char_device()
-    with pytest.raises(StorageError, match="/dev/full: the drawing could not be written: the disk is full"):
+    with pytest.raises(
+        StorageError, match="/dev/full: the drawing could not be written: the disk is full"
+    ):
         write_where_asked("the drawing", Path("/dev/full"), "new")
 
 
-# --- what nothing depends on ------------------------------------------------------------------------------------------
+# --- what nothing depends on ----------------------------------------------------------------------
 
 
 def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
@@ -259,7 +286,9 @@ def test_a_trace_that_cannot_be_written_is_said_once_and_left_out(
     assert len(read_trace(tmp_path / "run.json")) == 3  # the track's names and one moment
 
 
-@pytest.mark.parametrize("error", [_FULL, storage_error("the view tensorboard", Path("/x/a"), _FULL)])
+@pytest.mark.parametrize(
+    "error", [_FULL, storage_error("the view tensorboard", Path("/x/a"), _FULL)]
+)
 def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -284,20 +313,30 @@ def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
     view.write(2, {})
     view.close()
     assert sink.calls == ["open", "write"]
-    assert [r.getMessage().count("the view tensorboard could not be written") for r in caplog.records] == [1]
+    assert [
+        r.getMessage().count("the view tensorboard could not be written") for r in caplog.records
+    ] == [1]
 
 
 def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> None:
     code = (
-        "import os, sys; from engine.observe.logs import output_that_cannot_fail; output_that_cannot_fail();"
-        "[print('x' * 1000) for _ in range(100)]; print('y', file=sys.stderr); sys.stdout.flush(); os._exit(7)"
+        "import os, sys; from engine.observe.logs import output_that_cannot_fail;"
+        " output_that_cannot_fail();[print('x' * 1000) for _ in range(100)]; print('y',"
+        " file=sys.stderr); sys.stdout.flush(); os._exit(7)"
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=full, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdout=full,
+            stderr=full,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 7
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is told ---------------------------------------------------------------------------------
 
 
 def test_the_first_cause_is_told_not_what_fails_as_things_are_closed(tmp_path: Path) -> None:
@@ -338,7 +377,9 @@ def test_a_run_says_what_is_safe_and_how_it_goes_on(tmp_path: Path) -> None:
     assert told() == "the cause. Safe: nothing had begun; start it again."
     (tmp_path / "options.json").write_text("{}")
     again = f"`dataflow resume {tmp_path}`"
-    assert told() == f"the cause. Safe: no checkpoint had been made; {again} begins again at step 1."
+    assert (
+        told() == f"the cause. Safe: no checkpoint had been made; {again} begins again at step 1."
+    )
     for name in ("step_2", "step_10", ".tmp-step_12"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert told() == f"the cause. Safe: the checkpoint of step 10, from which {again} goes on."
@@ -352,7 +393,10 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
     plan = Plan(graph="g", digest="", seed=0, nodes=(), sources=(), models=(trained, fixed))
     monkeypatch.setattr("engine.checkpoint.room.free_bytes", lambda path: 35 << 30)
     warn_of_room(plan, tmp_path, 2)
-    told = "2 checkpoints of about 12.0 GiB each, and one more while it is written, need 36.0 GiB more; found 35.0 GiB"
+    told = (
+        "2 checkpoints of about 12.0 GiB each, and one more while it is written, need 36.0 GiB"
+        " more; found 35.0 GiB"
+    )
     assert told in caplog.text
     caplog.clear()
     (tmp_path / "step_1").mkdir()
@@ -368,7 +412,9 @@ def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr("engine.channels.outbox.Board", nothing)
-    with pytest.raises(StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "):
+    with pytest.raises(
+        StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "
+    ):
         SlabOutbox(SlabPool(limit=1 << 20), 0)
 
 
@@ -386,7 +432,9 @@ def test_what_a_kill_leaves_of_metrics_does_not_stand_in_the_way(tmp_path: Path)
 
 
 def test_files_that_arrow_and_python_write_count_alike(tmp_path: Path) -> None:
-    """The faults see what they are to see: opens, writes, renames, within the folder and nowhere else."""
+    """The faults see what they are to see: opens, writes, renames, within the folder and nowhere
+    else.
+    """
     (tmp_path / "in").mkdir()
     with installed(Faults(folder=str(tmp_path / "in"))) as faults:
         (tmp_path / "in" / "a").write_text("x")
@@ -395,4 +443,10 @@ def test_files_that_arrow_and_python_write_count_alike(tmp_path: Path) -> None:
             file.write(b"x")
         os.rename(tmp_path / "in" / "b", tmp_path / "in" / "c")
         json.loads((tmp_path / "in" / "a").read_text().replace("x", "1"))
-    assert faults.calls == [("open", "a"), ("write", "a"), ("open", "b"), ("write", "b"), ("rename", "c")]
+    assert faults.calls == [
+        ("open", "a"),
+        ("write", "a"),
+        ("open", "b"),
+        ("write", "b"),
+        ("rename", "c"),
+    ]

@@ -11,7 +11,12 @@ from parallel_ranks import FAULTY, NARROW, SAVED, STEPS, look, train, weights
 from tensor_ranks import ALL, QUICK, main
 from torch_models import FakeSession, save_tiny
 from torch_training import PG, alike, as_ranks, distance, opened
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from dataflow.errors import KernelError
 from operators.kernels.torch import heads
@@ -20,16 +25,33 @@ from operators.kernels.torch.slices import Slices
 LIMIT = 120.0
 """Seconds that the ranks may take."""
 
-WORLDS = [pytest.param(size, id=name, marks=pytest.mark.long) for size, name in (((2, 2), "1 x 2"), ((4, 2), "2 x 2"))]
+WORLDS = [
+    pytest.param(size, id=name, marks=pytest.mark.long)
+    for size, name in (((2, 2), "1 x 2"), ((4, 2), "2 x 2"))
+]
 
 
 def save_qwen3(directory: Path) -> str:
     """As save_tiny's qwen2, with norms of queries and keys."""
     base = save_tiny(directory)
     config = AutoModelForCausalLM.from_pretrained(base).config.to_dict()
-    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    kept += ("num_key_value_heads", "max_position_embeddings", "initializer_range", "pad_token_id", "eos_token_id")
-    Qwen3ForCausalLM(Qwen3Config(**{name: config[name] for name in kept}, head_dim=8)).save_pretrained(directory)
+    kept = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    kept += (
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "initializer_range",
+        "pad_token_id",
+        "eos_token_id",
+    )
+    Qwen3ForCausalLM(
+        Qwen3Config(**{name: config[name] for name in kept}, head_dim=8)
+    ).save_pretrained(directory)
     return base
 
 
@@ -38,14 +60,18 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("bases")
     found = {kind: save_tiny(folder / kind, kind) for kind in ("qwen2", "llama")}
     critic = save_tiny(folder / "critic")
-    AutoModelForTokenClassification.from_pretrained(found["qwen2"], num_labels=1).save_pretrained(critic)
+    AutoModelForTokenClassification.from_pretrained(found["qwen2"], num_labels=1).save_pretrained(
+        critic
+    )
     biased = save_tiny(folder / "biased", "llama", attention_bias=True, mlp_bias=True)
     return found | {"critic": critic, "biased": biased, "qwen3": save_qwen3(folder / "qwen3")}
 
 
 @pytest.fixture(scope="module", params=WORLDS)
 def folder(request: Any, tmp_path_factory: pytest.TempPathFactory, bases: dict[str, str]) -> Path:
-    """With what one rank saved after two Steps, and what all ranks wrote of everything that they did."""
+    """With what one rank saved after two Steps, and what all ranks wrote of everything that they
+    did.
+    """
     made = tmp_path_factory.mktemp("ranks")
     for name, case in (("saved", SAVED), ("narrow", NARROW)):
         kernel = case.open(bases)
@@ -85,10 +111,19 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_what_every_rank_has_stays_the_same_to_the_bit(ranks: list[dict[str, Any]], name: str) -> None:
+def test_what_every_rank_has_stays_the_same_to_the_bit(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
     first = ranks[0][name]
     split = {n for n, data in first["held"].items() if data.shape != first["weights"][n].shape}
-    assert {n.split(".")[-2] for n in split} >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"}
+    assert {n.split(".")[-2] for n in split} >= {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+    }
     assert not any("norm" in n or "embed" in n or "head" in n for n in split)
     for number, rank in enumerate(ranks):
         held = rank[name]["held"]
@@ -124,7 +159,8 @@ def test_narrow_weights_keep_their_wide_copies(
     bases: dict[str, str], folder: Path, ranks: list[dict[str, Any]]
 ) -> None:
     one, many = (
-        torch.load(folder / f"narrow of {which}" / "optimizer.pt", weights_only=True) for which in ("one", "many")
+        torch.load(folder / f"narrow of {which}" / "optimizer.pt", weights_only=True)
+        for which in ("one", "many")
     )
     assert one["names"] == many["names"]
     assert [copy.shape for copy in one["copies"]] == [copy.shape for copy in many["copies"]]
@@ -138,7 +174,9 @@ def test_narrow_weights_keep_their_wide_copies(
 
 def test_what_fails_on_one_share_fails_on_all_by_name(ranks: list[dict[str, Any]]) -> None:
     first, *others = (rank["faults"]["said"] for rank in ranks)
-    assert first["loss"].startswith("KernelError: train_policy: step 1: expected a loss that is finite, found ")
+    assert first["loss"].startswith(
+        "KernelError: train_policy: step 1: expected a loss that is finite, found "
+    )
     assert "expected a gradient norm that is finite" in first["gradient"]
     assert first["raised"].endswith("Error: an advantage of 3")
     assert "picky.advantage.advantage: row " in first["column"], "it failed on others"
@@ -152,7 +190,9 @@ def test_what_fails_on_one_share_fails_on_all_by_name(ranks: list[dict[str, Any]
         assert "picky.advantage.advantage: row " in other["column"]
 
 
-def test_a_step_after_faults_is_as_if_they_had_not_been(bases: dict[str, str], ranks: list[dict[str, Any]]) -> None:
+def test_a_step_after_faults_is_as_if_they_had_not_been(
+    bases: dict[str, str], ranks: list[dict[str, Any]]
+) -> None:
     alone = FAULTY.open(bases)
     (metrics,) = train(FAULTY, alone, [1])
     assert distance(ranks[0]["faults"]["weights"], weights(alone)) < 1e-6
@@ -180,7 +220,10 @@ class Mesh:
 
 REFUSED = {
     "expected sizes divisible by its 3 tensor ranks, found num_attention_heads of 4": (3, {}),
-    "found one with colwise_gather_output": (2, {"layers.*.self_attn.qkv_proj": "colwise_gather_output"}),
+    "found one with colwise_gather_output": (
+        2,
+        {"layers.*.self_attn.qkv_proj": "colwise_gather_output"},
+    ),
     "for 'qwen2', found none. Fix: tensor=1": (2, None),
     "found none": (2, {"layers.*.attention.query": "colwise"}),
 }
@@ -197,5 +240,10 @@ def test_what_cannot_be_split_is_refused(bases: dict[str, str], message: str) ->
 
 
 def test_weights_are_split_in_one_way(bases: dict[str, str]) -> None:
-    with pytest.raises(KernelError, match="train_policy: expected weights split in one way, found shard and tensor=2"):
-        opened(bases["qwen2"], PG, session=FakeSession(world=2, group=object()), tensor=2, shard=True)
+    with pytest.raises(
+        KernelError,
+        match="train_policy: expected weights split in one way, found shard and tensor=2",
+    ):
+        opened(
+            bases["qwen2"], PG, session=FakeSession(world=2, group=object()), tensor=2, shard=True
+        )

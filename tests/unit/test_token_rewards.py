@@ -1,4 +1,5 @@
-"""Rewards that are spread over tokens stay so: `add` and `overlong_penalty`, and what reads them."""
+"""Rewards that are spread over tokens stay so: `add` and `overlong_penalty`, and what reads them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, Schema, TokenReward
 from dataflow.user import Columns
-from operators.advantage import ADD, GAE, OVERLONG_PENALTY, RETURNS, add, kl_in_reward, overlong_penalty
+from operators.advantage import (
+    ADD,
+    GAE,
+    OVERLONG_PENALTY,
+    RETURNS,
+    add,
+    kl_in_reward,
+    overlong_penalty,
+)
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
@@ -80,8 +89,12 @@ ROWS = st.lists(
 
 @given(ROWS, st.sampled_from([1.0, 0.9]), st.data())
 @settings(max_examples=50, deadline=None)
-def test_returns_of_a_sum_are_the_sum_of_returns(rows: list, gamma: float, data: st.DataObject) -> None:
-    """Whatever is written and whatever is a hole: the plain reward counts once, where it would have counted alone."""
+def test_returns_of_a_sum_are_the_sum_of_returns(
+    rows: list, gamma: float, data: st.DataObject
+) -> None:
+    """Whatever is written and whatever is a hole: the plain reward counts once, where it would have
+    counted alone.
+    """
     plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))
     rollout = columns(Rollout, completion_mask=[[int(m) for m, *_ in row] for row in rows])
     spread = columns(

@@ -1,4 +1,5 @@
-"""The train kernel: the same update as a naive padded forward, however the rows are cut and packed."""
+"""The train kernel: the same update as a naive padded forward, however the rows are cut and packed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ import torch
 from torch import Tensor
 from torch_models import FakeSession, prompt_chunk, save_tiny
 from torch_rows import padded_logprobs, plain, random_rows, rollout, token_column
-from torch_training import CLIPPED, PG, PPO, assignment, distance, opened, term, weights_of, with_advantage
+from torch_training import (
+    CLIPPED,
+    PG,
+    PPO,
+    assignment,
+    distance,
+    opened,
+    term,
+    weights_of,
+    with_advantage,
+)
 from transformers import AutoModelForTokenClassification
 
 from dataflow.batch import Batch
@@ -39,7 +50,9 @@ def critic(tmp_path_factory: pytest.TempPathFactory, base: str) -> str:
     return str(folder)
 
 
-def naive_gradients(base: str, rows: Batch, loss_of: Callable[[list[Tensor]], Tensor]) -> dict[str, Tensor]:
+def naive_gradients(
+    base: str, rows: Batch, loss_of: Callable[[list[Tensor]], Tensor]
+) -> dict[str, Tensor]:
     """Of a loss over the rows' log-probs from one padded forward of transformers."""
     module = plain(base)
     loss_of(padded_logprobs(module, rows)).backward()
@@ -54,7 +67,9 @@ def gradients(
     found: dict[str, Tensor] = {}
 
     def kept(lr: float, norm: Tensor) -> None:
-        found.update({n: p.grad.clone() for n, p in kernel._module.named_parameters() if p.grad is not None})
+        found.update(
+            {n: p.grad.clone() for n, p in kernel._module.named_parameters() if p.grad is not None}
+        )
         kernel._optimizer.clear()
 
     monkeypatch.setattr(kernel._optimizer, "step", kept)
@@ -68,11 +83,16 @@ def masks(rows: Batch) -> list[Tensor]:
 
 
 AGGREGATES: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]] = {
-    "token_mean": lambda x, m: sum((a * b).sum() for a, b in zip(x, m, strict=True)) / sum(b.sum() for b in m),
-    "sequence_mean": lambda x, m: (
-        sum((a * b).sum() / b.sum() for a, b in zip(x, m, strict=True) if b.sum()) / sum(b.sum() > 0 for b in m)
+    "token_mean": lambda x, m: (
+        sum((a * b).sum() for a, b in zip(x, m, strict=True)) / sum(b.sum() for b in m)
     ),
-    "sequence_sum": lambda x, m: sum((a * b).sum() for a, b in zip(x, m, strict=True)) / sum(b.sum() > 0 for b in m),
+    "sequence_mean": lambda x, m: (
+        sum((a * b).sum() / b.sum() for a, b in zip(x, m, strict=True) if b.sum())
+        / sum(b.sum() > 0 for b in m)
+    ),
+    "sequence_sum": lambda x, m: (
+        sum((a * b).sum() for a, b in zip(x, m, strict=True)) / sum(b.sum() > 0 for b in m)
+    ),
     "constant": lambda x, m: sum((a * b).sum() for a, b in zip(x, m, strict=True)) / (9 * 20),
 }
 
@@ -84,7 +104,10 @@ def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
 ) -> None:
     rows = random_rows(4, 3)
     given = with_advantage(rows, name="clipped_policy_loss")
-    gain, old = given.inputs["clipped_policy_loss.advantage"].ragged("advantage"), rows.ragged("sampler_logprobs")
+    gain, old = (
+        given.inputs["clipped_policy_loss.advantage"].ragged("advantage"),
+        rows.ragged("sampler_logprobs"),
+    )
 
     def loss_of(logprobs: list[Tensor]) -> Tensor:
         terms = []
@@ -95,14 +118,25 @@ def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
         return AGGREGATES[aggregate](terms, masks(rows))
 
     wanted = naive_gradients(base, rows, loss_of)
-    found = gradients(base, monkeypatch, PPO, given, aggregate=aggregate, tokens=tokens, max_tokens=9, step_rows=20)
+    found = gradients(
+        base,
+        monkeypatch,
+        PPO,
+        given,
+        aggregate=aggregate,
+        tokens=tokens,
+        max_tokens=9,
+        step_rows=20,
+    )
     largest = max(float(g.abs().max()) for g in wanted.values())
     assert largest > 1e-4
     for name, gradient in wanted.items():
         assert float((found[name] - gradient).abs().max()) < 1e-5 * max(1.0, largest), name
 
 
-def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = random_rows(3, 4)
     given = with_advantage(rows)
     shared = gradients(base, monkeypatch, PG, given)
@@ -115,9 +149,16 @@ def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(base: str, mo
 
 @pytest.mark.parametrize("tokens", [15, 25])
 @pytest.mark.parametrize("split", [(1, 1), (2, 1), (2, 3)])
-def test_micro_batches_do_not_change_the_weights(base: str, tokens: int, split: tuple[int, int]) -> None:
+def test_micro_batches_do_not_change_the_weights(
+    base: str, tokens: int, split: tuple[int, int]
+) -> None:
     rows = random_rows(6, 3)
-    params: dict[str, Any] = {"epochs": split[0], "minibatches": split[1], "optimizer": AdamW(eps=1e-3), "lr": 1e-3}
+    params: dict[str, Any] = {
+        "epochs": split[0],
+        "minibatches": split[1],
+        "optimizer": AdamW(eps=1e-3),
+        "lr": 1e-3,
+    }
     loss = PPO + 0.1 * Loss((term(losses.ENTROPY),))
     whole, cut = opened(base, loss, **params), opened(base, loss, tokens=tokens, **params)
     before = weights_of(whole)
@@ -154,7 +195,11 @@ def test_scopes_reduce_over_rows_and_groups(base: str, monkeypatch: pytest.Monke
     wanted = {
         "sequence": lambda x: sum(-s.square() for s in sums(x, masks(rows))) / 8,
         "group": lambda x: (
-            sum((sums(x, masks(rows))[2 * g] + sums(x, masks(rows))[2 * g + 1]).square() for g in range(4)) / 4
+            sum(
+                (sums(x, masks(rows))[2 * g] + sums(x, masks(rows))[2 * g + 1]).square()
+                for g in range(4)
+            )
+            / 4
         ),
     }
     assert all(m.sum() for m in masks(rows))
@@ -163,7 +208,9 @@ def test_scopes_reduce_over_rows_and_groups(base: str, monkeypatch: pytest.Monke
         expected = naive_gradients(base, rows, wanted[scope])
         largest = max(float(g.abs().max()) for g in expected.values())
         for tokens in (16384, 22):
-            found = gradients(base, monkeypatch, Loss((term(function),)), assignment(rows), tokens=tokens)
+            found = gradients(
+                base, monkeypatch, Loss((term(function),)), assignment(rows), tokens=tokens
+            )
             assert distance(found, expected) < 3e-5 * largest
 
 
@@ -184,13 +231,17 @@ def test_now_has_the_segments_of_its_micro_batch(base: str) -> None:
     (now,) = seen
     live = [i for i, m in enumerate(masks(rows)) if m.sum()]
     assert (now.rows, now.step) == (len(live), 3)
-    assert now.row.tolist() == [k for k, i in enumerate(live) for _ in rows.ragged("completion_ids")[i]]
+    assert now.row.tolist() == [
+        k for k, i in enumerate(live) for _ in rows.ragged("completion_ids")[i]
+    ]
     assert now.version is not None
     assert now.sampler_logprobs is not None
     assert now.version.dtype == torch.int32
 
 
-def test_old_that_the_plan_answers_with_now_is_ratio_one(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_that_the_plan_answers_with_now_is_ratio_one(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = random_rows(3, 2)
     clipped = Loss((term(losses.CLIPPED_POLICY, now=("old",), **CLIPPED),))
     a = gradients(base, monkeypatch, clipped, with_advantage(rows, name="clipped_policy_loss"))
@@ -198,7 +249,9 @@ def test_old_that_the_plan_answers_with_now_is_ratio_one(base: str, monkeypatch:
     assert distance(a, b) < 1e-6
 
 
-def test_the_temperature_of_the_rollout_divides_the_logits(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_temperature_of_the_rollout_divides_the_logits(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = random_rows(2, 2)
     seen: list[Tensor] = []
 
@@ -217,7 +270,11 @@ def test_schedules_are_read_at_the_step(base: str) -> None:
     rows = random_rows(2, 2)
     loss = linear(2.0, 0.0, 3)
     kernel = opened(base, Loss((term(losses.SUPERVISED, weight=loss),)), lr=linear(1e-3, 0.0, 3))
-    assert [kernel.step(assignment(rows, step))["optim/lr"] for step in (1, 2, 3)] == [1e-3, 5e-4, 0.0]
+    assert [kernel.step(assignment(rows, step))["optim/lr"] for step in (1, 2, 3)] == [
+        1e-3,
+        5e-4,
+        0.0,
+    ]
     before = weights_of(kernel)
     kernel.step(assignment(rows, 4))
     assert distance(before, weights_of(kernel)) == 0.0
@@ -230,7 +287,12 @@ def test_beta_of_a_schedule_reaches_the_formula(base: str, monkeypatch: pytest.M
         "clipped_policy_loss__reference": token_column(rows, "logprobs", low=-5.0, high=-4.0),
     }
     scheduled = Loss(
-        (term(losses.CLIPPED_POLICY, **(CLIPPED | {"beta": linear(0.4, 0.2, 2), "clip": (linear(0.1, 0.3, 2), 0.3)})),)
+        (
+            term(
+                losses.CLIPPED_POLICY,
+                **(CLIPPED | {"beta": linear(0.4, 0.2, 2), "clip": (linear(0.1, 0.3, 2), 0.3)}),
+            ),
+        )
     )
     fixed = Loss((term(losses.CLIPPED_POLICY, **(CLIPPED | {"beta": 0.2, "clip": (0.3, 0.3)})),))
     a = gradients(base, monkeypatch, scheduled, assignment(rows, 2, **ports))
@@ -242,7 +304,10 @@ def test_a_critic_trains_on_returns(critic: str) -> None:
     rows = random_rows(4, 2)
     goal = token_column(rows, "returns", schema=Returns)
     kernel = opened(critic, Loss((term(losses.VALUE, clip=None),)), head="scalar", lr=1e-2)
-    found = [kernel.step(assignment(rows, s, value_loss__returns=goal))["loss/value_loss"] for s in range(1, 15)]
+    found = [
+        kernel.step(assignment(rows, s, value_loss__returns=goal))["loss/value_loss"]
+        for s in range(1, 15)
+    ]
     assert found[-1] < 0.7 * found[0]
 
 
@@ -262,7 +327,9 @@ def test_nothing_to_train_is_counted_and_changes_nothing(base: str) -> None:
     assert kernel.step(with_advantage(rows.take(np.zeros(2, dtype=bool))))["optim/updates"] == 0.0
     masked = random_rows(2, 2)
     zeros = np.zeros(len(masked.ragged("completion_ids").values), dtype=np.uint8)
-    mask = Batch.make(masked.keys, {"completion_mask": masked.ragged("completion_ids").like(zeros)}, Reward)
+    mask = Batch.make(
+        masked.keys, {"completion_mask": masked.ragged("completion_ids").like(zeros)}, Reward
+    )
     masked = masked.with_columns({"completion_mask": mask.array("completion_mask")})
     assert kernel.step(with_advantage(masked))["optim/skipped"] == 2.0
     assert distance(before, weights_of(kernel)) == 0.0
@@ -272,7 +339,11 @@ def test_steps_before_start_consume_without_training(base: str) -> None:
     rows = random_rows(2, 2)
     kernel = opened(base, PG, start=3)
     before = weights_of(kernel)
-    assert [kernel.step(with_advantage(rows, s))["optim/updates"] for s in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    assert [kernel.step(with_advantage(rows, s))["optim/updates"] for s in (1, 2, 3)] == [
+        0.0,
+        0.0,
+        1.0,
+    ]
     assert distance(before, weights_of(kernel)) > 0.0
 
 
@@ -299,24 +370,36 @@ def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str) -> None:
     rows = random_rows(3, 2)
     with torch.no_grad():
         own = torch.cat(padded_logprobs(plain(base), rows)).numpy()
-    same = Batch.make(rows.keys, {"sampler_logprobs": rows.ragged("completion_ids").like(own)}, Logprobs)
+    same = Batch.make(
+        rows.keys, {"sampler_logprobs": rows.ragged("completion_ids").like(own)}, Logprobs
+    )
     rows = rows.with_columns({"sampler_logprobs": same.array("sampler_logprobs")})
     assert abs(opened(base, PG).step(with_advantage(rows))["policy/mismatch_kl"]) < 1e-6
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_module_that_generates_and_trains_agrees_with_itself(base: str, temperature: float) -> None:
+def test_a_module_that_generates_and_trains_agrees_with_itself(
+    base: str, temperature: float
+) -> None:
     session, model = FakeSession(seed=5), Model("policy", base, trainable=True)
     sampler, trainer = TorchGenerate(), TorchTrain()
     sampling = {"n": 3, "max_tokens": 8, "temperature": temperature}
     sampler.open(
-        KernelNode(name="r", operator="generate", models={"policy": model}, params=sampling), Layout(), session
+        KernelNode(name="r", operator="generate", models={"policy": model}, params=sampling),
+        Layout(),
+        session,
     )
     params = {"loss": PPO, "lr": 1e-2, "temperature": temperature}
-    trainer.open(KernelNode(name="t", operator="train", models={"model": model}, params=params), Layout(), session)
+    trainer.open(
+        KernelNode(name="t", operator="train", models={"model": model}, params=params),
+        Layout(),
+        session,
+    )
 
     def rows() -> Batch:
-        return Batch.concat(list(sampler.run(prompt_chunk(["reverse abc", "reverse xy", "add 1 2"])))).sorted()
+        return Batch.concat(
+            list(sampler.run(prompt_chunk(["reverse abc", "reverse xy", "add 1 2"])))
+        ).sorted()
 
     first = rows()
     metrics = trainer.step(with_advantage(first, name="clipped_policy_loss"))

@@ -33,7 +33,10 @@ def test_a_row_that_is_not_finite_stops_the_run_by_name(base: str) -> None:
     kernel = opened(base, PG)
     before = weights_of(kernel)
     with pytest.raises(
-        KernelError, match=r"train_policy: step 4: expected a loss that is finite, found .*first row \(11, 1, 0\)"
+        KernelError,
+        match=(
+            r"train_policy: step 4: expected a loss that is finite, found .*first row \(11, 1, 0\)"
+        ),
     ):
         kernel.step(assignment(rows, 4, policy_gradient_loss__advantage=bad))
     assert distance(before, weights_of(kernel)) == 0.0
@@ -43,7 +46,10 @@ def test_a_row_that_is_not_finite_stops_the_run_by_name(base: str) -> None:
 def test_a_column_of_other_rows_is_refused(base: str) -> None:
     rows = random_rows(2, 2)
     other = token_column(random_rows(2, 2, seed=3), "advantage")
-    with pytest.raises(DataError, match=r"policy_gradient_loss\.advantage\.advantage: row \(10, \d, 0\) has \d values"):
+    with pytest.raises(
+        DataError,
+        match=r"policy_gradient_loss\.advantage\.advantage: row \(10, \d, 0\) has \d values",
+    ):
         opened(base, PG).step(assignment(rows, policy_gradient_loss__advantage=other))
 
 
@@ -53,14 +59,19 @@ def test_a_loss_of_the_wrong_length_is_refused(base: str) -> None:
         return Terms(now.logprobs.mean())
 
     with pytest.raises(
-        KernelError, match=r"loss averaged: expected Terms.loss of shape \[\d+\], one number a token, found \[\]"
+        KernelError,
+        match=(
+            r"loss averaged: expected Terms.loss of shape \[\d+\], one number a token, found \[\]"
+        ),
     ):
         opened(base, Loss((term(loss_function(averaged)),))).step(assignment(random_rows(2, 2)))
 
 
 def test_a_loss_without_gradient_is_refused(base: str) -> None:
     function = loss_function(lambda now: Terms(now.logprobs.detach()), name="constant")
-    with pytest.raises(KernelError, match="expected a loss that depends on what the model says, found a constant"):
+    with pytest.raises(
+        KernelError, match="expected a loss that depends on what the model says, found a constant"
+    ):
         opened(base, Loss((term(function),))).step(assignment(random_rows(2, 2)))
 
 
@@ -68,11 +79,17 @@ def test_a_loss_without_gradient_is_refused(base: str) -> None:
     ("params", "message"),
     [
         ({"aggregate": "token-mean"}, "expected aggregate to be one of token_mean"),
-        ({"aggregate": "constant"}, "divides by the rows of a Step times max_tokens, found None and None"),
+        (
+            {"aggregate": "constant"},
+            "divides by the rows of a Step times max_tokens, found None and None",
+        ),
         ({"masked_rows": "all"}, "expected masked_rows to be one of skip, count, found 'all'"),
         ({"optimizer": "sgd"}, "expected optimizer 'adamw'"),
         ({"loss": Loss((term(losses.VALUE, clip=None),))}, "needs a Model with head='scalar'"),
-        ({"loss": Loss((term(losses.DPO, beta=0.1),)), "aggregate": "sequence_sum"}, "takes only their mean"),
+        (
+            {"loss": Loss((term(losses.DPO, beta=0.1),)), "aggregate": "sequence_sum"},
+            "takes only their mean",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_honoured_are_refused_at_open(

@@ -1,4 +1,6 @@
-"""What the train kernel makes of numbers: foreign tokens, masked rows, the constant, the behaviour, the mismatch."""
+"""What the train kernel makes of numbers: foreign tokens, masked rows, the constant, the behaviour,
+the mismatch.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def with_mask(rows: Batch, mask: np.ndarray) -> Batch:
     offsets = rows.ragged("completion_ids").offsets
-    made = Batch.make(rows.keys, {"completion_mask": Ragged(mask.astype(np.uint8), offsets)}, Completion)
+    made = Batch.make(
+        rows.keys, {"completion_mask": Ragged(mask.astype(np.uint8), offsets)}, Completion
+    )
     return rows.with_columns({"completion_mask": made.array("completion_mask")})
 
 
 def partly_masked() -> tuple[Batch, int]:
     """Six rows, of which the first and the fifth have no trained token; and how many have some."""
     rows = random_rows(3, 2)
-    mask, segments = np.ones(len(rows.ragged("completion_ids").values)), rows.ragged("completion_ids").segments()
+    mask, segments = (
+        np.ones(len(rows.ragged("completion_ids").values)),
+        rows.ragged("completion_ids").segments(),
+    )
     mask[np.isin(segments, [0, 4])] = 0
     return with_mask(rows, mask), 4
 
@@ -75,7 +82,12 @@ def test_masked_rows_count_where_that_was_asked_for(base: str, aggregate: str) -
 def test_the_constant_divides_by_a_full_update_whatever_is_left(base: str) -> None:
     rows, _ = partly_masked()
     params = {"aggregate": "constant", "max_tokens": 6, "step_rows": 8}
-    whole = opened(base, PG, aggregate="sequence_sum").step(with_advantage(rows))["loss/policy_gradient_loss"] * 4
+    whole = (
+        opened(base, PG, aggregate="sequence_sum").step(with_advantage(rows))[
+            "loss/policy_gradient_loss"
+        ]
+        * 4
+    )
     found = opened(base, PG, **params).step(with_advantage(rows))["loss/policy_gradient_loss"]
     assert found == pytest.approx(whole / (8 * 6), rel=1e-5)
     # Two updates of one Step: each divides by half of a full Step, and the mean over both is shown.
@@ -87,7 +99,9 @@ def test_the_mismatch_is_that_of_equal_temperatures_or_none(base: str) -> None:
     rows = random_rows(2, 2)
     supervised = Loss((term(losses.SUPERVISED),))
     same = opened(base, supervised, temperature=0.3, sampler_temperature=0.3).step(assignment(rows))
-    other = opened(base, supervised, temperature=1.0, sampler_temperature=0.3).step(assignment(rows))
+    other = opened(base, supervised, temperature=1.0, sampler_temperature=0.3).step(
+        assignment(rows)
+    )
     assert "policy/mismatch_kl" in same
     assert "policy/mismatch_kl" not in other
 
@@ -101,8 +115,12 @@ def test_a_loss_is_told_what_was_drawn_and_what_the_policy_said(base: str) -> No
         return Terms(now.logprobs)
 
     rows = random_rows(2, 2)
-    mass = rows.ragged("completion_ids").like(np.full(len(rows.ragged("completion_ids").values), -0.25, np.float32))
-    cut = Batch.make(rows.keys, {n: rows.array(n) for n in rows.names} | {"sampler_mass": mass}, TruncatedRollout)
+    mass = rows.ragged("completion_ids").like(
+        np.full(len(rows.ragged("completion_ids").values), -0.25, np.float32)
+    )
+    cut = Batch.make(
+        rows.keys, {n: rows.array(n) for n in rows.names} | {"sampler_mass": mass}, TruncatedRollout
+    )
     kernel = opened(base, Loss((term(loss_function(look)),)))
     kernel.step(assignment(rows))
     kernel.step(assignment(cut, 2))
@@ -114,7 +132,13 @@ def test_a_loss_is_told_what_was_drawn_and_what_the_policy_said(base: str) -> No
     torch.testing.assert_close(part.behaviour, part.sampler_logprobs + 0.25)
     assert (
         Now(
-            mask=part.mask, row=part.row, group=part.group, row_group=part.row_group, rows=1, groups=1, step=1
+            mask=part.mask,
+            row=part.row,
+            group=part.group,
+            row_group=part.row_group,
+            rows=1,
+            groups=1,
+            step=1,
         ).behaviour
         is None
     )

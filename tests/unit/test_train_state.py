@@ -35,7 +35,9 @@ def test_restored_training_goes_on_with_the_same_bits(base: str, tmp_path: Path)
     assert a == b
     assert distance(weights_of(first), weights_of(second)) == 0.0
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert sum(p.numel() for p in fresh.parameters()) == sum(p.numel() for p in plain(base).parameters())
+    assert sum(p.numel() for p in fresh.parameters()) == sum(
+        p.numel() for p in plain(base).parameters()
+    )
 
 
 def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> None:
@@ -56,7 +58,10 @@ def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: P
         kernel.step(assignment(rows, step))
     masters = [m for _, m in kernel._optimizer._copied]
     assert masters[0].dtype == torch.float32
-    moved = max(float((m.detach() - before[n].float()).abs().max()) for m, n in zip(masters, before, strict=True))
+    moved = max(
+        float((m.detach() - before[n].float()).abs().max())
+        for m, n in zip(masters, before, strict=True)
+    )
     assert moved == pytest.approx(3e-5, rel=0.3)
     kernel.save(tmp_path / "narrow")
     other = opened(base, Loss((term(losses.SUPERVISED),)), dtype="bfloat16", lr=1e-5)

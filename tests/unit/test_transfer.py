@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from dataflow.errors import RunError
 from engine.weights.transfer import Held, Move, Placed, copies, pairs_of, shards, transfer_plan
 
-SHAPES = st.lists(st.sampled_from([(), (1,), (7,), (16, 3), (5, 2, 2), (0, 4), (33, 1)]), max_size=6)
+SHAPES = st.lists(
+    st.sampled_from([(), (1,), (7,), (16, 3), (5, 2, 2), (0, 4), (33, 1)]), max_size=6
+)
 
 
-def placed(shapes: list[tuple[int, ...]], ranks: int, sharded: bool, item: int = 4) -> tuple[Placed, ...]:
+def placed(
+    shapes: list[tuple[int, ...]], ranks: int, sharded: bool, item: int = 4
+) -> tuple[Placed, ...]:
     deal = shards if sharded else copies
     return tuple(
         Placed(name=f"p{i}", dtype="float32", shape=shape, item=item, held=deal(shape, ranks))
@@ -43,7 +47,10 @@ def test_every_row_comes_once_from_a_rank_that_has_it(
     moves = transfer_plan(source, destination)
     got: dict[tuple[int, int], list[int]] = defaultdict(list)
     for move in moves:
-        assert any(h.rank == move.source and h.low <= move.low and move.high <= h.high for h in source[move.piece].held)
+        assert any(
+            h.rank == move.source and h.low <= move.low and move.high <= h.high
+            for h in source[move.piece].held
+        )
         got[move.destination, move.piece] += range(move.low, move.high)
     for number, piece in enumerate(destination):
         for held in piece.held:
@@ -54,7 +61,9 @@ def test_every_row_comes_once_from_a_rank_that_has_it(
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 20), st.booleans())
-def test_no_holder_sends_much_more_than_the_mean(writers: int, readers: int, pieces: int, split: bool) -> None:
+def test_no_holder_sends_much_more_than_the_mean(
+    writers: int, readers: int, pieces: int, split: bool
+) -> None:
     shapes = [(600, 4)] * pieces
     source = placed(shapes, writers, False)
     load = sent(transfer_plan(source, placed(shapes, readers, split)), source)
@@ -86,9 +95,13 @@ def test_in_a_round_nobody_sends_or_receives_twice(
 
 
 @given(SHAPES, st.integers(1, 4), st.integers(1, 4))
-def test_blocking_messages_in_this_order_end(shapes: list[tuple[int, ...]], writers: int, readers: int) -> None:
+def test_blocking_messages_in_this_order_end(
+    shapes: list[tuple[int, ...]], writers: int, readers: int
+) -> None:
     """Every rank goes through its pairs in order, and one moves only when both ends are at it."""
-    pairs = list(pairs_of(transfer_plan(placed(shapes, writers, True), placed(shapes, readers, True))))
+    pairs = list(
+        pairs_of(transfer_plan(placed(shapes, writers, True), placed(shapes, readers, True)))
+    )
     senders = {s: [p for p in pairs if p[0] == s] for s in range(writers)}
     receivers = {d: [p for p in pairs if p[1] == d] for d in range(readers)}
     left = len(pairs)
@@ -110,7 +123,9 @@ def test_adjacent_rows_of_a_pair_are_one_move() -> None:
 
 def test_the_nearest_holder_sends() -> None:
     shapes = [(64, 4)] * 3
-    far = transfer_plan(placed(shapes, 2, False), placed(shapes, 2, False), distance=lambda s, d: int(s == d))
+    far = transfer_plan(
+        placed(shapes, 2, False), placed(shapes, 2, False), distance=lambda s, d: int(s == d)
+    )
     assert {(m.source, m.destination) for m in far} == {(0, 1), (1, 0)}
 
 

@@ -1,6 +1,7 @@
 """Right graphs that look wrong: each is warned of by name, once, and refused with --strict.
 
-`GOLDEN=write pytest tests/unit/test_warnings.py` writes the golden messages anew; read the difference first.
+`GOLDEN=write pytest tests/unit/test_warnings.py` writes the golden messages anew; read the
+difference first.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def test_a_right_graph_is_not_warned_of(make: Callable[[], Graph]) -> None:
 
 
 def test_a_port_that_is_not_read_counts_for_no_warning() -> None:
-    """A reference whose beta is 0 is the trained policy; a policy gradient of weight 0 has no update."""
+    """A reference whose beta is 0 is the trained policy; a policy gradient of weight 0 has no
+    update.
+    """
     rollout = doubtful.sampled()
     reference = doubtful.logprobs(doubtful.policy, rollout, name="reference")
     loss = doubtful.clipped_policy_loss(doubtful.compared(rollout), reference=reference, beta=0.0)
@@ -111,11 +114,20 @@ def test_explain_has_the_warnings_and_the_plan_file_too(graph: Graph) -> None:
 
 @pytest.mark.parametrize("command", ["check", "explain"])
 def test_the_command_line_shows_and_refuses(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_tiny(tmp_path)
     (tmp_path / "two.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n' * 2)
-    flags = ["graphs.grpo:grpo", "--base", str(tmp_path / "tiny"), "--data", str(tmp_path / "two.jsonl")]
+    flags = [
+        "graphs.grpo:grpo",
+        "--base",
+        str(tmp_path / "tiny"),
+        "--data",
+        str(tmp_path / "two.jsonl"),
+    ]
     flags += ["--reward-fn", "tests.right_graphs:exact"]
     assert main([command, *flags]) == 0
     shown = capsys.readouterr().out
@@ -128,10 +140,16 @@ def test_the_command_line_shows_and_refuses(
 
 def test_a_plan_that_predicts_an_hour_a_step_is_warned_of(graph: Graph) -> None:
     checked = check(graph)
-    assert not [w for w in make_plan(checked, seed=0, cluster=CLUSTER).warnings if w.rule == "slow_step"]
-    longer = graph.map(lambda n: n.changed(params=n.params | {"batch": 2_000_000}) if n.name == "prompts" else n)
+    assert not [
+        w for w in make_plan(checked, seed=0, cluster=CLUSTER).warnings if w.rule == "slow_step"
+    ]
+    longer = graph.map(
+        lambda n: n.changed(params=n.params | {"batch": 2_000_000}) if n.name == "prompts" else n
+    )
     large = replace(CLUSTER, memory=2**50)
-    (found,) = [w for w in make_plan(check(longer), seed=0, cluster=large).warnings if w.rule == "slow_step"]
+    (found,) = [
+        w for w in make_plan(check(longer), seed=0, cluster=large).warnings if w.rule == "slow_step"
+    ]
     assert "hours at the greatest lengths" in found.problem
     assert found.origin is not None
 
@@ -143,13 +161,16 @@ def test_a_selection_that_keeps_nothing_is_warned_of_in_each_empty_step() -> Non
     keep = replace(PLAN.node("keep"), refill=False)
     plan = replace(PLAN, nodes=tuple(keep if n.name == "keep" else n for n in PLAN.nodes))
     outcomes = Outcomes(keep={"keep": 0.0})
-    run = Simulation(plan, Settings(steps=2), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes)
+    run = Simulation(
+        plan, Settings(steps=2), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes
+    )
     run.begin()
     assert run.run() is not None
     found = [i.warning for _, i in run.history.instructions if isinstance(i, Warn)]
     assert [w.rule for w in found] == ["empty_step", "empty_step"]
     assert str(found[0]).startswith(
-        "keep: step 1 has no row to train, and its weights stay as they are: 'keep' kept none of its 2 prompts"
+        "keep: step 1 has no row to train, and its weights stay as they are: 'keep' kept none of"
+        " its 2 prompts"
     )
 
 

@@ -15,11 +15,17 @@ from engine.weights.pieces import DTYPES, SCHEMA, from_records, to_batch
 
 
 def some_pieces() -> list[Piece]:
-    """Every dtype; an odd number of bytes before wide ones, a scalar, an empty one, one that is not contiguous."""
+    """Every dtype; an odd number of bytes before wide ones, a scalar, an empty one, one that is not
+    contiguous.
+    """
     draw = torch.Generator().manual_seed(3)
     found = [Piece("odd", torch.arange(3, dtype=torch.uint8))]
     for dtype in DTYPES:
-        found.append(Piece(f"of.{dtype}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, dtype))))
+        found.append(
+            Piece(
+                f"of.{dtype}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, dtype))
+            )
+        )
     found += [
         Piece("scalar", torch.tensor(2.5)),
         Piece("empty", torch.zeros(0, 4)),
@@ -83,7 +89,9 @@ def test_an_outbox_of_shared_memory_keeps_the_block_without_a_copy() -> None:
     block = channel.keep(batch)
     (records,) = channel.fetch([Request(worker="w", block=block)])
     (piece,) = from_records(records, digest)
-    memory[0][:4] = np.frombuffer(np.float32(7.0).tobytes(), np.uint8)  # one memory: the writer's change is seen
+    memory[0][:4] = np.frombuffer(
+        np.float32(7.0).tobytes(), np.uint8
+    )  # one memory: the writer's change is seen
     assert piece.data[:2].tolist() == [7.0, 3.0]
     channel.close()
 
@@ -111,7 +119,12 @@ def test_a_changed_piece_is_named() -> None:
     row = batch.records.column("name").to_pylist().index("turned")
     data = bytearray(batch.records.column("data")[row].as_py())
     data[5] ^= 1
-    for column, value in (("data", bytes(data)), ("shape", [4, 6]), ("dtype", "int32"), ("hash", bytes(16))):
+    for column, value in (
+        ("data", bytes(data)),
+        ("shape", [4, 6]),
+        ("dtype", "int32"),
+        ("hash", bytes(16)),
+    ):
         with pytest.raises(RunError, match="piece 'turned'"):
             list(from_records(changed(batch.records, column, row, value), digest))
 
@@ -126,7 +139,13 @@ def test_swapped_data_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [([0, 2], "'c'.*missing"), ([0, 1, 1, 2], "'b' twice"), ([1, 0, 2], "'b'"), ([0, 1], "'b'.*missing"), ([], "none")],
+    [
+        ([0, 2], "'c'.*missing"),
+        ([0, 1, 1, 2], "'b' twice"),
+        ([1, 0, 2], "'b'"),
+        ([0, 1], "'b'.*missing"),
+        ([], "none"),
+    ],
 )
 def test_missing_doubled_and_swapped_pieces_are_named(rows: list[int], said: str) -> None:
     batch, digest = to_batch([Piece(n, torch.full((2,), float(i))) for i, n in enumerate("abc")])

@@ -46,13 +46,21 @@ text = st.text(max_size=6)
 integer = st.integers(-(2**63), 2**63 - 1)
 number = st.floats(allow_nan=False)
 array = st.sampled_from(["<i8", "<i4", "<u8", "u1", "<f4"]).flatmap(
-    lambda kind: st.lists(st.integers(0, 100), max_size=4).map(lambda values: np.array(values, kind))
+    lambda kind: st.lists(st.integers(0, 100), max_size=4).map(
+        lambda values: np.array(values, kind)
+    )
 )
 
 
 def of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
     """Values of an annotation."""
-    plain = {str: text, int: integer, float: number, bool: st.booleans(), bytes: st.binary(max_size=8)}
+    plain = {
+        str: text,
+        int: integer,
+        float: number,
+        bool: st.booleans(),
+        bytes: st.binary(max_size=8),
+    }
     plain |= {np.ndarray: array, Path: text.map(Path), type(None): st.none()}
     if isinstance(hint, type) and hint in plain:
         return plain[hint]
@@ -80,7 +88,9 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
     if dataclasses.is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+        return all(
+            same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)
+        )
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
@@ -116,7 +126,9 @@ def test_garbage_is_one_error(data: bytes) -> None:
 def test_changed_bytes_are_an_error_or_a_message() -> None:
     """Whatever bit is flipped: a message of the table comes out, or one RunError."""
     keys = Keys.of(range(3))
-    good = encode(Tell(epoch=0, number=1, instruction=RunChunk(id=1, node="n", worker="w", step=1, keys=keys)))
+    good = encode(
+        Tell(epoch=0, number=1, instruction=RunChunk(id=1, node="n", worker="w", step=1, keys=keys))
+    )
     refused = 0
     for at in range(len(good)):
         for bit in range(8):
@@ -163,7 +175,9 @@ def test_what_no_class_has_is_refused(body: Any) -> None:
         decode(msgspec.msgpack.encode(body) if "Prepared" not in body else b"\x92\xa8Prepared\xc1")
 
 
-@pytest.mark.parametrize("wrong", [["<U4", b"1234"], ["<i8", b"1234"], ["|O", b"12345678"], [[[[[]]]]], "text", 3])
+@pytest.mark.parametrize(
+    "wrong", [["<U4", b"1234"], ["<i8", b"1234"], ["|O", b"12345678"], [[[[[]]]]], "text", 3]
+)
 def test_arrays_of_other_forms_are_refused(wrong: Any) -> None:
     keys = {"position": wrong, "sample": ["<i4", b""], "attempt": ["<i4", b""]}
     body = ["RunChunk", {"id": 1, "node": "n", "worker": "w", "step": 1, "keys": keys}]
@@ -182,10 +196,20 @@ def test_what_cannot_be_sent_says_so() -> None:
     with pytest.raises(RunError, match=r"expected one of .* found a dict"):
         encode({})
     with pytest.raises(RunError, match="one dimension"):
-        encode(TrainStep(sequence=0, node="n", worker="w", step=1, keys=Keys.of([1]), inputs={}, mine=np.zeros((2, 2))))
+        encode(
+            TrainStep(
+                sequence=0,
+                node="n",
+                worker="w",
+                step=1,
+                keys=Keys.of([1]),
+                inputs={},
+                mine=np.zeros((2, 2)),
+            )
+        )
 
 
-# --- frames ---------------------------------------------------------------------------------------------------------
+# --- frames ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -265,7 +289,7 @@ def test_descriptors_that_were_announced_must_come(pair: tuple[Link, Link]) -> N
         pair[1].receive()
 
 
-# --- the inbox ------------------------------------------------------------------------------------------------------
+# --- the inbox ------------------------------------------------------------------------------------
 
 
 def run(number: int) -> RunChunk:
@@ -348,7 +372,10 @@ def test_close_wakes_whoever_waits() -> None:
 
 def test_an_event_is_small() -> None:
     """What the coordinator decodes for each event: a few dozen bytes beside the arrays."""
-    told = Told(events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(chunk=3, node="rollout")),), ended=4)
+    told = Told(
+        events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(chunk=3, node="rollout")),),
+        ended=4,
+    )
     assert len(encode(told)) < 160
     assert decode(encode(told)).events[0].event == ChunkDone(chunk=3, node="rollout")
     assert len(encode(Stepped(node="t", step=1))) < 60

@@ -23,7 +23,10 @@ Verify = Literal["structure", "content"]
 def two(verify: Verify) -> Iterator[tuple[Place, Place]]:
     """Two Workers of one host, of which the second reads from the first."""
     ends = socket.socketpair()
-    a, b = (place(Open(worker=w, epoch=0, plan=b"", outbox=1 << 22, verify=verify), lambda _: ends[1]) for w in "ab")
+    a, b = (
+        place(Open(worker=w, epoch=0, plan=b"", outbox=1 << 22, verify=verify), lambda _: ends[1])
+        for w in "ab"
+    )
     a.serve("b", ends[0], None)
     yield a, b
     for each in (a, b):
@@ -38,7 +41,9 @@ def test_content_is_checked_where_that_was_asked_for(verify: Verify) -> None:
         block = a.channel.keep(Batch(Keys.of(range(3)), records))
         a.shm._pool._slabs[0].bytes(0, 1)[0] = 5  # whoever kept a batch may not change it any more
         if verify == "structure":
-            assert b.channel.fetch([Request(worker="a", block=block)])[0].column("x").to_pylist() == [5, 2, 3]
+            assert b.channel.fetch([Request(worker="a", block=block)])[0].column(
+                "x"
+            ).to_pylist() == [5, 2, 3]
             return
         with pytest.raises(RunError, match="its content is not what its owner kept"):
             b.channel.fetch([Request(worker="a", block=block)])

@@ -1,4 +1,5 @@
-"""Tiny models with random weights and a character tokenizer, saved as Hugging Face directories; and a Session.
+"""Tiny models with random weights and a character tokenizer, saved as Hugging Face directories; and
+a Session.
 
 Owns: what the tests of the torch kernels load. Does not own: any trained weights.
 """
@@ -13,7 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk
@@ -29,23 +36,31 @@ TEMPLATE = (
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: printable ASCII and newline, then <pad> and <eos>; 98 ids, with a chat template.
+    """One token a character: printable ASCII and newline, then <pad> and <eos>; 98 ids, with a chat
+    template.
 
-    It is byte-level BPE without merges because AutoTokenizer, beside a Qwen2 config, makes a Qwen2Tokenizer whatever
-    tokenizer.json says: that one then means the same. A word-level one would silently lose its spaces there.
+    It is byte-level BPE without merges because AutoTokenizer, beside a Qwen2 config, makes a
+    Qwen2Tokenizer whatever tokenizer.json says: that one then means the same. A word-level one
+    would silently lose its spaces there.
     """
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     vocabulary = {letters.pre_tokenize_str(c)[0][0]: i for i, c in enumerate(CHARACTERS)}
     inner = Tokenizer(models.BPE(vocabulary | {"<pad>": PAD, "<eos>": EOS}, []))
     inner.pre_tokenizer = letters
     inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
+    )
     made.chat_template = TEMPLATE
     return made
 
 
-def save_tiny(directory: Path, kind: str = "qwen2", *, seed: int = 0, layers: int = 2, **changes: Any) -> str:
-    """A random model of this kind (qwen2: tied embeddings; llama: untied) with the character tokenizer."""
+def save_tiny(
+    directory: Path, kind: str = "qwen2", *, seed: int = 0, layers: int = 2, **changes: Any
+) -> str:
+    """A random model of this kind (qwen2: tied embeddings; llama: untied) with the character
+    tokenizer.
+    """
     config_class, model_class = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
@@ -75,7 +90,13 @@ class FakeSession:
     """A Session that remembers metrics; of one process where no group is given."""
 
     def __init__(
-        self, seed: int = 0, node: str = "rollout", *, rank: int = 0, world: int = 1, group: Any = None
+        self,
+        seed: int = 0,
+        node: str = "rollout",
+        *,
+        rank: int = 0,
+        world: int = 1,
+        group: Any = None,
     ) -> None:
         self.seed, self.rank, self.world, self.group, self._node = seed, rank, world, group, node
         self.metrics: dict[str, list[tuple[float, float]]] = {}
@@ -108,7 +129,11 @@ class FakeSession:
 def prompt_chunk(prompts: Sequence[Any], positions: Sequence[int] | None = None) -> Chunk:
     """A chunk of the operator `generate` with these prompts (strings or message lists)."""
     keys = Keys.of(range(len(prompts)) if positions is None else positions)
-    batch = Batch.make(keys, {"prompt": list(prompts)}, Prompt) if isinstance(prompts[0], str) else _chat(keys, prompts)
+    batch = (
+        Batch.make(keys, {"prompt": list(prompts)}, Prompt)
+        if isinstance(prompts[0], str)
+        else _chat(keys, prompts)
+    )
     return Chunk(id=0, step=1, keys=keys, inputs={"prompt": batch})
 
 

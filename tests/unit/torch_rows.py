@@ -1,6 +1,8 @@
-"""Rows for tests of the train and forward kernels, and what transformers' own padded forward says of them.
+"""Rows for tests of the train and forward kernels, and what transformers' own padded forward says
+of them.
 
-Owns: random Rollouts with answers of all lengths, and the plain reference computations. Does not own: models.
+Owns: random Rollouts with answers of all lengths, and the plain reference computations. Does not
+own: models.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ def ragged(rows: Sequence[Sequence[float]], kind: Any = np.int32) -> Ragged:
     return Ragged(np.array([x for row in rows for x in row], dtype=kind), offsets)
 
 
-def random_rows(groups: int = 3, n: int = 3, *, seed: int = 0, longest: int = 6, vocabulary: int = 98) -> Batch:
-    """A Rollout: prompts that begin alike, answers of 1..longest tokens, some of them equal, a few tokens masked."""
+def random_rows(
+    groups: int = 3, n: int = 3, *, seed: int = 0, longest: int = 6, vocabulary: int = 98
+) -> Batch:
+    """A Rollout: prompts that begin alike, answers of 1..longest tokens, some of them equal, a few
+    tokens masked.
+    """
     draw = np.random.default_rng(seed)
     beginning = draw.integers(0, vocabulary, 5).tolist()
     prompts, answers = [], []
@@ -40,12 +46,18 @@ def random_rows(groups: int = 3, n: int = 3, *, seed: int = 0, longest: int = 6,
 
 
 def rollout(
-    position: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, seed: int = 0
+    position: Any,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
 ) -> Batch:
     """These rows, with random log-probs of a sampler and about one token in eight masked."""
     draw = np.random.default_rng(seed + 1)
     position = np.asarray(position)
-    sample = np.array([int((position[:i] == p).sum()) for i, p in enumerate(position)], dtype=np.int32)
+    sample = np.array(
+        [int((position[:i] == p).sum()) for i, p in enumerate(position)], dtype=np.int32
+    )
     ids = ragged(answers)
     columns = {
         "prompt_ids": ragged(prompts),
@@ -58,7 +70,13 @@ def rollout(
 
 
 def token_column(
-    rows: Batch, name: str, *, seed: int = 7, schema: Any = None, low: float = -1.0, high: float = 1.0
+    rows: Batch,
+    name: str,
+    *,
+    seed: int = 7,
+    schema: Any = None,
+    low: float = -1.0,
+    high: float = 1.0,
 ) -> Batch:
     """A batch on the same rows with one random number a completion token."""
     ids = rows.ragged("completion_ids")
@@ -73,7 +91,9 @@ def plain(base: str) -> nn.Module:
 
 
 def padded_logits(module: nn.Module, rows: Batch) -> list[Tensor]:
-    """For each row the logits that predict its completion tokens, [tokens, vocabulary]; padded, nothing shared."""
+    """For each row the logits that predict its completion tokens, [tokens, vocabulary]; padded,
+    nothing shared.
+    """
     prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
     whole = [np.concatenate([prompts[i], answers[i]]) for i in range(len(rows))]
     longest = max(len(row) for row in whole)
@@ -89,6 +109,8 @@ def padded_logprobs(module: nn.Module, rows: Batch, temperature: float = 1.0) ->
     """For each row the log-probs of its completion tokens, with gradient."""
     answers = rows.ragged("completion_ids")
     return [
-        (logits / temperature).log_softmax(-1).gather(-1, torch.from_numpy(answers[i].astype(np.int64))[:, None])[:, 0]
+        (logits / temperature)
+        .log_softmax(-1)
+        .gather(-1, torch.from_numpy(answers[i].astype(np.int64))[:, None])[:, 0]
         for i, logits in enumerate(padded_logits(module, rows))
     ]

@@ -1,7 +1,8 @@
 """A train kernel on a tiny model, and Assignments for it: what the tests of training begin with.
 
-Owns: the kernel with its usual parameters, losses on random rows, distances of weights and metrics, ranks as processes.
-Does not own: models (torch_models.py), rows (torch_rows.py), what a rank does (parallel_ranks.py, tensor_ranks.py).
+Owns: the kernel with its usual parameters, losses on random rows, distances of weights and metrics,
+ranks as processes. Does not own: models (torch_models.py), rows (torch_rows.py), what a rank does
+(parallel_ranks.py, tensor_ranks.py).
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from operators import losses
 from operators.kernels.torch.train import TorchTrain
 
 
-def term(function: Any, *, weight: Any = 1.0, now: tuple[str, ...] = (), label: str = "", **params: Any) -> LossTerm:
+def term(
+    function: Any, *, weight: Any = 1.0, now: tuple[str, ...] = (), label: str = "", **params: Any
+) -> LossTerm:
     return LossTerm(
-        function=function, weight=weight, now=now, label=label or function.name, params=tuple(params.items())
+        function=function,
+        weight=weight,
+        now=now,
+        label=label or function.name,
+        params=tuple(params.items()),
     )
 
 
@@ -52,7 +59,11 @@ def opened(
     given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
     node = KernelNode(name="train_policy", operator="train", models={"model": model}, params=given)
     session = session or FakeSession(seed=5, node="train_policy")
-    kernel.open(node, Layout(tokens=tokens, data=session.world // tensor, tensor=tensor, shard=shard), session)
+    kernel.open(
+        node,
+        Layout(tokens=tokens, data=session.world // tensor, tensor=tensor, shard=shard),
+        session,
+    )
     return kernel
 
 
@@ -61,8 +72,12 @@ def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
     return Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs)
 
 
-def with_advantage(rows: Batch, step: int = 1, name: str = "policy_gradient_loss", seed: int = 7) -> Assignment:
-    return assignment(rows, step, **{f"{name}__advantage": token_column(rows, "advantage", seed=seed)})
+def with_advantage(
+    rows: Batch, step: int = 1, name: str = "policy_gradient_loss", seed: int = 7
+) -> Assignment:
+    return assignment(
+        rows, step, **{f"{name}__advantage": token_column(rows, "advantage", seed=seed)}
+    )
 
 
 def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
@@ -75,9 +90,14 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: float) -> None:
-    """Call main(rank, *arguments) in a process for each rank, which have to end well within `limit` seconds."""
+    """Call main(rank, *arguments) in a process for each rank, which have to end well within `limit`
+    seconds.
+    """
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=main, args=(number, *arguments), daemon=True) for number in range(world)]
+    ranks = [
+        context.Process(target=main, args=(number, *arguments), daemon=True)
+        for number in range(world)
+    ]
     try:
         for rank in ranks:
             rank.start()

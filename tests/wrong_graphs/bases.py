@@ -1,4 +1,6 @@
-"""Models whose directories do not hold what their nodes need. The test makes the directories, under `./bases`."""
+"""Models whose directories do not hold what their nodes need. The test makes the directories, under
+`./bases`.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def reward_model_without_a_head() -> Graph:
     policy = Model("policy", GOOD, trainable=True)
     rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
     verdict = scores(Model("rm", GOOD, head="scalar"), rollout)
-    advantage = gae(rollout, verdict, values(Model("critic", "./bases/scored", head="scalar"), rollout))
+    advantage = gae(
+        rollout, verdict, values(Model("critic", "./bases/scored", head="scalar"), rollout)
+    )
     return graph(train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
 
 

@@ -1,4 +1,5 @@
-"""Calls that cannot mean anything: refused where they are written, each with the nearest that can."""
+"""Calls that cannot mean anything: refused where they are written, each with the nearest that can.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +22,25 @@ from operators.reward import reward
 from operators.rewards import verl_reward
 from operators.select import best_of, select
 from operators.train import train
-from tests.wrong_graphs.parts import BASE, DATA, compared, exact, graph, policy, sampled, scored, updated
+from tests.wrong_graphs.parts import (
+    BASE,
+    DATA,
+    compared,
+    exact,
+    graph,
+    policy,
+    sampled,
+    scored,
+    updated,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def brief(rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1) -> Columns[Reward]:
+def brief(
+    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1
+) -> Columns[Reward]:
     """Shorter answers are better."""
     return score.set(reward=score["reward"] - weight * rollout["completion_ids"].lengths)
 
@@ -57,24 +70,36 @@ def dtype_that_is_none() -> Graph:
     dtype: Any = "float16"
     rollout = sampled()
     reference = logprobs(Model("reference", BASE, dtype=dtype), rollout)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def follower_of_a_name() -> Graph:
     leader: Any = "policy"
     rollout = sampled()
     reference = logprobs(Model("reference", BASE, follows=leader), rollout)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def rate_above_one() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", BASE, follows=policy, rate=1.5), rollout)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def trainable_follower() -> Graph:
-    return graph(updated(generate(Model("slow", BASE, trainable=True, follows=policy), prompts(DATA), max_tokens=8)))
+    return graph(
+        updated(
+            generate(
+                Model("slow", BASE, trainable=True, follows=policy), prompts(DATA), max_tokens=8
+            )
+        )
+    )
 
 
 def misspelt_scope_of_an_operator() -> Graph:
@@ -164,14 +189,19 @@ def misspelt_scope_of_a_reward() -> Graph:
 def name_of_a_reward() -> Graph:
     name: Any = "digits"
     rollout = sampled()
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, reward(name, rollout)))))
+    return graph(
+        updated(rollout, clipped_policy_loss(group_advantage(rollout, reward(name, rollout))))
+    )
 
 
 def number_for_weights() -> Graph:
     weights: Any = 0.5
     rollout = sampled()
     return graph(
-        updated(rollout, clipped_policy_loss(group_advantage(rollout, reward(exact, rollout, weights=weights))))
+        updated(
+            rollout,
+            clipped_policy_loss(group_advantage(rollout, reward(exact, rollout, weights=weights))),
+        )
     )
 
 
@@ -211,7 +241,14 @@ def selection_of_nothing() -> Graph:
 
 def text_for_the_steps_of_a_schedule() -> Graph:
     steps: Any = "1000"
-    return graph(train(policy, sampled(), loss=clipped_policy_loss(compared(sampled())), lr=linear(1e-6, 0.0, steps)))
+    return graph(
+        train(
+            policy,
+            sampled(),
+            loss=clipped_policy_loss(compared(sampled())),
+            lr=linear(1e-6, 0.0, steps),
+        )
+    )
 
 
 def misspelt_keyword_of_a_schedule() -> Graph:
@@ -221,13 +258,25 @@ def misspelt_keyword_of_a_schedule() -> Graph:
 
 def warmup_to_nothing() -> Graph:
     nothing: Any = None
-    return graph(train(policy, sampled(), loss=clipped_policy_loss(compared(sampled())), lr=warmup(10, nothing)))
+    return graph(
+        train(
+            policy, sampled(), loss=clipped_policy_loss(compared(sampled())), lr=warmup(10, nothing)
+        )
+    )
 
 
 def misspelt_keyword_of_an_optimizer() -> Graph:
     optimizer = AdamW(weight_deacy=0.1)  # type: ignore
     rollout = sampled()
-    return graph(train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, optimizer=optimizer))
+    return graph(
+        train(
+            policy,
+            rollout,
+            loss=clipped_policy_loss(compared(rollout)),
+            lr=1e-6,
+            optimizer=optimizer,
+        )
+    )
 
 
 def betas_of_three() -> Graph:

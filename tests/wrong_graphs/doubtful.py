@@ -1,4 +1,6 @@
-"""Graphs that can be run and look wrong, one warning a function; the golden files say how each is warned of."""
+"""Graphs that can be run and look wrong, one warning a function; the golden files say how each is
+warned of.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,30 @@ from operators.losses import clipped_policy_loss, policy_gradient_loss
 from operators.reward import reward
 from operators.train import evaluate, train
 from tests.wrong_graphs.held_out import FOLDER
-from tests.wrong_graphs.parts import BASE, DATA, compared, exact, graph, policy, sampled, scored, updated
+from tests.wrong_graphs.parts import (
+    BASE,
+    DATA,
+    compared,
+    exact,
+    graph,
+    policy,
+    sampled,
+    scored,
+    updated,
+)
 
 
 def batch_larger_than_the_data() -> Graph:
-    rollout = generate(policy, prompts(str(FOLDER / "train.jsonl"), batch=64), n=8, max_tokens=64, name="rollout")
+    rollout = generate(
+        policy, prompts(str(FOLDER / "train.jsonl"), batch=64), n=8, max_tokens=64, name="rollout"
+    )
     return graph(updated(rollout))
 
 
 def greedy_sampling_of_several_answers() -> Graph:
-    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=0.0, name="rollout")
+    rollout = generate(
+        policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=0.0, name="rollout"
+    )
     return graph(updated(rollout))
 
 
@@ -41,7 +57,9 @@ def lag_without_a_ratio() -> Graph:
 def reference_that_is_the_trained_policy() -> Graph:
     rollout = sampled()
     reference = logprobs(policy, rollout, name="reference")
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04))
+    )
 
 
 def reward_with_a_divergence_from_the_trained_policy() -> Graph:
@@ -53,14 +71,20 @@ def reward_with_a_divergence_from_the_trained_policy() -> Graph:
 def lag_of_a_model_that_nobody_trains() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", BASE), rollout, max_lag=3)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04))
+    )
 
 
 def lag_of_an_evaluation() -> Graph:
-    held = generate(policy, prompts("data/test.parquet", name="test"), max_tokens=64, max_lag=2, name="held")
+    held = generate(
+        policy, prompts("data/test.parquet", name="test"), max_tokens=64, max_lag=2, name="held"
+    )
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
 def intake_of_rows_that_never_lag() -> Graph:
     rollout = sampled()
-    return graph(train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, intake="drop"))
+    return graph(
+        train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, intake="drop")
+    )

@@ -15,9 +15,15 @@ FOLDER = Path(__file__).parent / "data"
 TASK = "reasoning_gym:spell_backward"
 
 
-def trained_and_evaluated(train: str, test: str, split: str | None = None, test_split: str | None = None) -> Graph:
-    rollout = generate(policy, prompts(train, batch=64, split=split), n=8, max_tokens=64, name="rollout")
-    held = generate(policy, prompts(test, split=test_split, name="held_out"), max_tokens=64, name="answers")
+def trained_and_evaluated(
+    train: str, test: str, split: str | None = None, test_split: str | None = None
+) -> Graph:
+    rollout = generate(
+        policy, prompts(train, batch=64, split=split), n=8, max_tokens=64, name="rollout"
+    )
+    held = generate(
+        policy, prompts(test, split=test_split, name="held_out"), max_tokens=64, name="answers"
+    )
     return graph(updated(rollout), evaluate(policy, reward(exact, held), every=10))
 
 
@@ -26,8 +32,12 @@ def evaluation_on_a_link_to_the_file() -> Graph:
 
 
 def evaluation_on_a_file_of_the_folder() -> Graph:
-    return trained_and_evaluated(str(FOLDER), str(FOLDER / "train.jsonl"), split="train", test_split="test")
+    return trained_and_evaluated(
+        str(FOLDER), str(FOLDER / "train.jsonl"), split="train", test_split="test"
+    )
 
 
 def evaluation_on_items_of_the_task() -> Graph:
-    return trained_and_evaluated(f"{TASK}?seed=7&size=100", f"{TASK}?size=10&seed=50&min_word_len=3")
+    return trained_and_evaluated(
+        f"{TASK}?seed=7&size=100", f"{TASK}?size=10&seed=50&min_word_len=3"
+    )

@@ -14,7 +14,17 @@ from operators.losses import clipped_policy_loss, trajectory_balance_loss
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
-from tests.wrong_graphs.parts import BASE, DATA, compared, exact, graph, policy, sampled, scored, updated
+from tests.wrong_graphs.parts import (
+    BASE,
+    DATA,
+    compared,
+    exact,
+    graph,
+    policy,
+    sampled,
+    scored,
+    updated,
+)
 
 
 def message_3_groups_of_one() -> Graph:
@@ -50,7 +60,12 @@ def selection_from_ragged_groups() -> Graph:
     best = select(rollout, where=best_of(scored(rollout), k=4))
     mixed = select(best, where=mixed_groups(reward(exact, best)), name="mixed")
     return graph(
-        updated(mixed, clipped_policy_loss(group_advantage(mixed, reward(exact, mixed, name="r"), ragged=True)))
+        updated(
+            mixed,
+            clipped_policy_loss(
+                group_advantage(mixed, reward(exact, mixed, name="r"), ragged=True)
+            ),
+        )
     )
 
 
@@ -68,18 +83,24 @@ def text_for_a_number() -> Graph:
 
 
 def negative_temperature() -> Graph:
-    return graph(updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=-0.5)))
+    return graph(
+        updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=-0.5))
+    )
 
 
 def misspelt_choice() -> Graph:
     word: Any = "drian"
-    return graph(updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, on_update=word)))
+    return graph(
+        updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, on_update=word))
+    )
 
 
 def schedule_where_none_is_taken() -> Graph:
     rollout = sampled()
     beta: Any = linear(0.1, 0.0, 100)
-    score = kl_in_reward(rollout, scored(rollout), logprobs(Model("reference", BASE), rollout), beta=beta)
+    score = kl_in_reward(
+        rollout, scored(rollout), logprobs(Model("reference", BASE), rollout), beta=beta
+    )
     return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
 
 
@@ -102,7 +123,9 @@ def aggregate_of_a_group_loss() -> Graph:
 
 
 def evaluation_every_zero_steps() -> Graph:
-    held = generate(policy, prompts("data/test.parquet", name="held_out"), max_tokens=64, name="answers")
+    held = generate(
+        policy, prompts("data/test.parquet", name="held_out"), max_tokens=64, name="answers"
+    )
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=0))
 
 
@@ -112,7 +135,9 @@ def message_6_beta_without_a_reference() -> Graph:
 
 
 def message_8_a_name_of_trl() -> Graph:
-    return graph(updated(generate(policy, prompts(DATA, batch=64), num_generations=8, max_tokens=64)))  # type: ignore
+    return graph(
+        updated(generate(policy, prompts(DATA, batch=64), num_generations=8, max_tokens=64))
+    )  # type: ignore
 
 
 def message_8_replace_of_no_node() -> Graph:
@@ -136,7 +161,9 @@ def port_for_a_loss() -> Graph:
 
 def number_for_a_port() -> Graph:
     rollout: Any = 8
-    return graph(updated(sampled(), clipped_policy_loss(group_advantage(rollout, scored(sampled())))))
+    return graph(
+        updated(sampled(), clipped_policy_loss(group_advantage(rollout, scored(sampled()))))
+    )
 
 
 def port_for_a_sink() -> Graph:
@@ -147,7 +174,15 @@ def port_for_a_sink() -> Graph:
 def unknown_optimizer() -> Graph:
     rollout = sampled()
     optimizer: Any = "adam"
-    return graph(train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, optimizer=optimizer))
+    return graph(
+        train(
+            policy,
+            rollout,
+            loss=clipped_policy_loss(compared(rollout)),
+            lr=1e-6,
+            optimizer=optimizer,
+        )
+    )
 
 
 def one_weight_for_two_functions() -> Graph:

@@ -1,4 +1,6 @@
-"""What the wrong graphs share: one policy, its prompts, a reward. Lines here appear in messages too."""
+"""What the wrong graphs share: one policy, its prompts, a reward. Lines here appear in messages
+too.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,13 @@ def compared(rows: Port[Completion]) -> Port[Advantage]:
 
 def updated(rows: Port[Completion], loss: Loss | None = None, minibatches: int = 1) -> Node:
     """The policy's training."""
-    return train(policy, rows, loss=loss or clipped_policy_loss(compared(rows)), lr=1e-6, minibatches=minibatches)
+    return train(
+        policy,
+        rows,
+        loss=loss or clipped_policy_loss(compared(rows)),
+        lr=1e-6,
+        minibatches=minibatches,
+    )
 
 
 def graph(*sinks: Node) -> Graph:

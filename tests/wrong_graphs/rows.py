@@ -1,4 +1,6 @@
-"""Rows of one generation read as those of another, and values that would be of another distribution or text."""
+"""Rows of one generation read as those of another, and values that would be of another distribution
+or text.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,17 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import evaluate, train
-from tests.wrong_graphs.parts import compared, critic, exact, graph, policy, sampled, scored, source, updated
+from tests.wrong_graphs.parts import (
+    compared,
+    critic,
+    exact,
+    graph,
+    policy,
+    sampled,
+    scored,
+    source,
+    updated,
+)
 
 reference = Model("reference", "models/tiny")
 TOKENIZERS = Path(__file__).parent / "tokenizers"
@@ -36,7 +48,9 @@ TOKENIZERS = Path(__file__).parent / "tokenizers"
 
 @operator()
 def ask_again(rollout: Columns[Rollout]) -> Columns[Prompt]:
-    return Columns.make(Prompt, like=rollout, prompt=[f"{text} Again:" for text in rollout["completion"]])
+    return Columns.make(
+        Prompt, like=rollout, prompt=[f"{text} Again:" for text in rollout["completion"]]
+    )
 
 
 @operator()
@@ -59,7 +73,9 @@ def two(temperature: float = 1.0, n: int = 1) -> tuple[Port[Rollout], Port[Rollo
     """Two answers to one prompt, by two generations."""
     prompt = source()
     rollout = generate(policy, prompt, n=n, max_tokens=64, name="rollout")
-    return rollout, generate(policy, prompt, n=n, max_tokens=64, temperature=temperature, name="other")
+    return rollout, generate(
+        policy, prompt, n=n, max_tokens=64, temperature=temperature, name="other"
+    )
 
 
 def turns(n: int = 1) -> tuple[Port[Rollout], Port[Rollout]]:
@@ -76,7 +92,9 @@ def reward_of_another_generation() -> Graph:
 
 def reference_of_another_generation() -> Graph:
     rollout, other = two()
-    loss = clipped_policy_loss(returns(rollout, scored(rollout)), reference=logprobs(reference, other), beta=0.1)
+    loss = clipped_policy_loss(
+        returns(rollout, scored(rollout)), reference=logprobs(reference, other), beta=0.1
+    )
     return graph(updated(rollout, loss))
 
 
@@ -133,7 +151,9 @@ def reward_of_turn_2_on_selected_rows_of_turn_1() -> Graph:
 
 def greedy_baseline_that_was_not_taken_up() -> Graph:
     rollout, greedy = two(temperature=0.0)
-    advantage = baseline_advantage(rollout, scored(rollout), reward(exact, greedy, name="greedy_score"))
+    advantage = baseline_advantage(
+        rollout, scored(rollout), reward(exact, greedy, name="greedy_score")
+    )
     return graph(updated(rollout, clipped_policy_loss(advantage)))
 
 
@@ -156,7 +176,9 @@ def sum_of_rewards_of_two_generations() -> Graph:
 
 def mean_over_its_own_rows() -> Graph:
     rollout = sampled()
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, mean_over(scored(rollout), rollout)))))
+    return graph(
+        updated(rollout, clipped_policy_loss(returns(rollout, mean_over(scored(rollout), rollout))))
+    )
 
 
 def mean_over_rows_that_a_selection_left() -> Graph:
@@ -174,8 +196,12 @@ def mean_over_rows_that_are_no_ancestor() -> Graph:
 
 def mean_over_rows_of_another_source() -> Graph:
     rollout = sampled()
-    held = generate(policy, prompts("data/test.parquet", name="held_out"), max_tokens=64, name="held_rollout")
-    return graph(updated(rollout), evaluate(policy, mean_over(reward(exact, held), rollout), every=10))
+    held = generate(
+        policy, prompts("data/test.parquet", name="held_out"), max_tokens=64, name="held_rollout"
+    )
+    return graph(
+        updated(rollout), evaluate(policy, mean_over(reward(exact, held), rollout), every=10)
+    )
 
 
 def mean_over_with_its_ports_turned_round() -> Graph:
@@ -191,7 +217,9 @@ def stop_string_that_is_empty() -> Graph:
 
 def stop_string_that_is_a_number() -> Graph:
     wrong: Any = 7
-    return graph(updated(generate(policy, source(), n=8, max_tokens=64, stop=wrong, name="rollout")))
+    return graph(
+        updated(generate(policy, source(), n=8, max_tokens=64, stop=wrong, name="rollout"))
+    )
 
 
 def schema_of_two_that_differ() -> Graph:
@@ -226,7 +254,9 @@ def logprobs_of_rows_of_two_generations() -> Graph:
     rollout, later = turns()
     both = conversation(later, rollout)
     loss = supervised_loss() + clipped_policy_loss(
-        returns(both, scored(both)), old=logprobs(policy, both, name="old"), reference=logprobs(reference, both)
+        returns(both, scored(both)),
+        old=logprobs(policy, both, name="old"),
+        reference=logprobs(reference, both),
     )
     return graph(updated(both, loss))
 

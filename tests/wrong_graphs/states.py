@@ -17,7 +17,18 @@ from operators.generate import generate
 from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
 from operators.reward import reward
 from operators.train import evaluate, train
-from tests.wrong_graphs.parts import BASE, DATA, compared, critic, exact, graph, policy, sampled, scored, updated
+from tests.wrong_graphs.parts import (
+    BASE,
+    DATA,
+    compared,
+    critic,
+    exact,
+    graph,
+    policy,
+    sampled,
+    scored,
+    updated,
+)
 
 TOKENIZERS = Path(__file__).parent / "tokenizers"
 
@@ -33,7 +44,9 @@ def message_4_two_writers() -> Graph:
 def message_5_trainable_without_a_writer() -> Graph:
     rollout = sampled(n=1)
     value = values(critic, rollout)
-    return graph(updated(rollout, clipped_policy_loss(whiten(gae(rollout, scored(rollout), value), rollout))))
+    return graph(
+        updated(rollout, clipped_policy_loss(whiten(gae(rollout, scored(rollout), value), rollout)))
+    )
 
 
 def writer_of_a_model_that_is_not_trainable() -> Graph:
@@ -45,20 +58,26 @@ def writer_of_a_model_that_is_not_trainable() -> Graph:
 def follower_of_an_untrained_leader() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", BASE, follows=Model("leader", BASE)), rollout)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def follower_of_another_base() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", "models/large", follows=policy, every=50), rollout)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def followers_in_a_circle() -> Graph:
     a = Model("a", BASE, follows=Model("b", BASE, follows=Model("a", BASE, follows=policy)))
     rollout = sampled()
     reference = logprobs(a, rollout)
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def values_of_a_language_head() -> Graph:
@@ -119,7 +138,12 @@ def training_without_a_batch() -> Graph:
 
 
 def evaluation_that_never_ends() -> Graph:
-    held = generate(policy, prompts("data/test.parquet", batch=64, name="held_out"), max_tokens=64, name="answers")
+    held = generate(
+        policy,
+        prompts("data/test.parquet", batch=64, name="held_out"),
+        max_tokens=64,
+        name="answers",
+    )
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
@@ -143,7 +167,12 @@ def evaluation_on_the_same_file() -> Graph:
 
 
 def evaluation_of_a_model_that_made_nothing() -> Graph:
-    held = generate(Model("other", BASE), prompts("data/test.parquet", name="held_out"), max_tokens=64, name="answers")
+    held = generate(
+        Model("other", BASE),
+        prompts("data/test.parquet", name="held_out"),
+        max_tokens=64,
+        name="answers",
+    )
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
@@ -162,20 +191,28 @@ def table_for_a_model() -> Graph:
 
 
 def evaluation_on_the_same_file_under_another_path() -> Graph:
-    held = generate(policy, prompts("./data//train.parquet", name="held_out"), max_tokens=64, name="answers")
+    held = generate(
+        policy, prompts("./data//train.parquet", name="held_out"), max_tokens=64, name="answers"
+    )
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
 def illegal_name_of_a_model() -> Graph:
     model = Model("my policy", BASE, trainable=True)
     rollout = generate(model, prompts(DATA, batch=64), n=8, max_tokens=64)
-    return graph(train(model, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, name="train"))
+    return graph(
+        train(model, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, name="train")
+    )
 
 
-UNBOUNDED = dataclasses.replace(LOGPROBS, path="tests.wrong_graphs.states:UNBOUNDED", name="unbounded")
+UNBOUNDED = dataclasses.replace(
+    LOGPROBS, path="tests.wrong_graphs.states:UNBOUNDED", name="unbounded"
+)
 
 
 def reader_without_a_lag() -> Graph:
     rollout = sampled()
-    old: Port[Logprobs] = Node(UNBOUNDED, "old", states={"model": policy}, inputs={"rows": rollout}).port()
+    old: Port[Logprobs] = Node(
+        UNBOUNDED, "old", states={"model": policy}, inputs={"rows": rollout}
+    ).port()
     return graph(updated(rollout, clipped_policy_loss(compared(rollout), old=old)))

@@ -41,7 +41,9 @@ def two_nodes_of_one_name() -> Graph:
     a = generate(policy, prompt, n=4, max_tokens=64)
     b = generate(policy, prompt, n=4, max_tokens=64)
     other = Model("other", BASE, trainable=True)
-    loss = clipped_policy_loss(group_advantage(b, reward(exact, b, name="score_b"), name="advantage_b"))
+    loss = clipped_policy_loss(
+        group_advantage(b, reward(exact, b, name="score_b"), name="advantage_b")
+    )
     return graph(updated(a), train(other, b, loss=loss, lr=1e-6))
 
 
@@ -53,7 +55,9 @@ def illegal_name() -> Graph:
 def models_of_one_name_that_differ() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("policy", "models/other"), rollout, name="reference")
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)))
+    return graph(
+        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    )
 
 
 def message_1_reward_for_an_advantage() -> Graph:
@@ -138,7 +142,13 @@ def rows_of_two_generations() -> Graph:
 
 def rows_of_two_sources() -> Graph:
     rollout = sampled()
-    other = generate(policy, prompts("data/more.parquet", batch=64, name="more"), n=8, max_tokens=64, name="other")
+    other = generate(
+        policy,
+        prompts("data/more.parquet", batch=64, name="more"),
+        n=8,
+        max_tokens=64,
+        name="other",
+    )
     return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, scored(other)))))
 
 
@@ -153,7 +163,9 @@ def parent_that_is_none() -> Graph:
     prompt = source()
     rollout = generate(policy, prompt, n=4, max_tokens=64, name="rollout")
     other = generate(policy, prompt, n=2, max_tokens=64, name="other")
-    advantage = baseline_advantage(rollout, scored(rollout), reward(exact, other, name="other_score"))
+    advantage = baseline_advantage(
+        rollout, scored(rollout), reward(exact, other, name="other_score")
+    )
     return graph(updated(rollout, clipped_policy_loss(advantage)))
 
 

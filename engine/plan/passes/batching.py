@@ -17,8 +17,8 @@ from engine.plan.plan import PlannedNode
 def batching(draft: Draft) -> Draft:
     """Cohorts of a Step's prompts: one is generated while the one before it is trained.
 
-    With a lag, columns below a generation in another Worker take whatever is ready, so that they are done when it is;
-    everywhere else a chunk is (a part of) a cohort, decided before it starts.
+    With a lag, columns below a generation in another Worker take whatever is ready, so that they
+    are done when it is; everywhere else a chunk is (a part of) a cohort, decided before it starts.
     """
     lags = {s.name: s.max_lag for s in draft.sources}
     uppers = above(draft.nodes)
@@ -28,7 +28,12 @@ def batching(draft: Draft) -> Draft:
         decodes = [made[name] for name in uppers[node.name] if made[name].work == "decode"]
         beside = any(not set(d.workers) & set(node.workers) for d in decodes)
         lag = lags.get(node.source, 0) if node.region == "stream" else 0
-        return bool(lag) and beside and node.work not in MODEL_WORK and node.name not in draft.placing.chunks
+        return (
+            bool(lag)
+            and beside
+            and node.work not in MODEL_WORK
+            and node.name not in draft.placing.chunks
+        )
 
     nodes = tuple(replace(n, chunking="ready", chunks=1) if streams(n) else n for n in draft.nodes)
     sources = tuple(replace(s, cohort=s.batch if s.max_lag else 0) for s in draft.sources)
@@ -39,7 +44,10 @@ def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
     """What streams, and what decides the last bits of a node's rows."""
     ready = ", ".join(n.name for n in nodes if n.chunking == "ready")
     if ready:
-        yield f"{ready}: take rows as they are ready, beside generation, so that a Step is full soon after it"
+        yield (
+            f"{ready}: take rows as they are ready, beside generation, so that a Step is full soon"
+            " after it"
+        )
     for node in nodes:
         if node.chunking == "cohort" and (node.chunks > 1 or node.layout.replicas > 1):
             yield _bits(node, asked=node.name in draft.placing.chunks)
@@ -48,6 +56,12 @@ def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
 def _bits(node: PlannedNode, *, asked: bool) -> str:
     replicas = node.layout.replicas
     unit = {"step": "Step", "evaluation": "evaluation"}.get(node.region, "cohort")
-    why = "as was asked" if asked else f"as it has {replicas} replicas" if replicas > 1 else "as replicas would have"
+    why = (
+        "as was asked"
+        if asked
+        else f"as it has {replicas} replicas"
+        if replicas > 1
+        else "as replicas would have"
+    )
     same = f"; one replica with chunks={node.chunks} gives the same bits" if replicas > 1 else ""
     return f"{node.name}: {node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}, {why}{same}"

@@ -3,9 +3,9 @@
 Owns: who computes beside whom, and the threads that follow. Does not own: the Workers
 (place.py).
 
-Nodes of one Worker take turns, and each has all cores of the Worker; Workers of one lease take turns, too, and count
-once. Only kernels that compute with a Model are counted: columns and rewards (whose functions have processes of their
-own) take little.
+Nodes of one Worker take turns, and each has all cores of the Worker; Workers of one lease take
+turns, too, and count once. Only kernels that compute with a Model are counted: columns and rewards
+(whose functions have processes of their own) take little.
 """
 
 from __future__ import annotations
@@ -21,17 +21,32 @@ def cores(draft: Draft) -> Draft:
     """Set every node's threads: those that were asked for, else the Worker's share of the cores."""
     threads = draft.threads
     shares = {} if threads else _shares(draft)
-    nodes = (replace(n, layout=replace(n.layout, threads=threads or shares[n.name])) for n in draft.nodes)
+    nodes = (
+        replace(n, layout=replace(n.layout, threads=threads or shares[n.name])) for n in draft.nodes
+    )
     totals = _totals(draft)
-    parts = [n for n in draft.nodes if n.work in MODEL_WORK and shares and shares[n.name] < totals[n.workers[0]]]
-    said = f"a part of the {draft.cluster.cores} cores" if not draft.hosts else "a part of their host's cores"
-    note = f"{', '.join(n.name for n in parts)}: {said}, as others compute beside; equal threads give equal bits"
+    parts = [
+        n
+        for n in draft.nodes
+        if n.work in MODEL_WORK and shares and shares[n.name] < totals[n.workers[0]]
+    ]
+    said = (
+        f"a part of the {draft.cluster.cores} cores"
+        if not draft.hosts
+        else "a part of their host's cores"
+    )
+    note = (
+        f"{', '.join(n.name for n in parts)}: {said}, as others compute beside; equal threads give"
+        " equal bits"
+    )
     return replace(draft, nodes=tuple(nodes), notes=(*draft.notes, *([note] if parts else [])))
 
 
 def _totals(draft: Draft) -> dict[str, int]:
     """The cores of each Worker's host."""
-    return {w: draft.cluster.on(draft.hosts.get(w, "")).cores for n in draft.nodes for w in n.workers}
+    return {
+        w: draft.cluster.on(draft.hosts.get(w, "")).cores for n in draft.nodes for w in n.workers
+    }
 
 
 def _shares(draft: Draft) -> dict[str, int]:
@@ -43,7 +58,9 @@ def _shares(draft: Draft) -> dict[str, int]:
     lease = {w: number for number, group in enumerate(draft.leases) for w in group}
     for node, beside in _beside(draft, busy).items():
         for worker in node_workers(busy, node):
-            here = {lease.get(w, w) for w in beside if draft.hosts.get(w) == draft.hosts.get(worker)}
+            here = {
+                lease.get(w, w) for w in beside if draft.hosts.get(w) == draft.hosts.get(worker)
+            }
             shares[worker] = min(shares[worker], max(1, totals[worker] // len(here)))
     for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
         for node in draft.nodes:
@@ -61,15 +78,20 @@ def _beside(draft: Draft, busy: list[PlannedNode]) -> dict[str, set[str]]:
     lags = {s.name: s.max_lag for s in draft.sources}
     uppers = above(draft.nodes)
     return {
-        node.name: {w for o in busy if node is o or _overlap(node, o, uppers, lags) for w in o.workers} for node in busy
+        node.name: {
+            w for o in busy if node is o or _overlap(node, o, uppers, lags) for w in o.workers
+        }
+        for node in busy
     }
 
 
-def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]], lags: dict[str, int]) -> bool:
+def _overlap(
+    one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]], lags: dict[str, int]
+) -> bool:
     """Whether both can run at once, were they in Workers of their own.
 
-    A stream with a lag goes on beside everything. Without it a wave's nodes wait for whole chunks of those above them,
-    regions take turns, and train nodes run alone.
+    A stream with a lag goes on beside everything. Without it a wave's nodes wait for whole chunks
+    of those above them, regions take turns, and train nodes run alone.
     """
     if any(n.region == "stream" and lags.get(n.source, 0) for n in (one, other)):
         return True

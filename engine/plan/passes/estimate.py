@@ -26,9 +26,15 @@ from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
 
 
-def route(producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str], device: tuple[str, ...] = ()) -> str:
-    """`inproc` where both are in one Worker and nowhere else; `shm` on one host: rows lie in memory that both map; else
-    `zmq`, by which at least a part of the rows travels. Values of columns on devices go beside these, by collectives.
+def route(
+    producer: PlannedNode,
+    consumer: PlannedNode,
+    hosts: Mapping[str, str],
+    device: tuple[str, ...] = (),
+) -> str:
+    """`inproc` where both are in one Worker and nowhere else; `shm` on one host: rows lie in memory
+    that both map; else `zmq`, by which at least a part of the rows travels. Values of columns on
+    devices go beside these, by collectives.
     """
     if len(producer.workers) == 1 and producer.workers == consumer.workers:
         return "inproc"
@@ -73,9 +79,11 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        self._offering = {m.writer: m.route for m in draft.models if m.writer and self._read_elsewhere(m)}
+        self._offering = {
+            m.writer: m.route for m in draft.models if m.writer and self._read_elsewhere(m)
+        }
 
-    # --- nodes --------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
 
     def node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -90,7 +98,9 @@ class _Cost:
             if planned.layout.shard:
                 parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
             if planned.name in self._offering:
-                parts["snapshot" if self._offering[planned.name] == "pull" else "copies"] = 2 * weights
+                parts["snapshot" if self._offering[planned.name] == "pull" else "copies"] = (
+                    2 * weights
+                )
         held = self._on_device(planned.name)
         for part, columns in (
             ("outbox", tuple(c for c in planned.returns if c not in held)),
@@ -101,13 +111,22 @@ class _Cost:
         return Estimate(bytes=parts, seconds=self._seconds(planned, use))
 
     def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        work, shape, dtype, head = self._work(planned), use.cost.shape, use.model.dtype, use.model.head
+        work, shape, dtype, head = (
+            self._work(planned),
+            use.cost.shape,
+            use.model.dtype,
+            use.model.head,
+        )
         if planned.work == "train":
             return memory.train_parts(use.cost.parameters or 0, shape, work, dtype, head)
         if shape is None:
             return {}
         decode = planned.work == "decode"
-        return memory.decode_parts(shape, work, dtype) if decode else memory.forward_parts(shape, work, dtype, head)
+        return (
+            memory.decode_parts(shape, work, dtype)
+            if decode
+            else memory.forward_parts(shape, work, dtype, head)
+        )
 
     def _read_elsewhere(self, model: PlannedModel) -> bool:
         """Whether readers, or those of a follower, have copies of its weights in another Worker."""
@@ -117,8 +136,8 @@ class _Cost:
         return declared(self._nodes[node].schemas)
 
     def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
-        """Bytes of these columns. Rows are held until the Step that trains them is done: above the cut those of every
-        admitted prompt.
+        """Bytes of these columns. Rows are held until the Step that trains them is done: above the
+        cut those of every admitted prompt.
         """
         source = self._sources.get(planned.source)
         if source is None:
@@ -128,13 +147,24 @@ class _Cost:
         return made * planned.rows * row_bytes(self._columns[planned.name], columns)
 
     def _seconds(self, planned: PlannedNode, use: _Use | None) -> float | None:
-        """None where nothing is known: users' functions, evaluations, unknown Models, GPUs (no rate is known)."""
+        """None where nothing is known: users' functions, evaluations, unknown Models, GPUs (no rate
+        is known).
+        """
         if planned.region == "evaluation" or planned.work == "evaluate":
             return None
         if planned.work in ("decode", "forward", "train"):
-            known = use is not None and use.cost.parameters is not None and use.cost.shape is not None
-            return self._model_seconds(planned, use) if use and known and not self._draft.cluster.gpus else None
-        if not self._nodes[planned.name].operator.path.startswith("operators.") or planned.operator == "reward":
+            known = (
+                use is not None and use.cost.parameters is not None and use.cost.shape is not None
+            )
+            return (
+                self._model_seconds(planned, use)
+                if use and known and not self._draft.cluster.gpus
+                else None
+            )
+        if (
+            not self._nodes[planned.name].operator.path.startswith("operators.")
+            or planned.operator == "reward"
+        ):
             return None
         moved = [e.bytes for e in self._edges_of(planned)] or [self._kept(planned, planned.returns)]
         return time.column_seconds(sum(moved))
@@ -149,7 +179,9 @@ class _Cost:
         if planned.work == "forward":
             return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
         epochs = self._nodes[planned.name].params["epochs"]
-        return time.train_seconds(parameters, shape, work, epochs=epochs, cores=cores, head=use.model.head)
+        return time.train_seconds(
+            parameters, shape, work, epochs=epochs, cores=cores, head=use.model.head
+        )
 
     def _use(self, planned: PlannedNode) -> _Use | None:
         found = next((u for u in planned.models if u.param != "tokenizer"), None)
@@ -158,10 +190,15 @@ class _Cost:
         return _Use(found, self._states[found.model], self.models[found.model])
 
     def _work(self, planned: PlannedNode) -> Work:
-        node, lengths, layout = self._nodes[planned.name], self._lengths[planned.name], planned.layout
+        node, lengths, layout = (
+            self._nodes[planned.name],
+            self._lengths[planned.name],
+            planned.layout,
+        )
         loss = node.params.get("loss")
         terms = loss.terms if isinstance(loss, Loss) else ()
-        # Of an evaluation, whose rows are as many as its data has, only that they fill the slots is assumed.
+        # Of an evaluation, whose rows are as many as its data has, only that they fill the slots is
+        # assumed.
         source = self._sources.get(planned.source)
         prompts = -(-(source.batch if source else layout.slots) // (layout.replicas * layout.data))
         group = lengths.prompt + planned.inner * lengths.completion
@@ -175,7 +212,7 @@ class _Cost:
             entropy=any(t.function.entropy for t in terms),
         )
 
-    # --- edges --------------------------------------------------------------------------------------------------
+    # --- edges ------------------------------------------------------------------------------------
 
     def edges(self) -> Iterator[PlannedEdge]:
         """Every data edge, with what a Step moves along it at the greatest lengths."""
@@ -209,12 +246,14 @@ class _Cost:
         sizes = {c.name: column_bytes(c, lengths) for s in node.schemas for c in s.columns.values()}
         if node.operator.work == "source":
             data = self._draft.dataset.get(node.name, {})
-            sizes = {n: data_bytes(n, kind, lengths) for n, kind in data.items() if n not in sizes} | sizes
+            sizes = {
+                n: data_bytes(n, kind, lengths) for n, kind in data.items() if n not in sizes
+            } | sizes
         if node.operator.name == "reward":
             sizes[EVERY_REWARD] = 4 * len(node.params["fns"])
         return sizes
 
-    # --- lengths ------------------------------------------------------------------------------------------------
+    # --- lengths ----------------------------------------------------------------------------------
 
     def _all_lengths(self) -> dict[str, Lengths]:
         found: dict[str, Lengths] = {}
@@ -250,15 +289,22 @@ class _Cost:
         for name, node in self._nodes.items():
             lengths, made = self._lengths[name], node.operator.work in ("decode", "source")
             if made and lengths.bound:
-                answers = f" and answers of {lengths.completion}" if node.operator.work == "source" else ""
-                yield f"{name}: prompts of {lengths.prompt}{answers} tokens assumed: {lengths.bound}"
+                answers = (
+                    f" and answers of {lengths.completion}"
+                    if node.operator.work == "source"
+                    else ""
+                )
+                yield (
+                    f"{name}: prompts of {lengths.prompt}{answers} tokens assumed: {lengths.bound}"
+                )
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
 
 
 def _owners(draft: Draft) -> Iterator[str]:
-    """Nodes that weights are counted for: of those that share a module, the one that trains it, else the first, in each
-    Worker."""
+    """Nodes that weights are counted for: of those that share a module, the one that trains it,
+    else the first, in each Worker.
+    """
     seen: set[tuple[str, str]] = set()
     for node in sorted(draft.nodes, key=lambda n: n.work != "train"):
         for use in node.models:

@@ -16,37 +16,56 @@ from engine.plan.plan import ModelUse, PlannedModel, PlannedNode, elsewhere
 
 
 def modules(draft: Draft) -> Draft:
-    """Modules shared wherever that is safe: with the writer by those that take turns with it in its Workers."""
+    """Modules shared wherever that is safe: with the writer by those that take turns with it in its
+    Workers.
+    """
     rules = _Rules(
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
         lags={s.name: s.max_lag for s in draft.sources},
     )
     nodes = tuple(
-        replace(n, models=tuple(replace(u, module=rules.module(n, u)) for u in (*n.models, *_tokenizer(n, draft))))
+        replace(
+            n,
+            models=tuple(
+                replace(u, module=rules.module(n, u)) for u in (*n.models, *_tokenizer(n, draft))
+            ),
+        )
         for n in draft.nodes
     )
     models = tuple(rules.planned(nodes))
-    return replace(draft, nodes=nodes, models=tuple(replace(m, route=_route(m, models, nodes, draft)) for m in models))
+    return replace(
+        draft,
+        nodes=nodes,
+        models=tuple(replace(m, route=_route(m, models, nodes, draft)) for m in models),
+    )
 
 
 def _route(
     model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode], draft: Draft
 ) -> Literal["pull", "collective"]:
-    """As asked for. Unasked, collectives where all who read it elsewhere have a device of their own on its host."""
+    """As asked for. Unasked, collectives where all who read it elsewhere have a device of their own
+    on its host.
+    """
     written = next(m for m in models if m.name == (model.follows or model.name))
     readers = elsewhere(written, models, nodes) if written.writer else ()
     if not readers or draft.placing.weights == "pull":
         return "pull"
     writer = next(n.workers[0] for n in nodes if n.name == written.writer)
-    return "collective" if draft.placing.weights == "collective" or _own_devices(writer, readers, draft) else "pull"
+    return (
+        "collective"
+        if draft.placing.weights == "collective" or _own_devices(writer, readers, draft)
+        else "pull"
+    )
 
 
 def _own_devices(writer: str, readers: Sequence[str], draft: Draft) -> bool:
     """Whether each reader computes on another device than the writer, on its host."""
     devices, hosts = draft.devices, draft.hosts
     return writer in devices and all(
-        reader in devices and devices[reader] != devices[writer] and hosts.get(reader) == hosts.get(writer)
+        reader in devices
+        and devices[reader] != devices[writer]
+        and hosts.get(reader) == hosts.get(writer)
         for reader in readers
     )
 
@@ -58,11 +77,12 @@ class _Rules:
     lags: Mapping[str, int]
 
     def module(self, node: PlannedNode, use: ModelUse) -> str:
-        """The trained module by alias for its writer, and for readers at lag 0 in the writer's Workers; at a lag one of
-        the reader's own there; in other Workers a copy that all readers there share.
+        """The trained module by alias for its writer, and for readers at lag 0 in the writer's
+        Workers; at a lag one of the reader's own there; in other Workers a copy that all readers
+        there share.
 
-        An evaluation takes turns with training at any lag. A follower is one module in each Worker. A frozen Model
-        shares with every other of equal base, head and dtype.
+        An evaluation takes turns with training at any lag. A follower is one module in each Worker.
+        A frozen Model shares with every other of equal base, head and dtype.
         """
         model = self.models[use.model]
         writer = self.writers.get(use.model)
@@ -79,7 +99,12 @@ class _Rules:
     def planned(self, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedModel]:
         """Each Model, with its readers and those of them that are aliases."""
         for model in self.models.values():
-            uses = [(n, u) for n in nodes for u in n.models if u.model == model.name and u.param != "tokenizer"]
+            uses = [
+                (n, u)
+                for n in nodes
+                for u in n.models
+                if u.model == model.name and u.param != "tokenizer"
+            ]
             readers = [(n.name, u) for n, u in uses if u.access == "read" and n.work != "evaluate"]
             writer = self.writers.get(model.name)
             yield PlannedModel(
@@ -87,7 +112,9 @@ class _Rules:
                 base=model.base,
                 writer=writer.name if writer else "",
                 readers=tuple(name for name, _ in readers),
-                aliases=tuple(name for name, u in readers if u.module == model.name) if writer else (),
+                aliases=(
+                    tuple(name for name, u in readers if u.module == model.name) if writer else ()
+                ),
                 follows=model.follows.name if model.follows else "",
                 rate=model.rate,
                 every=model.every,

@@ -3,9 +3,10 @@
 Owns: the Workers, from what was asked for (engine/plan/placing.py) and from what overlaps. Does
 not own: searching over layouts, threads (cores.py), modules (modules.py), batching (batching.py).
 
-A Worker carries its instructions out one after another. Hence above max_lag 0 whatever stands below a generation is not
-placed in the Worker that generates: its rows would wait there behind the next generation, and hold up the Step. A
-source is: next to rewards, prompts would wait behind them, and generation for the prompts.
+A Worker carries its instructions out one after another. Hence above max_lag 0 whatever stands below
+a generation is not placed in the Worker that generates: its rows would wait there behind the next
+generation, and hold up the Step. A source is: next to rewards, prompts would wait behind them, and
+generation for the prompts.
 
     train    train nodes and all below the cut; forward passes below a generation; evaluated models
     rollout  generation, with its source, and forward passes above it
@@ -31,7 +32,9 @@ MODEL_WORK = ("decode", "forward", "train")
 
 
 def place(draft: Draft) -> Draft:
-    """Workers and layouts of all nodes. Raises PlanError with everything that was asked for and cannot be."""
+    """Workers and layouts of all nodes. Raises PlanError with everything that was asked for and
+    cannot be.
+    """
     problems = [*_unknown(draft), *_unfit(draft), *_unknown_hosts(draft)]
     if problems:
         raise PlanError("\n".join(f"place: {problem}" for problem in problems))
@@ -43,7 +46,13 @@ def place(draft: Draft) -> Draft:
     hosts = _hosts(draft, nodes)
     devices = _devices(draft, nodes, hosts, leases)
     return replace(
-        draft, nodes=nodes, leases=leases, recorder=_recorder(nodes), hosts=hosts, devices=devices, notes=notes
+        draft,
+        nodes=nodes,
+        leases=leases,
+        recorder=_recorder(nodes),
+        hosts=hosts,
+        devices=devices,
+        notes=notes,
     )
 
 
@@ -56,7 +65,7 @@ def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
     return found
 
 
-# --- workers ------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 def _split(draft: Draft) -> Iterator[PlannedNode]:
@@ -79,10 +88,14 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
 def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
     placing = draft.placing
     base = _bases(draft)
-    places = {n.name: placing.pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
+    places = {
+        n.name: placing.pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes
+    }
     nodes = {n.name: n for n in draft.nodes}
     for source in (n.name for n in draft.nodes if base[n.name] == ROLLOUT and n.work == "source"):
-        if source not in placing.pin:  # with one generation it is fed in time; several must not wait for one of them
+        if (
+            source not in placing.pin
+        ):  # with one generation it is fed in time; several must not wait for one of them
             first = next(n.name for n in draft.nodes if n.source == source and n.work == "decode")
             places[source] = places[first] if len(places[first]) == 1 else (source,)
     for group in placing.together:
@@ -102,7 +115,9 @@ def _bases(draft: Draft) -> dict[str, str]:
 
 
 def _overlapping(draft: Draft) -> dict[str, str]:
-    """Streams with a lag go on while the Step is trained; those without one take turns with it, in its Worker."""
+    """Streams with a lag go on while the Step is trained; those without one take turns with it, in
+    its Worker.
+    """
     lagging = {s.name for s in draft.sources if s.max_lag}
     decodes = {n.name for n in draft.nodes if n.work == "decode"}
     fed = {n.source for n in draft.nodes if n.work == "decode" and n.region == "stream"}
@@ -123,8 +138,9 @@ def _overlapping(draft: Draft) -> dict[str, str]:
 
 
 def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
-    """Rank 0 stays where the node would be alone, so that those who share its weights can; replicas are among
-    themselves."""
+    """Rank 0 stays where the node would be alone, so that those who share its weights can; replicas
+    are among themselves.
+    """
     ranks = draft.placing.ranks.get(node.name, 1) * draft.placing.tensor.get(node.name, 1)
     replicas = draft.placing.replicas.get(node.name, 1)
     if ranks > 1:
@@ -133,8 +149,9 @@ def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
 
 
 def _leader(draft: Draft, group: Sequence[PlannedNode]) -> str:
-    """Of nodes that are together, whose Workers they all get: a pinned one's, else the train node's, else those of the
-    one with most replicas, else the first one's."""
+    """Of nodes that are together, whose Workers they all get: a pinned one's, else the train
+    node's, else those of the one with most replicas, else the first one's.
+    """
     placing = draft.placing
 
     def rank(node: PlannedNode) -> tuple[bool, bool, int]:
@@ -161,17 +178,22 @@ def _kept(draft: Draft, node: PlannedNode) -> str:
 
 
 def _recorder(nodes: Sequence[PlannedNode]) -> str:
-    """A Worker that neither generates nor trains, so that writing costs neither time and its death no state: the
-    source's where it is one. Else the first train node's."""
+    """A Worker that neither generates nor trains, so that writing costs neither time and its death
+    no state: the source's where it is one. Else the first train node's.
+    """
     busy = {w for n in nodes if n.work in ("decode", "train") for w in n.workers}
-    ordered = sorted((n for n in nodes if n.region != "evaluation"), key=lambda n: n.work != "source")
+    ordered = sorted(
+        (n for n in nodes if n.region != "evaluation"), key=lambda n: n.work != "source"
+    )
     free = [n.workers[0] for n in ordered if n.work not in MODEL_WORK and n.workers[0] not in busy]
     trains = [n.workers[0] for n in nodes if n.work == "train"]
     return next(iter([*free, *trains]), nodes[0].workers[0])
 
 
 def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-    """The host of each Worker: the first one's, unless another was asked for; none where all are on that."""
+    """The host of each Worker: the first one's, unless another was asked for; none where all are on
+    that.
+    """
     if draft.placing.inproc or not draft.placing.hosts:
         return {}
     first = draft.cluster.hosts[0].name
@@ -180,10 +202,13 @@ def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
 
 
 def _devices(
-    draft: Draft, nodes: Sequence[PlannedNode], hosts: Mapping[str, str], leases: Sequence[Sequence[str]]
+    draft: Draft,
+    nodes: Sequence[PlannedNode],
+    hosts: Mapping[str, str],
+    leases: Sequence[Sequence[str]],
 ) -> dict[str, int]:
-    """The GPU of each Worker that computes with a Model: one of its own as far as its host's reach, and then again from
-    the first. Workers that take turns have the same one.
+    """The GPU of each Worker that computes with a Model: one of its own as far as its host's reach,
+    and then again from the first. Workers that take turns have the same one.
     """
     turns = {worker: lease[0] for lease in leases for worker in lease}
     found: dict[str, int] = {}
@@ -200,7 +225,7 @@ def _devices(
     return found
 
 
-# --- what was asked for -------------------------------------------------------------------------------------------
+# --- what was asked for ---------------------------------------------------------------------------
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -225,9 +250,15 @@ def _unknown(draft: Draft) -> Iterator[str]:
     for node, workers in placing.pin.items():
         for worker in workers:
             if not _NAME.fullmatch(worker):
-                yield f"pin: {node!r} on {worker!r}, which is no name of a Worker. Fix: letters, digits, '-', '_', '.'."
+                yield (
+                    f"pin: {node!r} on {worker!r}, which is no name of a Worker. Fix: letters,"
+                    " digits, '-', '_', '.'."
+                )
         if len(set(workers)) < len(workers):
-            yield f"pin: {node!r} on {','.join(workers)}, one of them twice. Fix: a Worker for each replica."
+            yield (
+                f"pin: {node!r} on {','.join(workers)}, one of them twice. Fix: a Worker for each"
+                " replica."
+            )
 
 
 def _unknown_hosts(draft: Draft) -> Iterator[str]:
@@ -235,7 +266,10 @@ def _unknown_hosts(draft: Draft) -> Iterator[str]:
     known = [h.name for h in draft.cluster.hosts]
     for worker, host in draft.placing.hosts.items():
         if not known:
-            yield f"pin: {worker!r} on host {host!r}, and no hosts are known. Fix: --cluster with a file of hosts."
+            yield (
+                f"pin: {worker!r} on host {host!r}, and no hosts are known. Fix: --cluster with a"
+                " file of hosts."
+            )
         elif host not in known:
             fix = nearest(host, known) or f"one of {', '.join(known)}"
             yield f"pin: {worker!r} expected a host of the cluster, found {host!r}. Fix: {fix}."
@@ -275,20 +309,30 @@ def _replicas(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
 def _ranks(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
     if node.work != "train":
         if count != 1:
-            yield f"ranks: {node.name}={count}, but only train nodes have ranks. Fix: replicas: {node.name}={count}."
+            yield (
+                f"ranks: {node.name}={count}, but only train nodes have ranks. Fix: replicas:"
+                f" {node.name}={count}."
+            )
         return
     batch = next((s.batch for s in draft.sources if s.name == node.source), 0)
     parts = draft.graph.node(node.name).params["minibatches"]
     most = max(1, batch // parts)
     if not 1 <= count <= most:
-        problem = f"ranks: {node.name}={count}, and a minibatch has {most} prompts ({batch} in {parts})"
+        problem = (
+            f"ranks: {node.name}={count}, and a minibatch has {most} prompts ({batch} in {parts})"
+        )
         yield f"{problem}. Fix: {node.name}={min(max(count, 1), most)}."
 
 
 def _chunks(node: PlannedNode, count: int) -> Iterator[str]:
-    fixed = "a source" if node.work == "source" else "of batch scope" if node.scope == "batch" else ""
+    fixed = (
+        "a source" if node.work == "source" else "of batch scope" if node.scope == "batch" else ""
+    )
     if count < 1 or (count > 1 and fixed):
-        yield f"chunks: {node.name}={count}{f', but it is {fixed}' if fixed else ''}. Fix: {node.name}=1."
+        yield (
+            f"chunks: {node.name}={count}{f', but it is {fixed}' if fixed else ''}. Fix:"
+            f" {node.name}=1."
+        )
 
 
 def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
@@ -302,7 +346,9 @@ def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator
         what = "ranks"
     else:
         asked = draft.placing.replicas.get(node.name, len(workers))
-        yield from _replicas(draft, node, len(workers)) if node.name not in draft.placing.replicas else ()
+        yield from (
+            _replicas(draft, node, len(workers)) if node.name not in draft.placing.replicas else ()
+        )
         what = "replicas"
     if asked != len(workers):
         names = [*workers, *(f"{workers[0]}-{i}" for i in range(1, asked))][:asked]
@@ -311,7 +357,9 @@ def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator
 
 
 def _groups(
-    together: Iterable[tuple[str, ...]], pin: Mapping[str, tuple[str, ...]], nodes: Mapping[str, PlannedNode]
+    together: Iterable[tuple[str, ...]],
+    pin: Mapping[str, tuple[str, ...]],
+    nodes: Mapping[str, PlannedNode],
 ) -> Iterator[str]:
     """Nodes are together once, and not pinned apart."""
     seen: set[str] = set()
@@ -324,16 +372,25 @@ def _groups(
         places = list(dict.fromkeys(pinned.values()))
         if len(places) > 1:
             first, other = next(iter(pinned)), next(n for n, w in pinned.items() if w != places[0])
-            problem = f"together: {','.join(group)}, but {first} is pinned to {','.join(places[0])} and {other} to"
+            problem = (
+                f"together: {','.join(group)}, but {first} is pinned to {','.join(places[0])} and"
+                f" {other} to"
+            )
             yield f"{problem} {','.join(places[1])}. Fix: one pin, {first}={','.join(places[0])}."
 
 
-# --- why ----------------------------------------------------------------------------------------------------------
+# --- why ------------------------------------------------------------------------------------------
 
 
 def _notes(draft: Draft) -> Iterator[str]:
     placing = draft.placing
     if placing.inproc:
-        yield "every node is in this process, for breakpoints (inproc); chunks are as they would be otherwise"
+        yield (
+            "every node is in this process, for breakpoints (inproc); chunks are as they would be"
+            " otherwise"
+        )
     elif placing.workers == "auto" and any(s.max_lag for s in draft.sources):
-        yield "generation, columns and training have a Worker each, so that they overlap: max_lag allows it"
+        yield (
+            "generation, columns and training have a Worker each, so that they overlap: max_lag"
+            " allows it"
+        )

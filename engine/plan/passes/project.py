@@ -26,7 +26,9 @@ _ROLLOUT = ("completion", "prompt_ids", "completion_ids", "completion_mask", "fi
 
 
 def project(draft: Draft) -> Draft:
-    """Give each input its fetches, each node the columns that it has to return, and the Step what is recorded of it."""
+    """Give each input its fetches, each node the columns that it has to return, and the Step what
+    is recorded of it.
+    """
     finder = _Finder(draft)
     nodes = [replace(n, inputs=tuple(finder.inputs(n))) for n in draft.nodes]
     recorded = tuple(finder.recorded(nodes))
@@ -52,33 +54,54 @@ class _Finder:
             declared = _declared(node, i.name)
             rows = planned.inner * max(1, i.fan_in)
             fetches = self._fetches(port, self._wanted(node, port, declared), rows)
-            yield replace(i, fetches=self._with_parts(port, fetches) if planned.work == "evaluate" else fetches)
+            yield replace(
+                i,
+                fetches=self._with_parts(port, fetches) if planned.work == "evaluate" else fetches,
+            )
 
     def _with_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
-        """Beside the reward that an evaluation reads, each reward function's own, as its metrics show."""
+        """Beside the reward that an evaluation reads, each reward function's own, as its metrics
+        show.
+        """
         rows = self._whole(self._domains.of(score))
-        parts = [n.name for n in _reward_nodes(score) if self._whole(self._domains.of_node(n)) is rows]
-        merged = [replace(f, columns=(*f.columns, EVERY_REWARD)) if f.producer in parts else f for f in fetches]
+        parts = [
+            n.name for n in _reward_nodes(score) if self._whole(self._domains.of_node(n)) is rows
+        ]
+        merged = [
+            replace(f, columns=(*f.columns, EVERY_REWARD)) if f.producer in parts else f
+            for f in fetches
+        ]
         known = {f.producer for f in fetches}
         others = [n for n in parts if n not in known]
         return (*merged, *(Fetch(producer=n, columns=(EVERY_REWARD,)) for n in others))
 
     def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
-        """The rows of each Step as they are shown, by the name of the train node: of each whose rows are rollouts."""
+        """The rows of each Step as they are shown, by the name of the train node: of each whose
+        rows are rollouts.
+        """
         for planned in nodes:
             node = self._nodes[planned.name]
             if planned.work != "train" or not issubclass(node.inputs["rows"].schema, Rollout):
                 continue
             rows = node.inputs["rows"]
-            fetches = [*self._fetches(rows, ["prompt", *_ROLLOUT], planned.inner), *self._numbers(node)]
+            fetches = [
+                *self._fetches(rows, ["prompt", *_ROLLOUT], planned.inner),
+                *self._numbers(node),
+            ]
             yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=tuple(fetches))
 
     def _numbers(self, train: Node) -> Iterator[Fetch]:
-        """Of what this node trains on: the reward (the last one of these rows), each function's own, the advantage."""
+        """Of what this node trains on: the reward (the last one of these rows), each function's
+        own, the advantage.
+        """
         whole = self._whole(self._domains.of_node(train))
         behind = {n.name for n in _upstream(train)}
         rewards = [self._nodes[n.name] for n in self._draft.nodes if n.name in behind]
-        rewards = [n for n in rewards if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"]
+        rewards = [
+            n
+            for n in rewards
+            if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"
+        ]
         rewards = [n for n in rewards if self._whole(self._domains.of_node(n)) is whole]
         plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
         columns: dict[str, tuple[str, ...]] = {n.name: ("reward",) for n in (plain or rewards)[-1:]}
@@ -100,7 +123,8 @@ class _Finder:
         # A loss sees what it declares; a column function may hand on whatever else its port has.
         own = list(declared.schema.columns if _of_loss(node, declared) else port.schema.columns)
         wanted = own if declared.columns is None else [c for c in declared.columns if c in own]
-        # What is on a device goes to those alone who declare it, as nobody else could tell it from the rest.
+        # What is on a device goes to those alone who declare it, as nobody else could tell it from
+        # the rest.
         wanted = [c for c in wanted if not _on_device(port, c) or c in declared.schema.columns]
         extra = list(declared.ancestors)
         if declared.ancestors_from:
@@ -114,21 +138,26 @@ class _Finder:
         return list(self._draft.dataset.get(domain.source.name, ())) if domain else []
 
     def _fetches(self, port: Port[Any], columns: Iterable[str], rows: int) -> tuple[Fetch, ...]:
-        """Columns by the node that has them; those that nobody has are left out (they were optional)."""
+        """Columns by the node that has them; those that nobody has are left out (they were
+        optional).
+        """
         found: dict[str, list[str]] = {}
         for column in columns:
             holder = self._holder(port, column)
             if holder is not None:
                 found.setdefault(holder.name, []).append(column)
         return tuple(
-            Fetch(producer=name, columns=tuple(c), ratio=max(1, rows // self._rows[name])) for name, c in found.items()
+            Fetch(producer=name, columns=tuple(c), ratio=max(1, rows // self._rows[name]))
+            for name, c in found.items()
         )
 
     def _holder(self, port: Port[Any], column: str) -> Node | None:
         real = physical(port)
         if column in real.schema.columns:
             return real.node
-        if column == "prompt":  # the nearest one: a judge's prompt is not the one that its task came with
+        if (
+            column == "prompt"
+        ):  # the nearest one: a judge's prompt is not the one that its task came with
             asked = next((p.node for p in row_line(port) if issubclass(p.schema, Prompt)), None)
             if asked is not None:
                 return asked
@@ -137,7 +166,11 @@ class _Finder:
         if source is None:
             return None
         offered = set(self._draft.dataset.get(source.name, ())) | set(source.schemas[0].columns)
-        return source if column in offered and (issubclass(source.schemas[0], Prompt) or column != "prompt") else None
+        return (
+            source
+            if column in offered and (issubclass(source.schemas[0], Prompt) or column != "prompt")
+            else None
+        )
 
 
 def _declared(node: Node, key: str) -> Input:
@@ -159,7 +192,9 @@ def _of_loss(node: Node, declared: Input) -> bool:
 
 def _reward_nodes(score: Port[Any]) -> list[Node]:
     """The nodes of user functions that a score is made of, in order of their names."""
-    return sorted((n for n in _upstream(score.node) if n.operator.name == "reward"), key=lambda n: n.name)
+    return sorted(
+        (n for n in _upstream(score.node) if n.operator.name == "reward"), key=lambda n: n.name
+    )
 
 
 def _upstream(node: Node) -> list[Node]:

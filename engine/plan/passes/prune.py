@@ -15,10 +15,11 @@ from engine.plan.passes.resolve import sampler_of
 
 
 def prune(draft: Draft) -> Draft:
-    """Drop loss ports whose weight is the constant 0, and `old` where a Step has one update; then whatever is dead.
+    """Drop loss ports whose weight is the constant 0, and `old` where a Step has one update; then
+    whatever is dead.
 
-    With one update, `old` recomputed at the version that the Step starts from is what the update itself computes first:
-    the loss reads its own log-probs, detached.
+    With one update, `old` recomputed at the version that the Step starts from is what the update
+    itself computes first: the loss reads its own log-probs, detached.
     """
     notes: list[str] = []
     graph = draft.graph.map(lambda node: _pruned(node, notes))
@@ -40,7 +41,8 @@ def _pruned(node: Node, notes: list[str]) -> Node:
         if _old_is_now(node, term):
             del inputs[f"{term.label}.old"]
             notes.append(
-                f"{node.name}: {term.label}.old left out, a Step has one update, so it is the current log-probs"
+                f"{node.name}: {term.label}.old left out, a Step has one update, so it is the"
+                " current log-probs"
             )
             term = replace(term, now=("old",))
         terms.append(term)

@@ -21,8 +21,14 @@ from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource,
 
 
 def shape(draft: Draft) -> Draft:
-    """One planned node for each node, in running order, the sinks of the Step in the order of the Graph's sinks."""
-    domains, found, trained = Domains(draft.graph), regions(draft.graph), trained_models(draft.graph)
+    """One planned node for each node, in running order, the sinks of the Step in the order of the
+    Graph's sinks.
+    """
+    domains, found, trained = (
+        Domains(draft.graph),
+        regions(draft.graph),
+        trained_models(draft.graph),
+    )
     order = {id(s): i for i, s in enumerate(draft.graph.sinks)}
     ordered = sorted(draft.graph.nodes, key=lambda n: order.get(id(n), -1))
     nodes = tuple(_node(n, domains, found.of, trained) for n in ordered)
@@ -34,18 +40,24 @@ def width(domain: Domain | None) -> int:
     return 1 if domain is None else prod(d.factor for d in domain.ancestors())
 
 
-def _node(node: Node, domains: Domains, region: dict[str, Region], trained: set[str]) -> PlannedNode:
+def _node(
+    node: Node, domains: Domains, region: dict[str, Region], trained: set[str]
+) -> PlannedNode:
     domain = domains.of_node(node)
     onto = node.operator.rows
     widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
     outer = width(domain)
     inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
     if domain is None:
-        raise PlanError(f"{node.name}: its rows cannot be derived. Fix: give {node.operator.name} at least one input.")
+        raise PlanError(
+            f"{node.name}: its rows cannot be derived. Fix: give {node.operator.name} at least one"
+            " input."
+        )
     if isinstance(node.operator.rows, Expand) and region[node.name] == "step":
         where = f"{node.name}: {node.operator.name} below the cut"
         raise PlanError(
-            f"{where} makes new rows within a Step, which no plan does yet. Fix: let it read rows from above the cut."
+            f"{where} makes new rows within a Step, which no plan does yet. Fix: let it read rows"
+            " from above the cut."
         )
     return PlannedNode(
         name=node.name,
@@ -82,7 +94,9 @@ def _relation(node: Node) -> Relation:
         return "sink"
     if isinstance(kind, Reduce):
         return "reduce"
-    return "subset" if isinstance(kind, Subset) else "expand" if isinstance(kind, Expand) else "same"
+    return (
+        "subset" if isinstance(kind, Subset) else "expand" if isinstance(kind, Expand) else "same"
+    )
 
 
 def _uses(node: Node, trained: set[str]) -> list[ModelUse]:
@@ -90,20 +104,30 @@ def _uses(node: Node, trained: set[str]) -> list[ModelUse]:
     for param, state in node.states.items():
         if isinstance(state, Model):
             access = "write" if param in node.operator.writes else "read"
-            uses.append(ModelUse(param=param, model=state.name, access=access, trained=state.name in trained))
+            uses.append(
+                ModelUse(
+                    param=param, model=state.name, access=access, trained=state.name in trained
+                )
+            )
     return uses
 
 
 def _sources(graph: Graph, nodes: tuple[PlannedNode, ...]) -> list[PlannedSource]:
-    """Training sources. The lag is the least of those that the trained Models' readers above the cut allow."""
+    """Training sources. The lag is the least of those that the trained Models' readers above the
+    cut allow.
+    """
     found = []
     for node in nodes:
         if node.work != "source" or node.region == "evaluation":
             continue
         line = [n for n in nodes if n.source == node.name]
-        lags = [n.max_lag for n in line if n.region == "stream" and any(u.trained for u in n.models)]
+        lags = [
+            n.max_lag for n in line if n.region == "stream" and any(u.trained for u in n.models)
+        ]
         trains = [graph.node(n.name) for n in line if n.work == "train"]
         policy = trains[0].params["intake"] if trains else "exact"
         batch = graph.node(node.name).params["batch"]
-        found.append(PlannedSource(name=node.name, batch=batch, max_lag=min(lags, default=0), intake=policy))
+        found.append(
+            PlannedSource(name=node.name, batch=batch, max_lag=min(lags, default=0), intake=policy)
+        )
     return found

@@ -30,7 +30,10 @@ def _kernels(draft: Draft) -> Iterator[str]:
             yield f"{node.name} has none. Fix: the pass choose_kernels comes before this one."
         for use in node.models:
             if not use.module:
-                yield f"{node.name} has no module for {use.model!r}. Fix: the pass place comes before this one."
+                yield (
+                    f"{node.name} has no module for {use.model!r}. Fix: the pass place comes before"
+                    " this one."
+                )
 
 
 def _producers(draft: Draft) -> Iterator[str]:
@@ -45,21 +48,34 @@ def _producers(draft: Draft) -> Iterator[str]:
         yield from _input("recorded", i, before, made)
 
 
-def _input(where: str, i: PlannedInput, before: set[str], made: Mapping[str, PlannedNode]) -> Iterator[str]:
+def _input(
+    where: str, i: PlannedInput, before: set[str], made: Mapping[str, PlannedNode]
+) -> Iterator[str]:
     for name in (i.gate, *(f.producer for f in i.fetches)):
         if name not in before:
             found = "runs after it" if name in made else "is no node"
             near = nearest(name, before) or "a node upstream"
-            yield f"{where}.{i.name} expects rows of a node upstream, {name!r} {found}. Fix: {near}."
+            yield (
+                f"{where}.{i.name} expects rows of a node upstream, {name!r} {found}. Fix: {near}."
+            )
     for fetch in i.fetches:
-        missing = [c for c in fetch.columns if fetch.producer in made and c not in made[fetch.producer].returns]
+        missing = [
+            c
+            for c in fetch.columns
+            if fetch.producer in made and c not in made[fetch.producer].returns
+        ]
         if missing or not fetch.columns:
             lacks = f"does not return {', '.join(missing)}" if missing else "is asked for no column"
-            yield f"{where}.{i.name}: {fetch.producer!r} {lacks}. Fix: the pass project says what returns."
+            yield (
+                f"{where}.{i.name}: {fetch.producer!r} {lacks}. Fix: the pass project says what"
+                " returns."
+            )
 
 
 def _ratios(draft: Draft) -> Iterator[str]:
-    """Rows of a node's inputs are a whole multiple, as stated, of the rows of each gate and of each producer."""
+    """Rows of a node's inputs are a whole multiple, as stated, of the rows of each gate and of each
+    producer.
+    """
     made = {n.name: n for n in draft.nodes}
     for node in draft.nodes:
         for i in node.inputs:
@@ -69,23 +85,36 @@ def _ratios(draft: Draft) -> Iterator[str]:
                 above = made.get(part.gate if isinstance(part, PlannedInput) else part.producer)
                 if above is not None and above.rows * part.ratio != wide:
                     yield (
-                        f"{node.name}.{i.name}: {wide} rows a prompt, and {part.ratio} for each of the "
-                        f"{above.rows} of {above.name!r}. Fix: rows that {above.name!r} is an ancestor of."
+                        f"{node.name}.{i.name}: {wide} rows a prompt, and {part.ratio} for each of"
+                        f" the {above.rows} of {above.name!r}. Fix: rows that {above.name!r} is an"
+                        " ancestor of."
                     )
         if node.rows % node.inner and node.relation != "source":
-            yield f"{node.name}: {node.rows} rows a prompt of {node.inner}. Fix: a whole number of rows for each."
+            yield (
+                f"{node.name}: {node.rows} rows a prompt of {node.inner}. Fix: a whole number of"
+                " rows for each."
+            )
 
 
 def _groups(draft: Draft) -> Iterator[str]:
-    """Every update has at least one whole group, and the same number of groups where the Step is full."""
+    """Every update has at least one whole group, and the same number of groups where the Step is
+    full.
+    """
     batches = {s.name: s.batch for s in draft.sources}
-    loose = {n.source for n in draft.nodes if n.relation == "subset" and not n.refill and n.region != "evaluation"}
+    loose = {
+        n.source
+        for n in draft.nodes
+        if n.relation == "subset" and not n.refill and n.region != "evaluation"
+    }
     for node in (n for n in draft.nodes if n.work == "train"):
         parts, batch = draft.graph.node(node.name).params["minibatches"], batches.get(node.source)
         if batch is None or (batch % parts == 0) or (node.source in loose and batch >= parts):
             continue
         near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
-        yield f"{node.name}: {batch} prompts in {parts} minibatches of whole groups. Fix: minibatches={near}."
+        yield (
+            f"{node.name}: {batch} prompts in {parts} minibatches of whole groups. Fix:"
+            f" minibatches={near}."
+        )
 
 
 def _constant(draft: Draft) -> Iterator[str]:
@@ -93,23 +122,32 @@ def _constant(draft: Draft) -> Iterator[str]:
     for node in draft.graph.nodes:
         params = node.params
         if params.get("aggregate") == "constant" and not params.get("max_tokens"):
-            problem = f"{node.name}: aggregate='constant' divides by max_tokens, and nothing sampled its rows"
+            problem = (
+                f"{node.name}: aggregate='constant' divides by max_tokens, and nothing sampled its"
+                " rows"
+            )
             yield f"{problem}. Fix: aggregate='token_mean'."
 
 
 def _workers(draft: Draft) -> Iterator[str]:
-    """Each node is on as many Workers as it has replicas, times their ranks, each another, with threads there are."""
+    """Each node is on as many Workers as it has replicas, times their ranks, each another, with
+    threads there are.
+    """
     for node in draft.nodes:
         layout, count = node.layout, node.layout.replicas * node.ranks
         if len(node.workers) != count or len(set(node.workers)) < count or not all(node.workers):
-            split = f"{layout.replicas} replicas" + (f" of {node.ranks} ranks" if node.ranks > 1 else "")
+            split = f"{layout.replicas} replicas" + (
+                f" of {node.ranks} ranks" if node.ranks > 1 else ""
+            )
             yield f"{node.name}: {split} on {list(node.workers)}. Fix: a worker each."
         if layout.threads < 1:
             yield f"{node.name}: {layout.threads} threads. Fix: threads=1."
 
 
 def _worlds(draft: Draft) -> Iterator[str]:
-    """A Worker is a rank of one world: nodes of several ranks that share a Worker have the same ones, in one order."""
+    """A Worker is a rank of one world: nodes of several ranks that share a Worker have the same
+    ones, in one order.
+    """
     grouped = [n for n in draft.nodes if n.ranks > 1]
     for i, node in enumerate(grouped):
         for other in grouped[:i]:
@@ -117,15 +155,26 @@ def _worlds(draft: Draft) -> Iterator[str]:
                 continue
             fix = f"or pin {node.name} to other workers"
             if node.workers != other.workers:
-                shown = f"{other.name} has ranks on {','.join(other.workers)}, {node.name} on {','.join(node.workers)}"
+                shown = (
+                    f"{other.name} has ranks on {','.join(other.workers)}, {node.name} on"
+                    f" {','.join(node.workers)}"
+                )
                 yield f"{shown}: one process in two worlds. Fix: equal ranks, {fix}."
             elif node.layout.tensor != other.layout.tensor:
-                shown = f"{other.name} has tensor {other.layout.tensor}, {node.name} {node.layout.tensor}"
-                yield f"{shown}, on the same workers. Fix: tensor: {node.name}={other.layout.tensor}, {fix}."
+                shown = (
+                    f"{other.name} has tensor {other.layout.tensor}, {node.name}"
+                    f" {node.layout.tensor}"
+                )
+                yield (
+                    f"{shown}, on the same workers. Fix: tensor: {node.name}={other.layout.tensor},"
+                    f" {fix}."
+                )
 
 
 def _leases(draft: Draft) -> Iterator[str]:
-    """Leases name Workers that there are, each in one of them; ranks that act in lock-step take no turns."""
+    """Leases name Workers that there are, each in one of them; ranks that act in lock-step take no
+    turns.
+    """
     known = list(dict.fromkeys(w for n in draft.nodes for w in n.workers))
     seen: set[str] = set()
     for group in draft.leases:
@@ -135,10 +184,16 @@ def _leases(draft: Draft) -> Iterator[str]:
                 fix = nearest(worker, known) or f"one of {', '.join(known)}"
                 yield f"{shown}: expected a worker, found {worker!r}. Fix: {fix}."
             elif worker in seen:
-                yield f"{shown}: {worker} is leased twice. Fix: one lease of all that share its devices."
+                yield (
+                    f"{shown}: {worker} is leased twice. Fix: one lease of all that share its"
+                    " devices."
+                )
             seen.add(worker)
         if len(group) < 2:
-            yield f"{shown}: a lease of one worker, which has nobody to take turns with. Fix: leave it out."
+            yield (
+                f"{shown}: a lease of one worker, which has nobody to take turns with. Fix: leave"
+                " it out."
+            )
         for node in draft.nodes:
             if node.ranks > 1 and len(set(node.workers) & set(group)) > 1:
                 problem = f"{shown}: these are ranks of {node.name}, which act together"
@@ -147,7 +202,11 @@ def _leases(draft: Draft) -> Iterator[str]:
 
 def _hosts(draft: Draft) -> Iterator[str]:
     """Ranks that act together, and Workers that take turns, are on one host."""
-    groups = [(n.name, n.workers[i : i + n.ranks]) for n in draft.nodes for i in range(0, len(n.workers), n.ranks)]
+    groups = [
+        (n.name, n.workers[i : i + n.ranks])
+        for n in draft.nodes
+        for i in range(0, len(n.workers), n.ranks)
+    ]
     groups += [("leases", lease) for lease in draft.leases]
     for name, group in groups:
         hosts = dict.fromkeys(draft.hosts.get(w, "") for w in group)
@@ -163,23 +222,42 @@ def _chunks(draft: Draft) -> Iterator[str]:
         most = batches.get(node.source, node.chunks)
         if not 1 <= node.chunks <= most:
             problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
-            yield f"{problem}. Fix: chunks: {node.name}={min(max(node.chunks, 1), most)}, or a larger batch."
+            yield (
+                f"{problem}. Fix: chunks: {node.name}={min(max(node.chunks, 1), most)}, or a larger"
+                " batch."
+            )
 
 
 def _aliases(draft: Draft) -> Iterator[str]:
-    """A module is shared with its writer only in the writer's Workers, unsharded, and above the cut only at lag 0."""
+    """A module is shared with its writer only in the writer's Workers, unsharded, and above the cut
+    only at lag 0.
+    """
     lags = {s.name: s.max_lag for s in draft.sources}
     writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
     for node in draft.nodes:
         for use in node.models:
             writer = writers.get(use.module)
-            if writer is None or node is writer or node.work == "evaluate" or use.param == "tokenizer":
+            if (
+                writer is None
+                or node is writer
+                or node.work == "evaluate"
+                or use.param == "tokenizer"
+            ):
                 continue
             lag = lags.get(node.source, 0) if node.region == "stream" else 0
             apart = not set(node.workers) <= set(writer.workers)
             if apart or lag or writer.layout.partial:
-                what = "from another worker" if apart else f"at lag {lag}" if lag else "of which its rank has a part"
-                yield f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its own."
+                what = (
+                    "from another worker"
+                    if apart
+                    else f"at lag {lag}"
+                    if lag
+                    else "of which its rank has a part"
+                )
+                yield (
+                    f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its"
+                    " own."
+                )
 
 
 def _routes(draft: Draft) -> Iterator[str]:
@@ -193,15 +271,23 @@ def _routes(draft: Draft) -> Iterator[str]:
             hosts = [draft.hosts.get(w, "") for w in (writer, worker)]
             turns = next((lease for lease in draft.leases if {writer, worker} <= set(lease)), ())
             if hosts[0] != hosts[1]:
-                problem = f"{writer} on {hosts[0]} and {worker} on {hosts[1]}, and collectives stay on one host"
+                problem = (
+                    f"{writer} on {hosts[0]} and {worker} on {hosts[1]}, and collectives stay on"
+                    " one host"
+                )
                 yield f"weights of {model.name!r} from {problem}. Fix: weights=pull."
             elif turns:
-                problem = f"{writer} and {worker}, which take turns with their devices ({','.join(turns)})"
+                problem = (
+                    f"{writer} and {worker}, which take turns with their devices"
+                    f" ({','.join(turns)})"
+                )
                 yield f"weights of {model.name!r} between {problem}. Fix: weights=pull."
 
 
 def _device_columns(draft: Draft) -> Iterator[str]:
-    """Columns on a device are read on its host, by Workers that do not take turns; what is recorded is on none."""
+    """Columns on a device are read on its host, by Workers that do not take turns; what is recorded
+    is on none.
+    """
     plan = {n.name: n for n in draft.nodes}
     for edge in (e for e in draft.edges if e.device):
         made, columns = plan[edge.producer], ", ".join(edge.device)
@@ -211,20 +297,36 @@ def _device_columns(draft: Draft) -> Iterator[str]:
         for sender, (who, reader) in ((s, r) for s in made.workers for r in readers.items()):
             here, there = draft.hosts.get(sender, ""), draft.hosts.get(reader, "")
             if here != there:
-                problem = f"{edge.producer} in {sender} has {columns} on a device of {here}, {who} reads it on {there}"
-                yield f"{problem}: collectives stay on one host. Fix: pin {edge.producer}={sender}@{there}."
+                problem = (
+                    f"{edge.producer} in {sender} has {columns} on a device of {here}, {who} reads"
+                    f" it on {there}"
+                )
+                yield (
+                    f"{problem}: collectives stay on one host. Fix: pin"
+                    f" {edge.producer}={sender}@{there}."
+                )
         turns = next((lease for lease in draft.leases if set(made.workers) & set(lease)), ())
         if turns:
-            problem = f"{edge.producer} has {columns} on a device that {', '.join(turns)} have by turns"
-            yield f"{problem}. Fix: pin {edge.producer} to another worker, or {columns} without device=True."
+            problem = (
+                f"{edge.producer} has {columns} on a device that {', '.join(turns)} have by turns"
+            )
+            yield (
+                f"{problem}. Fix: pin {edge.producer} to another worker, or {columns} without"
+                " device=True."
+            )
     for fetch in (f for i in draft.recorded for f in i.fetches):
         device = declared(draft.graph.node(fetch.producer).schemas)
         for name in (c for c in fetch.columns if c in device):
-            yield f"{fetch.producer}: {name!r} is recorded of each Step, from the host. Fix: {name!r} not on a device."
+            yield (
+                f"{fetch.producer}: {name!r} is recorded of each Step, from the host. Fix: {name!r}"
+                " not on a device."
+            )
 
 
 def _memory(draft: Draft) -> Iterator[str]:
-    """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host memory the rest."""
+    """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host
+    memory the rest.
+    """
     workers = list(dict.fromkeys(w for n in draft.nodes for w in n.workers))
     for host in dict.fromkeys(draft.hosts.get(w, "") for w in workers):
         yield from _memory_of(draft, host, [w for w in workers if draft.hosts.get(w, "") == host])
@@ -235,34 +337,60 @@ def _memory_of(draft: Draft, host: str, names: list[str]) -> Iterator[str]:
     where = f"host {host}" if host else "this host"
     workers = {w: [n for n in draft.nodes if w in n.workers] for w in names}
     parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
-    leases = [[w for w in lease if w in workers] for lease in draft.leases]  # of others the check of leases tells
+    leases = [
+        [w for w in lease if w in workers] for lease in draft.leases
+    ]  # of others the check of leases tells
     if cluster.gpus:
         for index in dict.fromkeys(draft.devices.get(w, 0) for w in names):
             here = [w for w in names if draft.devices.get(w, 0) == index]
             turns = [[w for w in lease if w in here] for lease in leases]
-            on_gpu = host_peak({w: parts[w] for w in here}, turns, without=HOST_PARTS, gives_back=True)
+            on_gpu = host_peak(
+                {w: parts[w] for w in here}, turns, without=HOST_PARTS, gives_back=True
+            )
             gpu = f"{'the GPU' if len(cluster.gpus) == 1 else f'GPU {index}'}{f' of {where}' if host else ''}"
-            yield from _fits({w: workers[w] for w in here}, on_gpu, cluster.gpus[index], gpu, HOST_PARTS)
+            yield from _fits(
+                {w: workers[w] for w in here}, on_gpu, cluster.gpus[index], gpu, HOST_PARTS
+            )
         held = sum(p.get(name, 0) for nodes in parts.values() for p in nodes for name in HOST_PARTS)
-        held += sum(lasting(p, without=HOST_PARTS) for lease in leases for w in lease for p in parts[w])
+        held += sum(
+            lasting(p, without=HOST_PARTS) for lease in leases for w in lease for p in parts[w]
+        )
         if held > cluster.memory:
             name = ", ".join(workers)
-            yield f"{name}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower batch or max_lag."
+            yield (
+                f"{name}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower batch"
+                " or max_lag."
+            )
     else:
         yield from _fits(workers, host_peak(parts, leases), cluster.memory, where, ())
 
 
 def _fits(
-    workers: Mapping[str, list[PlannedNode]], need: int, room: int, where: str, without: tuple[str, ...]
+    workers: Mapping[str, list[PlannedNode]],
+    need: int,
+    room: int,
+    where: str,
+    without: tuple[str, ...],
 ) -> Iterator[str]:
     """What needs more than there is: a Worker alone, else all together."""
     if need <= room:
         return
-    alone = {w: peak((n.estimate.bytes for n in nodes), without=without) for w, nodes in workers.items()}
+    alone = {
+        w: peak((n.estimate.bytes for n in nodes), without=without) for w, nodes in workers.items()
+    }
     single = next((w for w, size in alone.items() if size > room or len(workers) == 1), "")
     nodes = workers[single] if single else [n for group in workers.values() for n in group]
-    told = f"{single} needs {_gib(alone[single])}" if single else f"{', '.join(workers)} together need {_gib(need)}"
-    parts = {(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items() if part not in without}
+    told = (
+        f"{single} needs {_gib(alone[single])}"
+        if single
+        else f"{', '.join(workers)} together need {_gib(need)}"
+    )
+    parts = {
+        (size, part, n.name)
+        for n in nodes
+        for part, size in n.estimate.bytes.items()
+        if part not in without
+    }
     largest = sorted(parts, reverse=True)[:4]
     shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
     fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")

@@ -32,17 +32,21 @@ ATTENTION = "dataflow"
 class AttentionPass(Protocol):
     """Who attends to whom in one forward over packed tokens.
 
-    longest: the greatest number of keys that one query attends to; a sliding window shorter than it is refused.
+    longest: the greatest number of keys that one query attends to; a sliding window shorter than it
+    is refused.
     """
 
     @property
     def longest(self) -> int: ...
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [tokens, heads, dim], key and value [tokens, key heads, dim], rotated -> [tokens, heads, dim].
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """query [tokens, heads, dim], key and value [tokens, key heads, dim], rotated -> [tokens,
+        heads, dim].
 
-        Query heads h * r .. h * r + r - 1 share key head h, with r = heads / key heads. The inputs may be strided
-        views; the result may be one too.
+        Query heads h * r .. h * r + r - 1 share key head h, with r = heads / key heads. The inputs
+        may be strided views; the result may be one too.
         """
         ...
 
@@ -63,8 +67,9 @@ def _attention(
     """What transformers calls: query [1, heads, tokens, dim] -> [1, tokens, heads, dim]."""
     if attention_pass is None:
         raise KernelError(
-            f"{type(module).__name__}: expected attention_pass=, which says who attends to whom, found none. "
-            "Fix: call operators.kernels.torch.attention.forward, or load the model with another attn_implementation."
+            f"{type(module).__name__}: expected attention_pass=, which says who attends to whom,"
+            " found none. Fix: call operators.kernels.torch.attention.forward, or load the model"
+            " with another attn_implementation."
         )
     _refuse(module, attention_pass, dropout, sliding_window, kwargs)
     layer: Any = module.layer_idx
@@ -72,8 +77,16 @@ def _attention(
     return attention_pass.attend(layer, q, k, v, scaling).unsqueeze(0), None
 
 
-def _refuse(module: nn.Module, attention_pass: AttentionPass, dropout: float, window: int | None, kwargs: Any) -> None:
-    """Raise KernelError for what would change the numbers and is not implemented, instead of leaving it out."""
+def _refuse(
+    module: nn.Module,
+    attention_pass: AttentionPass,
+    dropout: float,
+    window: int | None,
+    kwargs: Any,
+) -> None:
+    """Raise KernelError for what would change the numbers and is not implemented, instead of
+    leaving it out.
+    """
     found = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if dropout:
         found.append(f"attention dropout {dropout}")
@@ -81,8 +94,8 @@ def _refuse(module: nn.Module, attention_pass: AttentionPass, dropout: float, wi
         found.append(f"a sliding window of {window} under {attention_pass.longest} keys")
     if found:
         raise KernelError(
-            f"{type(module).__name__}: packed attention is plain softmax attention, found {', '.join(found)}. "
-            "Fix: a base without it, or shorter sequences."
+            f"{type(module).__name__}: packed attention is plain softmax attention, found"
+            f" {', '.join(found)}. Fix: a base without it, or shorter sequences."
         )
 
 
@@ -90,12 +103,16 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 def forward(
-    module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass, keep: Tensor | None = None
+    module: nn.Module,
+    ids: Tensor,
+    positions: Tensor,
+    attention_pass: AttentionPass,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """Logits of a causal language model on packed tokens.
 
-    ids, positions int64 [tokens] -> [tokens, vocabulary]; with keep int64 [kept], the indices of the tokens whose
-    logits are wanted, [kept, vocabulary]: the others are never computed.
+    ids, positions int64 [tokens] -> [tokens, vocabulary]; with keep int64 [kept], the indices of
+    the tokens whose logits are wanted, [kept, vocabulary]: the others are never computed.
     """
     only = {} if keep is None else {"logits_to_keep": keep}
     out = module(
@@ -108,21 +125,31 @@ def forward(
     return out.logits[0]
 
 
-def hidden(module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass) -> Tensor:
-    """Last hidden states of the backbone on packed tokens: int64 [tokens] twice -> [tokens, hidden]."""
+def hidden(
+    module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass
+) -> Tensor:
+    """Last hidden states of the backbone on packed tokens: int64 [tokens] twice -> [tokens,
+    hidden].
+    """
     backbone: Any = module.base_model
     out = backbone(
-        input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, attention_pass=attention_pass
+        input_ids=ids.unsqueeze(0),
+        position_ids=positions.unsqueeze(0),
+        use_cache=False,
+        attention_pass=attention_pass,
     )
     return out.last_hidden_state[0]
 
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Causal attention of right-padded rows: [rows, length, heads, dim] with [rows, length, key heads, dim].
+    """Causal attention of right-padded rows: [rows, length, heads, dim] with [rows, length, key
+    heads, dim].
 
     Padding stands to the right of every real token, so causality alone keeps it out of their sight.
     """
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     shared = q.shape[1] != k.shape[1]
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=scaling, enable_gqa=shared
+    )
     return out.transpose(1, 2)

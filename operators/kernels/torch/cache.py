@@ -26,24 +26,31 @@ from torch.nn.functional import scaled_dot_product_attention
 from operators.kernels.torch.attention import attend_packed
 
 SHORT = 8
-"""Own keys up to which products are written out: batched products of such small matrices take up to twice as long on
-CPU (256 rows, 2 key heads of 32, 6 keys: 327 us for scores and values, against 158). In float32 alone, for written
-out in another type each product would be rounded."""
+"""Own keys up to which products are written out: batched products of such small matrices take up to
+twice as long on CPU (256 rows, 2 key heads of 32, 6 keys: 327 us for scores and values, against
+158). In float32 alone, for written out in another type each product would be rounded.
+"""
 
 
 @dataclass(slots=True)
 class Level:
-    """Keys and values of one layer at one level: [holders, K, L, D] with room to grow in holders and L."""
+    """Keys and values of one layer at one level: [holders, K, L, D] with room to grow in holders
+    and L.
+    """
 
     keys: Tensor
     values: Tensor
 
     def reserve(self, holders: int, length: int) -> None:
-        """Make room for holders 0 .. holders - 1, at least doubling what grows; holders behind them may be let go.
+        """Make room for holders 0 .. holders - 1, at least doubling what grows; holders behind them
+        may be let go.
 
         New room is zero: 0 times garbage may be NaN.
         """
-        self.keys, self.values = _room(self.keys, holders, length), _room(self.values, holders, length)
+        self.keys, self.values = (
+            _room(self.keys, holders, length),
+            _room(self.values, holders, length),
+        )
 
     def move(self, source: Tensor, target: Tensor, holders: int) -> None:
         """Copy holders `source` over holders `target`; all of them are below `holders`."""
@@ -67,7 +74,8 @@ def _room(held: Tensor, holders: int, length: int) -> Tensor:
 
 @dataclass(slots=True)
 class Cache:
-    """All layers' levels. `prefix` is how many tokens all prompts share, `prompt` the longest rest."""
+    """All layers' levels. `prefix` is how many tokens all prompts share, `prompt` the longest rest.
+    """
 
     prefix: int = 0
     prefixes: dict[int, Level] = field(default_factory=dict)
@@ -75,7 +83,9 @@ class Cache:
     own: dict[int, Level] = field(default_factory=dict)
 
     def level(self, which: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
-        """A layer's level, made empty at its first use: [tokens, K, D] says heads, dim, dtype and device."""
+        """A layer's level, made empty at its first use: [tokens, K, D] says heads, dim, dtype and
+        device.
+        """
         if layer not in which:
             which[layer] = Level(*(x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value)))
         return which[layer]
@@ -88,7 +98,9 @@ class Common:
     cache: Cache
     longest: int
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
         """As AttentionPass says."""
         keys, values = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (key, value))
         self.cache.prefixes[layer] = Level(keys, values)
@@ -97,10 +109,11 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """The pass of some prompts' rests, packed one behind the other; keeps their keys at groups first, first + 1, ...
+    """The pass of some prompts' rests, packed one behind the other; keeps their keys at groups
+    first, first + 1, ...
 
-    place: int64 [tokens], where each token goes in [groups, width], width being the longest rest; None where all are
-    that long.
+    place: int64 [tokens], where each token goes in [groups, width], width being the longest rest;
+    None where all are that long.
     """
 
     cache: Cache
@@ -115,7 +128,9 @@ class Prefill:
     def longest(self) -> int:
         return self.cache.prefix + self.width
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
         """As AttentionPass says. Rests are padded to the right here and nowhere else."""
         q, k, v = (self._padded(x) for x in (query, key, value))
         level = self.cache.level(self.cache.prompts, layer, key, value)
@@ -123,7 +138,11 @@ class Prefill:
         held = slice(self.first, self.first + self.groups)
         level.keys[held, :, : self.width] = k.transpose(1, 2)
         level.values[held, :, : self.width] = v.transpose(1, 2)
-        out = attend_packed(q, k, v, scaling) if self.mask is None else self._after_prefix(layer, q, k, v, scaling)
+        out = (
+            attend_packed(q, k, v, scaling)
+            if self.mask is None
+            else self._after_prefix(layer, q, k, v, scaling)
+        )
         flat = out.reshape(self.groups * self.width, *out.shape[2:])
         return flat if self.place is None else flat[self.place]
 
@@ -140,18 +159,24 @@ class Prefill:
         keys = torch.cat([prefix.keys.expand(self.groups, -1, -1, -1), k.transpose(1, 2)], 2)
         values = torch.cat([prefix.values.expand(self.groups, -1, -1, -1), v.transpose(1, 2)], 2)
         out = scaled_dot_product_attention(
-            q.transpose(1, 2), keys, values, attn_mask=self.mask, scale=scaling, enable_gqa=q.shape[2] != k.shape[2]
+            q.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=self.mask,
+            scale=scaling,
+            enable_gqa=q.shape[2] != k.shape[2],
         )
         return out.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """The pass of what some live rows have written already, packed one behind the other; keeps their keys at
-    own[first .. first + rows - 1].
+    """The pass of what some live rows have written already, packed one behind the other; keeps
+    their keys at own[first .. first + rows - 1].
 
-    group: int64 [rows], where each row's prompt stands; prompt: width of the longest. place: int64 [tokens], where each
-    token goes in [rows, width], width being the longest row. mask: bool [rows, 1, width, prefix + prompt + width].
+    group: int64 [rows], where each row's prompt stands; prompt: width of the longest. place: int64
+    [tokens], where each token goes in [rows, width], width being the longest row. mask: bool [rows,
+    1, width, prefix + prompt + width].
     """
 
     cache: Cache
@@ -167,8 +192,12 @@ class Again:
     def longest(self) -> int:
         return self.mask.shape[-1]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """As AttentionPass says. Rows are padded to the right here; what the padding writes is written over later."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """As AttentionPass says. Rows are padded to the right here; what the padding writes is
+        written over later.
+        """
         q, k, v = (self._padded(x) for x in (query, key, value))
         own = self.cache.level(self.cache.own, layer, key, value)
         own.reserve(self.first + self.rows, self.width)
@@ -203,10 +232,11 @@ class Again:
 class Decode:
     """The pass of one new token for each of the live rows, which stand at own[0 .. rows - 1].
 
-    members: the most rows that any live group has. place: int64 [rows], where each row goes in [groups, members];
-    None where that is where it stands. last: int64 [rows], the index that the new token takes among the row's own;
-    longest_own the greatest of them plus 1. own_bias [rows, 1, 1, longest_own] and prompt_bias [groups, 1, 1, width]
-    are 0 or -inf; None where every key counts.
+    members: the most rows that any live group has. place: int64 [rows], where each row goes in
+    [groups, members]; None where that is where it stands. last: int64 [rows], the index that the
+    new token takes among the row's own; longest_own the greatest of them plus 1. own_bias [rows, 1,
+    1, longest_own] and prompt_bias [groups, 1, 1, width] are 0 or -inf; None where every key
+    counts.
     """
 
     cache: Cache
@@ -224,7 +254,9 @@ class Decode:
     def longest(self) -> int:
         return self.cache.prefix + self.width + self.longest_own
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
         """As AttentionPass says."""
         cache, heads, dim = self.cache, key.shape[1], query.shape[2]
         own = self._written(layer, key, value)

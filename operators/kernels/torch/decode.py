@@ -1,4 +1,5 @@
-"""The decode loop: rows admitted into slots, one token a row and step, finished rows dropped at once.
+"""The decode loop: rows admitted into slots, one token a row and step, finished rows dropped at
+once.
 
 Owns: which rows are live and where they stand in the cache, and when a row ends. Does not own:
 attention and its cache (cache.py), the choice of a token (sampling.py), columns (generate.py).
@@ -27,21 +28,26 @@ from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
 from operators.kernels.torch.sampling import Drawn, Sampling, sample
 
 LEAST_PREFIX = 8
-"""Tokens that all prompts must share before they are kept apart: a level costs some small products a step."""
+"""Tokens that all prompts must share before they are kept apart: a level costs some small products
+a step.
+"""
 
 SHARE = 3_000_000
-"""Multiplications of one matrix product that pay for one thread. A thread that joins costs a wake-up at each of a
-step's products, and a time slice of the scheduler at each where another process has its core: with 2 threads beside
-one busy test run, a chunk of the long-tailed benchmark took 1348 ms, with 1 it took 162; alone both took about 150."""
+"""Multiplications of one matrix product that pay for one thread. A thread that joins costs a
+wake-up at each of a step's products, and a time slice of the scheduler at each where another
+process has its core: with 2 threads beside one busy test run, a chunk of the long-tailed benchmark
+took 1348 ms, with 1 it took 162; alone both took about 150.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What to write: n rows for each prompt, row i for prompt i // n.
 
-    seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped: given the tails of
-    some rows as int32 ids, says which of them hold a stop string (None where there are none); window: how many of the
-    last tokens it wants. slots: rows decoded at once. budget: most tokens of one prefill.
+    seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
+    given the tails of some rows as int32 ids, says which of them hold a stop string (None where
+    there are none); window: how many of the last tokens it wants. slots: rows decoded at once.
+    budget: most tokens of one prefill.
     """
 
     prompts: Ragged
@@ -58,8 +64,8 @@ class Task:
 
 @dataclass(slots=True)
 class Written:
-    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop bool [rows]. mass
-    float32 [rows, room] where the sampler truncates, else no numbers at all.
+    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop
+    bool [rows]. mass float32 [rows, room] where the sampler truncates, else no numbers at all.
     """
 
     tokens: np.ndarray
@@ -102,8 +108,8 @@ class Written:
 
 @dataclass(slots=True)
 class Counts:
-    """rows: summed over all decode forwards. slots: those that there were for them. again: tokens of which keys and
-    values were computed once more, as weights had come.
+    """rows: summed over all decode forwards. slots: those that there were for them. again: tokens
+    of which keys and values were computed once more, as weights had come.
     """
 
     rows: int = 0
@@ -125,38 +131,52 @@ class Decoder:
         self._cache = Cache(prefix=common_prefix(task.prompts))
         self._waiting = 0  # the first row that was not admitted yet
         self._row = np.zeros(0, np.int64)  # [live]: the row in each slot
-        self._prompt = np.zeros(0, np.int64)  # [groups]: the prompt that stands in each group of the cache
-        self._group = np.zeros(len(task.prompts), np.int64)  # [prompts]: the inverse, where it stands there at all
-        self._next: Tensor | None = None  # logits behind the last prompt that was prefilled, its rows may still wait
-        self._layout: tuple[int, Tensor | None] | None = None  # members and place, while the live rows stay the same
+        self._prompt = np.zeros(
+            0, np.int64
+        )  # [groups]: the prompt that stands in each group of the cache
+        self._group = np.zeros(
+            len(task.prompts), np.int64
+        )  # [prompts]: the inverse, where it stands there at all
+        self._next: Tensor | None = (
+            None  # logits behind the last prompt that was prefilled, its rows may still wait
+        )
+        self._layout: tuple[int, Tensor | None] | None = (
+            None  # members and place, while the live rows stay the same
+        )
         self._threads = torch.get_num_threads()
         self._weight = _mean_weight(module)
 
     def finished(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
         """Write all rows; yields, after each step in which rows ended, which ones.
 
-        interrupted: asked before each step; where it is true, no row at all is yielded first, and the step is made
-        afterwards, under whatever weights there are then.
+        interrupted: asked before each step; where it is true, no row at all is yielded first, and
+        the step is made afterwards, under whatever weights there are then.
         """
         rows = len(self.written.length)
         while self._waiting < rows or len(self._row):
             if interrupted is not None and interrupted():
                 yield np.zeros(0, np.int64)
             free = self._slots - len(self._row)
-            admit = self._waiting < rows and free >= min(max(1, self._slots // 8), rows - self._waiting)
+            admit = self._waiting < rows and free >= min(
+                max(1, self._slots // 8), rows - self._waiting
+            )
             done = self._admit(min(free, rows - self._waiting)) if admit else self._step()
             if len(done):
                 yield done
 
     @torch.inference_mode()
     def renew(self, version: int) -> None:
-        """Go on under new weights: live rows keep their tokens, and all keys and values are computed again: those of
-        the prompts, and in one further pass those of all that rows have written (of several parts, as the budget asks).
+        """Go on under new weights: live rows keep their tokens, and all keys and values are
+        computed again: those of the prompts, and in one further pass those of all that rows have
+        written (of several parts, as the budget asks).
         """
         self.version = version
         prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
         self._cache = Cache(prefix=self._cache.prefix)
-        logits = [self._prefill(part) for part in _budgeted(prompts, self._lengths[prompts], self.task.budget)]
+        logits = [
+            self._prefill(part)
+            for part in _budgeted(prompts, self._lengths[prompts], self.task.budget)
+        ]
         if self._waiting % self.task.n:
             held = int(self._group[self._waiting // self.task.n])
             self._next = torch.cat(logits)[held : held + 1]
@@ -203,13 +223,17 @@ class Decoder:
 
     @torch.inference_mode()
     def _admit(self, count: int) -> np.ndarray:
-        """Prefill the prompts of the next rows, write each row's first token; returns the rows that ended with it."""
+        """Prefill the prompts of the next rows, write each row's first token; returns the rows that
+        ended with it.
+        """
         first, n = self._waiting, self.task.n
         rows = np.arange(first, first + count)
         begun = -(-first // n)  # prompts before this one are in the cache already
         fresh = np.arange(begun, rows[-1] // n + 1)
         logits = [] if self._next is None or first % n == 0 else [self._next]
-        logits += [self._prefill(part) for part in _budgeted(fresh, self._lengths[fresh], self.task.budget)]
+        logits += [
+            self._prefill(part) for part in _budgeted(fresh, self._lengths[fresh], self.task.budget)
+        ]
         known = torch.cat(logits)
         self._next, self._waiting = known[-1:], first + count
         before = np.zeros(len(self._row), bool)
@@ -218,7 +242,9 @@ class Decoder:
         return self._drop(np.concatenate([before, ended]))
 
     def _prefill(self, prompts: np.ndarray) -> Tensor:
-        """Logits behind each of some prompts [prompts, vocabulary]; their keys go to the end of the groups."""
+        """Logits behind each of some prompts [prompts, vocabulary]; their keys go to the end of the
+        groups.
+        """
         cache, ids, prefix = self._cache, self.task.prompts, self._cache.prefix
         if prefix and not cache.prefixes:
             shared = torch.from_numpy(ids[0][:prefix].astype(np.int64)).to(self.device)
@@ -241,7 +267,9 @@ class Decoder:
         )
         self._group[prompts] = len(self._prompt) + np.arange(len(prompts))
         self._prompt = np.concatenate([self._prompt, prompts])
-        return forward(self.module, self._to(tokens), self._to(prefix + within), one, keep=self._to(ends - 1))
+        return forward(
+            self.module, self._to(tokens), self._to(prefix + within), one, keep=self._to(ends - 1)
+        )
 
     @torch.inference_mode()
     def _step(self) -> np.ndarray:
@@ -275,10 +303,14 @@ class Decoder:
             longest_own=longest,
             place=place,
             last=index,
-            own_bias=None if (last == last[0]).all() else _bias(index + 1, longest, self.module.dtype),
-            prompt_bias=None
-            if (widths == widths[0]).all()
-            else _bias(self._to(widths), int(widths.max()), self.module.dtype),
+            own_bias=(
+                None if (last == last[0]).all() else _bias(index + 1, longest, self.module.dtype)
+            ),
+            prompt_bias=(
+                None
+                if (widths == widths[0]).all()
+                else _bias(self._to(widths), int(widths.max()), self.module.dtype)
+            ),
         )
 
     def _arranged(self) -> tuple[int, Tensor | None]:
@@ -301,7 +333,10 @@ class Decoder:
         stop = (tokens[:, None] == task.ends).any(1)
         if task.stopped is not None:
             lengths = written.length[rows]
-            tails = [written.tokens[r, max(0, e - task.window) : e] for r, e in zip(rows, lengths, strict=True)]
+            tails = [
+                written.tokens[r, max(0, e - task.window) : e]
+                for r, e in zip(rows, lengths, strict=True)
+            ]
             stop |= task.stopped(tails)
         written.stop[rows] = stop
         return stop | (written.length[rows] >= task.max_tokens)
@@ -342,7 +377,9 @@ class Decoder:
 
 
 def common_prefix(prompts: Ragged) -> int:
-    """How many tokens all prompts begin with, each keeping one of its own; 0 where that is too few to matter."""
+    """How many tokens all prompts begin with, each keeping one of its own; 0 where that is too few
+    to matter.
+    """
     least = int(prompts.lengths.min()) - 1
     if len(prompts) < 2 or least < LEAST_PREFIX:
         return 0
@@ -360,7 +397,9 @@ def _mean_weight(module: PreTrainedModel) -> int:
 
 @contextmanager
 def _threads(count: int, usual: int) -> Iterator[None]:
-    """Compute with `count` threads, then with `usual` again. It depends on rows and weights alone, as bits have to."""
+    """Compute with `count` threads, then with `usual` again. It depends on rows and weights alone,
+    as bits have to.
+    """
     torch.set_num_threads(count)
     try:
         yield
@@ -369,7 +408,9 @@ def _threads(count: int, usual: int) -> Iterator[None]:
 
 
 def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Prompts in order, cut so that each part, padded to its longest, stays in the budget; at least one a part."""
+    """Prompts in order, cut so that each part, padded to its longest, stays in the budget; at least
+    one a part.
+    """
     cuts, begin, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -380,7 +421,9 @@ def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.
 
 
 def _moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """How many are alive, and which to move where so that they stand first: those behind fill the holes before."""
+    """How many are alive, and which to move where so that they stand first: those behind fill the
+    holes before.
+    """
     kept = int(alive.sum())
     return kept, kept + np.flatnonzero(alive[kept:]), np.flatnonzero(~alive[:kept])
 
@@ -393,4 +436,6 @@ def _after(prefix: int, width: int, device: torch.device) -> Tensor:
 def _bias(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
     """[holders, 1, 1, longest]: 0 for the first `lengths` keys of each, -inf behind them."""
     behind = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
-    return torch.zeros(behind.shape, dtype=dtype, device=lengths.device).masked_fill_(behind, -torch.inf)[:, None, None]
+    return torch.zeros(behind.shape, dtype=dtype, device=lengths.device).masked_fill_(
+        behind, -torch.inf
+    )[:, None, None]

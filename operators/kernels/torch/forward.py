@@ -25,13 +25,21 @@ from operators.kernels.tensors import batch_of, gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
-from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model, save_model
+from operators.kernels.torch.models import (
+    load_model,
+    load_pieces,
+    positions,
+    restore_model,
+    save_model,
+)
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 from operators.kernels.torch.probe import probed, vocabulary_of
 
 
 class _Forward:
-    """What the three have in common: loading, packing, and putting results back in the order of the rows."""
+    """What the three have in common: loading, packing, and putting results back in the order of the
+    rows.
+    """
 
     schema: ClassVar[type[Schema]]
     column: ClassVar[str]
@@ -48,12 +56,16 @@ class _Forward:
         self.version = 0
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights, or move towards them; none at all means that the module is shared and has them."""
+        """Take these weights, or move towards them; none at all means that the module is shared and
+        has them.
+        """
         load_pieces(self._module, pieces, rate)
         self.version = version
 
     def save(self, directory: Path) -> None:
-        """Write the Model as a Hugging Face directory (a follower's weights are in no train kernel)."""
+        """Write the Model as a Hugging Face directory (a follower's weights are in no train
+        kernel).
+        """
         save_model(self._module, directory)
 
     def restore(self, directory: Path) -> None:
@@ -61,7 +73,8 @@ class _Forward:
         restore_model(self._module, self._model, directory)
 
     def sleep(self) -> None:
-        """Give the device back between two chunks; a module that several kernels share rests once."""
+        """Give the device back between two chunks; a module that several kernels share rests once.
+        """
         rest(self._module)
 
     def wake(self) -> None:
@@ -86,20 +99,29 @@ class _Forward:
         """One batch for the whole chunk: rows are not finished one by one here."""
         rows = chunk.inputs["rows"]
         prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
-        require_positions(self._name, self._model.name, self._positions, rows.keys, prompts, completions)
+        require_positions(
+            self._name, self._model.name, self._positions, rows.keys, prompts, completions
+        )
         for ids in (prompts, completions):
             require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         count = int(completions.offsets[-1]) if self.per_token else len(rows)
         found = torch.from_numpy(self._session.allocate(count, np.float32)).zero_()
         groups = prompt_groups(rows.keys.position, prompts)
         every = np.arange(len(rows))
-        for part in micro_batches(prompts, completions, every, groups, tokens=self._tokens, atomic=False):
+        for part in micro_batches(
+            prompts, completions, every, groups, tokens=self._tokens, atomic=False
+        ):
             packed = pack(prompts, completions, part, whole=not self.per_token)
             if len(packed.tokens) or not self.per_token:
                 where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
                 found[where] = self._compute(packed, completions).cpu()
         _require_finite(found, rows, completions, self.column)
-        yield batch_of(rows.keys, {self.column: found}, completions.offsets if self.per_token else None, self.schema)
+        yield batch_of(
+            rows.keys,
+            {self.column: found},
+            completions.offsets if self.per_token else None,
+            self.schema,
+        )
 
     def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
         raise TypeError(f"{type(self).__name__} computes nothing; use one of its subclasses")
@@ -142,8 +164,13 @@ def _require_finite(found: Tensor, rows: Batch, completions: Ragged, column: str
     bad = torch.nonzero(~torch.isfinite(found)).flatten()
     if len(bad):
         at = int(bad[0])
-        row = at if len(found) == len(rows) and column == "reward" else int(completions.segments()[at])
+        row = (
+            at
+            if len(found) == len(rows) and column == "reward"
+            else int(completions.segments()[at])
+        )
         raise DataError(
-            f"{column}: row {rows.keys.rows()[row]} has {float(found[at])}, expected a finite number. "
-            "Fix: look for a Model that diverged, or for a token that it gives no probability."
+            f"{column}: row {rows.keys.rows()[row]} has {float(found[at])}, expected a finite"
+            " number. Fix: look for a Model that diverged, or for a token that it gives no"
+            " probability."
         )

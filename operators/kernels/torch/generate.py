@@ -22,33 +22,50 @@ from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.overlong import Room
-from operators.kernels.text import load_tokenizer, prompts_of, require_ends, require_known, to_ragged
+from operators.kernels.text import (
+    load_tokenizer,
+    prompts_of,
+    require_ends,
+    require_known,
+    to_ragged,
+)
 from operators.kernels.torch.decode import Decoder, Task
 from operators.kernels.torch.devices import rest, rise
-from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model, save_model
+from operators.kernels.torch.models import (
+    load_model,
+    load_pieces,
+    positions,
+    restore_model,
+    save_model,
+)
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.sampling import Sampling
 
 
 class TorchGenerate:
-    """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and prefixes.
+    """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and
+    prefixes.
 
-    Columns: those of Rollout that `node.returns` names (all where it names none), and of TruncatedRollout where top-k
-    or top-p cut; each token has the mass of the cut that it was drawn behind. completion_ids end with the eos where one
-    was sampled, and with the token that completed a stop string; finish is `stop` for both, `length` where max_tokens
-    came first. The mask is 1 everywhere.
+    Columns: those of Rollout that `node.returns` names (all where it names none), and of
+    TruncatedRollout where top-k or top-p cut; each token has the mass of the cut that it was drawn
+    behind. completion_ids end with the eos where one was sampled, and with the token that completed
+    a stop string; finish is `stop` for both, `length` where max_tokens came first. The mask is 1
+    everywhere.
 
-    Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger one in batches of
-    at least a quarter of the slots, as they finish; and whatever has finished leaves where the chunk is interrupted.
-    Batching changes no row.
+    Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger
+    one in batches of at least a quarter of the slots, as they finish; and whatever has finished
+    leaves where the chunk is interrupted. Batching changes no row.
 
-    Metrics: generate/tokens, written tokens a row; generate/slot_waste, the share of rows in decode forwards that
-    wrote nothing (0: ended rows leave at once); generate/slot_idle, the share of slots without a row;
-    generate/recomputed, tokens whose keys were computed again under new weights, for each written token.
+    Metrics: generate/tokens, written tokens a row; generate/slot_waste, the share of rows in decode
+    forwards that wrote nothing (0: ended rows leave at once); generate/slot_idle, the share of
+    slots without a row; generate/recomputed, tokens whose keys were computed again under new
+    weights, for each written token.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Load tokenizer and module. Raises KernelError or DataError for a base without one of them."""
+        """Load tokenizer and module. Raises KernelError or DataError for a base without one of
+        them.
+        """
         self._node, self._layout, self._session = node, layout, session
         self._model: Model = node.models["policy"]
         model, given = self._model, node.params
@@ -59,7 +76,10 @@ class TorchGenerate:
         )
         self._n, self._max_tokens = int(given.get("n", 1)), int(given["max_tokens"])
         if self._n < 1 or self._max_tokens < 1:
-            raise KernelError(f"{node.name}: expected n and max_tokens >= 1, found {self._n} and {self._max_tokens}.")
+            raise KernelError(
+                f"{node.name}: expected n and max_tokens >= 1, found {self._n} and"
+                f" {self._max_tokens}."
+            )
         stop = given.get("stop", ())
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self._version = 0
@@ -68,16 +88,22 @@ class TorchGenerate:
         self._module: Any = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._tokenizer: Any = load_tokenizer(model.base)
-        require_ends(node.name, model.name, self._tokenizer, self.vocabulary, stops=bool(self._stop))
+        require_ends(
+            node.name, model.name, self._tokenizer, self.vocabulary, stops=bool(self._stop)
+        )
         self._room = Room.of(node, model.name, positions(model.base))
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights in place, or move towards them; none where the module is shared and already has them."""
+        """Take these weights in place, or move towards them; none where the module is shared and
+        already has them.
+        """
         load_pieces(self._module, pieces, rate)
         self._version = version
 
     def save(self, directory: Path) -> None:
-        """Write the Model as a Hugging Face directory (a follower's weights are in no train kernel)."""
+        """Write the Model as a Hugging Face directory (a follower's weights are in no train
+        kernel).
+        """
         save_model(self._module, directory)
 
     def restore(self, directory: Path) -> None:
@@ -96,10 +122,10 @@ class TorchGenerate:
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.
 
-        Weights that are loaded between two batches of a chunk interrupt its rows: they keep their tokens, each with
-        its version, and go on under the new weights; with on_update="drain" that is a KernelError. After `interrupt`
-        a batch leaves before the next decode step, an empty one where no group has finished. Raises DataError for a
-        prompt longer than max_prompt_tokens.
+        Weights that are loaded between two batches of a chunk interrupt its rows: they keep their
+        tokens, each with its version, and go on under the new weights; with on_update="drain" that
+        is a KernelError. After `interrupt` a batch leaves before the next decode step, an empty one
+        where no group has finished. Raises DataError for a prompt longer than max_prompt_tokens.
         """
         if torch.get_num_threads() != self._layout.threads:
             torch.set_num_threads(self._layout.threads)
@@ -111,7 +137,9 @@ class TorchGenerate:
             return
         decoder = Decoder(self._module, self._task(prompts, keys), self._version)
         left = len(keys)
-        for rows in _whole_groups(decoder.finished(self._told), self._n, len(keys), self._least(len(keys))):
+        for rows in _whole_groups(
+            decoder.finished(self._told), self._n, len(keys), self._least(len(keys))
+        ):
             left -= len(rows)
             if not left:  # metrics go with the last rows: a Step may be over soon after them
                 self._count(decoder)
@@ -121,14 +149,16 @@ class TorchGenerate:
 
     @property
     def interrupt(self) -> Callable[[], None]:
-        """Let the chunk under way yield before its next decode step; from any thread. One that comes between two chunks
-        makes the next one begin with an empty batch.
+        """Let the chunk under way yield before its next decode step; from any thread. One that
+        comes between two chunks makes the next one begin with an empty batch.
 
-        With on_update="drain" the kernel has no such method (AttributeError): the engine asks with getattr, and loads
-        between chunks then.
+        With on_update="drain" the kernel has no such method (AttributeError): the engine asks with
+        getattr, and loads between chunks then.
         """
         if self._drains:
-            raise AttributeError(f"{self._node.name}: on_update='drain', so a running chunk is not interrupted")
+            raise AttributeError(
+                f"{self._node.name}: on_update='drain', so a running chunk is not interrupted"
+            )
         return self._asked.set
 
     def _told(self) -> bool:
@@ -139,8 +169,8 @@ class TorchGenerate:
         return True
 
     def sleep(self) -> None:
-        """Give the device back between two chunks: the module rests in host memory (keys and values live no longer
-        than a chunk). A module that several kernels share rests once.
+        """Give the device back between two chunks: the module rests in host memory (keys and values
+        live no longer than a chunk). A module that several kernels share rests once.
         """
         rest(self._module)
 
@@ -155,8 +185,9 @@ class TorchGenerate:
     def _renew(self, decoder: Decoder) -> None:
         if self._drains:
             raise KernelError(
-                f"{self._node.name}: version {self._version} came between two batches of a chunk begun at version "
-                f"{decoder.version}, and on_update='drain'. Fix: load between chunks, or on_update='interrupt'."
+                f"{self._node.name}: version {self._version} came between two batches of a chunk"
+                f" begun at version {decoder.version}, and on_update='drain'. Fix: load between"
+                " chunks, or on_update='interrupt'."
             )
         decoder.renew(self._version)
 
@@ -178,7 +209,8 @@ class TorchGenerate:
             slots=self._layout.slots,
             budget=self._layout.tokens,
             stopped=self._holds_stop if self._stop else None,
-            # A character takes at most 4 byte-level tokens, and the last one may have begun in the token before.
+            # A character takes at most 4 byte-level tokens, and the last one may have begun in the
+            # token before.
             window=4 * longest + 4,
         )
 
@@ -199,10 +231,14 @@ class TorchGenerate:
 
         ids = column(written.tokens)
         make = {
-            "prompt_ids": lambda: self._packed([prompts[g] for g in (rows // self._n).tolist()], prompts.values.dtype),
+            "prompt_ids": lambda: self._packed(
+                [prompts[g] for g in (rows // self._n).tolist()], prompts.values.dtype
+            ),
             "completion_ids": lambda: ids,
             "completion_mask": lambda: ids.like(self._ones(len(ids.values))),
-            "completion": lambda: pa.array(self._tokenizer.decode(ids) if len(ids) else [], pa.utf8()),
+            "completion": lambda: pa.array(
+                self._tokenizer.decode(ids) if len(ids) else [], pa.utf8()
+            ),
             "sampler_logprobs": lambda: column(written.logprobs),
             "version": lambda: column(written.versions),
             "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
@@ -212,7 +248,9 @@ class TorchGenerate:
             make["sampler_mass"] = lambda: column(mass)
         wanted = self._node.returns or tuple(make)
         schema = Rollout if mass is None else TruncatedRollout
-        return Batch.make(keys.take(rows), {name: make[name]() for name in make if name in wanted}, schema)
+        return Batch.make(
+            keys.take(rows), {name: make[name]() for name in make if name in wanted}, schema
+        )
 
     def _packed(self, rows: list[np.ndarray], kind: np.dtype) -> Ragged:
         """A list column of these rows, built where it is kept: each value is moved once."""
@@ -232,17 +270,24 @@ class TorchGenerate:
         counts, lengths = decoder.counts, decoder.written.length
         self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
         if counts.rows:
-            # Each row's first token comes from its prompt's prefill; every later one from a decode forward.
+            # Each row's first token comes from its prompt's prefill; every later one from a decode
+            # forward.
             wasted = counts.rows - int((lengths - 1).sum())
             self._session.metric("generate/slot_waste", wasted / counts.rows, counts.rows)
-            self._session.metric("generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots)
+            self._session.metric(
+                "generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots
+            )
         if counts.again:
-            self._session.metric("generate/recomputed", counts.again / lengths.sum(), float(lengths.sum()))
+            self._session.metric(
+                "generate/recomputed", counts.again / lengths.sum(), float(lengths.sum())
+            )
 
 
-def _whole_groups(finished: Iterator[np.ndarray], n: int, rows: int, least: int) -> Iterator[np.ndarray]:
-    """Finished rows, sorted, as whole groups and at least so many at once; what is left comes at the end. No rows at
-    all are an interruption: what has finished leaves at once, be it nothing.
+def _whole_groups(
+    finished: Iterator[np.ndarray], n: int, rows: int, least: int
+) -> Iterator[np.ndarray]:
+    """Finished rows, sorted, as whole groups and at least so many at once; what is left comes at
+    the end. No rows at all are an interruption: what has finished leaves at once, be it nothing.
     """
     left = np.full(rows // n, n)
     ready: list[np.ndarray] = []

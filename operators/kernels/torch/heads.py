@@ -24,39 +24,61 @@ CHUNK = 1 << 26
 """Most logits that are held at once, gradient or not: 256 MB in float32."""
 
 _SHAPERS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of architectures that change logits after the head; their logits come from the module's own forward."""
+"""Settings of architectures that change logits after the head; their logits come from the module's
+own forward.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """Of the written tokens, float32 [tokens]. entropy is that of the distribution each was drawn from."""
+    """Of the written tokens, float32 [tokens]. entropy is that of the distribution each was drawn
+    from.
+    """
 
     logprobs: Tensor
     entropy: Tensor | None
 
 
 def predictions(
-    module: nn.Module, packed: Packed, written: Tensor, *, temperature: float = 1.0, entropy: bool = False
+    module: nn.Module,
+    packed: Packed,
+    written: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
 ) -> Predictions:
     """Log-probs (and entropy) of the completion tokens; `written` int64 [tokens] are their ids.
 
-    Logits are computed once for each distinct prefix, and in chunks that the backward pass computes again where they
-    would not fit in CHUNK.
+    Logits are computed once for each distinct prefix, and in chunks that the backward pass computes
+    again where they would not fit in CHUNK.
     """
     keep, which = np.unique(packed.source, return_inverse=True)
     config: Any = module.config
     device = written.device
-    if len(keep) * config.vocab_size <= CHUNK or any(getattr(config, name, None) for name in _SHAPERS):
+    if len(keep) * config.vocab_size <= CHUNK or any(
+        getattr(config, name, None) for name in _SHAPERS
+    ):
         logits = forward(module, *_fed(packed, device), index(keep, device))
         return _read(logits, index(which, device), written, temperature, entropy)
-    return _chunked(module, packed, keep, which, written, temperature, entropy, max(1, CHUNK // config.vocab_size))
+    return _chunked(
+        module,
+        packed,
+        keep,
+        which,
+        written,
+        temperature,
+        entropy,
+        max(1, CHUNK // config.vocab_size),
+    )
 
 
 def _fed(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass]:
     return index(packed.ids, device), index(packed.positions, device), TreePass(packed, device)
 
 
-def _read(logits: Tensor, which: Tensor, written: Tensor, temperature: float, entropy: bool) -> Predictions:
+def _read(
+    logits: Tensor, which: Tensor, written: Tensor, temperature: float, entropy: bool
+) -> Predictions:
     """logits [kept, vocabulary], of which token i reads row which[i]."""
     scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
     total = scaled.logsumexp(dim=-1)
@@ -78,7 +100,9 @@ def _chunked(
     rows: int,
 ) -> Predictions:
     """As `_read`, with `rows` rows of logits at a time."""
-    states = hidden(module, *_fed(packed, written.device)).index_select(0, index(keep, written.device))
+    states = hidden(module, *_fed(packed, written.device)).index_select(
+        0, index(keep, written.device)
+    )
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
 
     def part(state: Tensor, of: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +116,11 @@ def _chunked(
         chosen = order[low:high]
         of = index(which[chosen] - chunk * rows, written.device)
         ids = written[index(chosen, written.device)]
-        parts.append(checkpoint(part, states[chunk * rows : (chunk + 1) * rows], of, ids, use_reentrant=False))
+        parts.append(
+            checkpoint(
+                part, states[chunk * rows : (chunk + 1) * rows], of, ids, use_reentrant=False
+            )
+        )
     back = index(np.argsort(order), written.device)
     joined = [None if xs[0] is None else torch.cat(xs)[back] for xs in zip(*parts, strict=True)]
     assert joined[0] is not None
@@ -100,7 +128,9 @@ def _chunked(
 
 
 def values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
-    """float32 [tokens]: the scalar head where each completion token is predicted, so before it is written."""
+    """float32 [tokens]: the scalar head where each completion token is predicted, so before it is
+    written.
+    """
     return _scalar(module, packed, packed.source, device)
 
 

@@ -19,15 +19,18 @@ def minibatches(
 ) -> Iterator[np.ndarray]:
     """The rows (ascending indices) of each update: `epochs` times `count` of them.
 
-    Groups, rows of one key.position, stay whole; the updates of an epoch have equal numbers of groups, to within one,
-    and each epoch has each row once. One minibatch takes the rows as they are.
+    Groups, rows of one key.position, stay whole; the updates of an epoch have equal numbers of
+    groups, to within one, and each epoch has each row once. One minibatch takes the rows as they
+    are.
     """
     groups, group = np.unique(position, return_inverse=True)
     for epoch in range(epochs):
         if count == 1:
             yield np.arange(len(position))
             continue
-        draw = np.random.Generator(np.random.Philox(int(stream_seed(seed, f"{node}/minibatches/{step}/{epoch}"))))
+        draw = np.random.Generator(
+            np.random.Philox(int(stream_seed(seed, f"{node}/minibatches/{step}/{epoch}")))
+        )
         place = np.empty(len(groups), dtype=np.int64)
         place[draw.permutation(len(groups))] = np.arange(len(groups))
         bounds = np.linspace(0, len(groups), count + 1).round().astype(np.int64)

@@ -43,13 +43,15 @@ TOKENIZER_FILES = (
 
 
 def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
-    """The module of a Model: eval mode, dropout off, packed attention (attention.py), weights in `model.dtype`.
+    """The module of a Model: eval mode, dropout off, packed attention (attention.py), weights in
+    `model.dtype`.
 
-    head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden, 1] named `score`,
-    read from the base where that has one (a token or sequence classifier of one label). A Model that is trained, or
-    follows one, may lack it: it is zero then, so that it is the same in every process. device: default_device() where
-    None. Raises KernelError, naming the base, for one that is missing, damaged or not whole (soundness.py), that has no
-    tokenizer, or whose architecture has no such head.
+    head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden,
+    1] named `score`, read from the base where that has one (a token or sequence classifier of one
+    label). A Model that is trained, or follows one, may lack it: it is zero then, so that it is the
+    same in every process. device: default_device() where None. Raises KernelError, naming the base,
+    for one that is missing, damaged or not whole (soundness.py), that has no tokenizer, or whose
+    architecture has no such head.
     """
     where = f"Model {model.name!r}"
     kind = _class_of(where, model, _config(where, model.base))
@@ -70,19 +72,24 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
 
 
 def _class_of(where: str, model: Model, config: Any) -> Any:
-    """The class of transformers that has the Model's head; refuses those that would not ask our attention."""
+    """The class of transformers that has the Model's head; refuses those that would not ask our
+    attention.
+    """
     auto: Any = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}[model.head]
     kind = auto._model_mapping.get(type(config), None)
     if not getattr(kind, "_supports_attention_backend", False):
         raise KernelError(
-            f"{where}: expected an architecture with a {model.head!r} head on transformers' attention interface, found "
-            f"{config.model_type!r} at {model.base}. Fix: a decoder such as Qwen2, Qwen3, Llama or Mistral."
+            f"{where}: expected an architecture with a {model.head!r} head on transformers'"
+            f" attention interface, found {config.model_type!r} at {model.base}. Fix: a decoder"
+            " such as Qwen2, Qwen3, Llama or Mistral."
         )
     return kind
 
 
 def positions(base: str) -> int | None:
-    """The most tokens of a row for which a base was made; None where its config.json has no limit of its own."""
+    """The most tokens of a row for which a base was made; None where its config.json has no limit
+    of its own.
+    """
     found = cached_file(base, CONFIG)
     return None if found is None else positions_of(read_object(Path(found)))
 
@@ -93,13 +100,18 @@ def default_device() -> torch.device:
 
 
 def _config(where: str, base: str) -> Any:
-    """The base's configuration, after checks whose messages transformers would spread over a page."""
+    """The base's configuration, after checks whose messages transformers would spread over a page.
+    """
     local = Path(base).expanduser()
     if local.is_file():
-        raise KernelError(f"{where}: expected a model directory as its base, found a file, {base}. Fix: its directory.")
+        raise KernelError(
+            f"{where}: expected a model directory as its base, found a file, {base}. Fix: its"
+            " directory."
+        )
     if not local.is_dir() and is_path(base):
         raise KernelError(
-            f"{where}: expected a model directory as its base, found nothing at {base}. Fix: {near_directory(local)}."
+            f"{where}: expected a model directory as its base, found nothing at {base}. Fix:"
+            f" {near_directory(local)}."
         )
     if local.is_dir():
         for needed in ("config.json", "tokenizer_config.json"):
@@ -114,7 +126,9 @@ def _config(where: str, base: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of new weights: `require_sound` says what matters of it, as an error."""
+    """Without transformers' report of new weights: `require_sound` says what matters of it, as an
+    error.
+    """
     before = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -135,14 +149,21 @@ def _without_dropout(module: nn.Module) -> None:
             part.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def save_model(module: PreTrainedModel, directory: Path | str, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a Hugging Face directory: config, safetensors, generation config and the tokenizer files of the base.
+def save_model(
+    module: PreTrainedModel, directory: Path | str, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a Hugging Face directory: config, safetensors, generation config and the tokenizer
+    files of the base.
 
-    weights: by name, where the module has only a part of them; its own where None. It loads with transformers and
-    nothing else. Raises KernelError where the base's tokenizer is gone, StorageError where the disk is full or fails.
+    weights: by name, where the module has only a part of them; its own where None. It loads with
+    transformers and nothing else. Raises KernelError where the base's tokenizer is gone,
+    StorageError where the disk is full or fails.
     """
     target, base = Path(directory), str(module.name_or_path)
-    size = sum(p.numel() * p.element_size() for p in (module.parameters() if weights is None else weights.values()))
+    size = sum(
+        p.numel() * p.element_size()
+        for p in (module.parameters() if weights is None else weights.values())
+    )
     with writing("the weights", target, size), _quiet(), _rust_errors():
         module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
     save_tokenizer(base, target)
@@ -161,7 +182,9 @@ def _rust_errors() -> Iterator[None]:
 
 
 def save_tokenizer(base: str, target: Path) -> None:
-    """The tokenizer of a base beside saved weights; of a directory its files as they are. Raises as save_model does."""
+    """The tokenizer of a base beside saved weights; of a directory its files as they are. Raises as
+    save_model does.
+    """
     local = Path(base).expanduser()
     if not local.is_dir():
         with writing("the tokenizer", target):
@@ -170,11 +193,14 @@ def save_tokenizer(base: str, target: Path) -> None:
     present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
     if not present:
         raise KernelError(
-            f"saving to {target}: expected tokenizer files in the base {base}, found none. Fix: keep the base in place."
+            f"saving to {target}: expected tokenizer files in the base {base}, found none. Fix:"
+            " keep the base in place."
         )
     for path in present:
         if path.parent.resolve() != target.resolve():
-            with writing("the tokenizer", target / path.name):  # not by shutil, which tries again where a disk fails
+            with writing(
+                "the tokenizer", target / path.name
+            ):  # not by shutil, which tries again where a disk fails
                 (target / path.name).write_bytes(path.read_bytes())
 
 
@@ -185,7 +211,9 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 
 
 def pieces(module: nn.Module) -> Iterator[Piece]:
-    """Every weight once, by name; tied weights under the first of their names. The tensors are the module's own."""
+    """Every weight once, by name; tied weights under the first of their names. The tensors are the
+    module's own.
+    """
     for name, parameter in module.named_parameters():
         yield Piece(name, parameter.detach())
     for name, buffer in _kept_buffers(module):
@@ -195,9 +223,9 @@ def pieces(module: nn.Module) -> Iterator[Piece]:
 def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) -> int:
     """Copy weights into the module, in place; returns how many came. Nothing given is nothing done.
 
-    rate: how far the weights move towards those given; 1.0 copies. A tied weight may come under any of its names, and
-    moves once. Raises KernelError for an unknown name, another shape, or a set that leaves a weight out: half a version
-    is no version.
+    rate: how far the weights move towards those given; 1.0 copies. A tied weight may come under any
+    of its names, and moves once. Raises KernelError for an unknown name, another shape, or a set
+    that leaves a weight out: half a version is no version.
     """
     given = list(given)
     if not given:
@@ -212,7 +240,10 @@ def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) ->
             done.add(id(target))
     left = [name for name, target in targets.items() if id(target) not in done]
     if left:
-        raise KernelError(f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all pieces.")
+        raise KernelError(
+            f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all"
+            " pieces."
+        )
     return len(given)
 
 
@@ -231,8 +262,8 @@ def _target(targets: dict[str, Tensor], piece: Piece) -> Tensor:
         raise KernelError(f"expected a weight of the module, found {piece.name!r}. Fix: {hint}.")
     if tuple(target.shape) != tuple(piece.data.shape):
         raise KernelError(
-            f"weight {piece.name!r}: expected shape {tuple(target.shape)}, found {tuple(piece.data.shape)}. "
-            "Fix: writer and reader need the same base."
+            f"weight {piece.name!r}: expected shape {tuple(target.shape)}, found"
+            f" {tuple(piece.data.shape)}. Fix: writer and reader need the same base."
         )
     return target
 

@@ -23,7 +23,9 @@ from operators.optimizers import AdamW
 
 
 class _Remembering:
-    """What torch writes into: it keeps the system's first error, of which torch makes one without its number."""
+    """What torch writes into: it keeps the system's first error, of which torch makes one without
+    its number.
+    """
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -46,7 +48,9 @@ class _Remembering:
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
     """Write what `Optimizer.state` gave. Raises StorageError."""
-    moments = [v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)]
+    moments = [
+        v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)
+    ]
     size = sum(v.numel() * v.element_size() for v in [*moments, *state["copies"]])
     with writing("the optimizer's state", path, size):
         with open(path, "wb", buffering=0) as file:
@@ -62,8 +66,8 @@ def chosen(optimizer: Any, node: str) -> AdamW:
         return AdamW()
     if not isinstance(optimizer, AdamW):
         raise KernelError(
-            f"{node}: expected optimizer 'adamw' or operators.optimizers.AdamW(...), found {optimizer!r:.60}. "
-            "Fix: optimizer=AdamW(betas=(0.9, 0.99))."
+            f"{node}: expected optimizer 'adamw' or operators.optimizers.AdamW(...), found"
+            f" {optimizer!r:.60}. Fix: optimizer=AdamW(betas=(0.9, 0.99))."
         )
     return optimizer
 
@@ -71,12 +75,17 @@ def chosen(optimizer: Any, node: str) -> AdamW:
 class Optimizer:
     """AdamW whose weights are the module's own, or float32 copies of those that are not float32.
 
-    At a learning rate of 1e-6 most updates are below what bfloat16 can show next to a weight; they add up in the copy.
-    slices: where the module's matrices are split over tensor ranks; AdamW then has this rank's part of each.
+    At a learning rate of 1e-6 most updates are below what bfloat16 can show next to a weight; they
+    add up in the copy. slices: where the module's matrices are split over tensor ranks; AdamW then
+    has this rank's part of each.
     """
 
     def __init__(
-        self, module: nn.Module, settings: AdamW, clip_norm: float | None, slices: Slices | None = None
+        self,
+        module: nn.Module,
+        settings: AdamW,
+        clip_norm: float | None,
+        slices: Slices | None = None,
     ) -> None:
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         self._weights = [p for p in module.parameters() if p.requires_grad]
@@ -84,7 +93,9 @@ class Optimizer:
         self._masters = [self._master(p) for p in self._weights]
         pairs = list(zip(self._weights, self._masters, strict=True))
         self._apart = [(p, m) for p, m in pairs if m is not p]
-        """Masters that have gradients of their own; of float32 weights they share the weight's memory."""
+        """Masters that have gradients of their own; of float32 weights they share the weight's
+        memory.
+        """
         self._copied = [(p, m) for p, m in pairs if p.dtype != torch.float32]
         self._clip = clip_norm
         self._adam = torch.optim.AdamW(
@@ -115,7 +126,9 @@ class Optimizer:
         if self._slices is not None:
             self._slices.sum_gradients(self._weights, self._masters)
             return self._slices.norm(self._weights, self._masters)
-        return whole(get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True))
+        return whole(
+            get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True)
+        )
 
     def step(self, lr: float, norm: Tensor) -> None:
         """Clip to clip_norm (None or 0: not at all), update, and let the gradients go."""
@@ -147,13 +160,16 @@ class Optimizer:
         """
         adam = self._adam.state_dict()
         adam["state"] = {
-            i: {k: self._gathered(self._weights[i], v) for k, v in of.items()} for i, of in adam["state"].items()
+            i: {k: self._gathered(self._weights[i], v) for k, v in of.items()}
+            for i, of in adam["state"].items()
         }
         copies = [self._gathered(p, m.detach()) for p, m in self._copied]
         return {"names": self._names, "adam": adam, "copies": copies, "step": step}
 
     def _gathered(self, weight: nn.Parameter, value: Tensor) -> Tensor:
-        """A tensor that is not split as it is; a split one whole, and on the host, which has room for all of them."""
+        """A tensor that is not split as it is; a split one whole, and on the host, which has room
+        for all of them.
+        """
         found = whole(value) if self._slices is None else self._slices.gathered(weight, value)
         return found if found is value else found.cpu()
 
@@ -167,7 +183,9 @@ class Optimizer:
         """Move what is not the module's own, after the module; what is there already stays."""
         for weight, master in self._apart:
             shared = self._slices is not None and weight.dtype == torch.float32
-            master.data = self._slices.part(weight) if self._slices and shared else master.data.to(device)
+            master.data = (
+                self._slices.part(weight) if self._slices and shared else master.data.to(device)
+            )
         for of in self._adam.state.values():
             of.update({name: value.to(device) for name, value in of.items()})
 
@@ -177,12 +195,14 @@ class Optimizer:
         Raises CheckpointError where it is of another module.
         """
         if not path.is_file():
-            raise CheckpointError(f"expected the optimizer's state at {path}, found nothing. Fix: another checkpoint.")
+            raise CheckpointError(
+                f"expected the optimizer's state at {path}, found nothing. Fix: another checkpoint."
+            )
         saved = torch.load(path, weights_only=True, map_location="cpu")
         if saved["names"] != self._names:
             raise CheckpointError(
-                f"{path}: expected the state of {len(self._names)} weights, found that of another model. "
-                "Fix: the checkpoint of this Model."
+                f"{path}: expected the state of {len(self._names)} weights, found that of another"
+                " model. Fix: the checkpoint of this Model."
             )
         for i, of in saved["adam"]["state"].items():
             of.update({k: self._cut(i, v) for k, v in of.items() if v.dim()})

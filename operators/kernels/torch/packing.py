@@ -26,12 +26,14 @@ from dataflow.errors import DataError
 class Packed:
     """The tokens that must be fed to a model to learn all about some rows.
 
-    ids, positions, end int64 [fed]: the tree in depth-first order; end[j] is one past the last descendant of token j.
-    path int64 [rows, depth]: where the ancestors of each row's last fed token lie, itself included (beyond a row's own
-    length: anything). owner, int64 [fed]: a row (index into path) whose path has the token; positions is its depth.
-    rows int64 [rows]: which rows of the batch these are. tokens int64 [tokens]: where their completion tokens lie in
-    the batch's flat token columns. row int64 [tokens]: index into `rows`. source int64 [tokens]: the fed token from
-    which each completion token is predicted. last int64 [rows]: the last fed token of each row.
+    ids, positions, end int64 [fed]: the tree in depth-first order; end[j] is one past the last
+    descendant of token j. path int64 [rows, depth]: where the ancestors of each row's last fed
+    token lie, itself included (beyond a row's own length: anything). owner, int64 [fed]: a row
+    (index into path) whose path has the token; positions is its depth. rows int64 [rows]: which
+    rows of the batch these are. tokens int64 [tokens]: where their completion tokens lie in the
+    batch's flat token columns. row int64 [tokens]: index into `rows`. source int64 [tokens]: the
+    fed token from which each completion token is predicted. last int64 [rows]: the last fed token
+    of each row.
     """
 
     ids: np.ndarray
@@ -49,13 +51,17 @@ class Packed:
 def pack(prompts: Ragged, completions: Ragged, rows: np.ndarray, *, whole: bool = False) -> Packed:
     """Lay the given rows out as a prefix tree.
 
-    A row's fed tokens are its prompt and its completion without the last token, which nothing is predicted from;
-    whole=True feeds that one too. Raises DataError for a row whose first completion token has nothing before it.
+    A row's fed tokens are its prompt and its completion without the last token, which nothing is
+    predicted from; whole=True feeds that one too. Raises DataError for a row whose first completion
+    token has nothing before it.
     """
     sizes, answers = prompts.lengths[rows], completions.lengths[rows]
     fed = sizes + (answers if whole else np.maximum(answers - 1, 0))
     if len(rows) and (sizes == 0).any():
-        raise DataError(f"row {rows[np.argmax(sizes == 0)]}: expected a prompt of at least one token, found none")
+        raise DataError(
+            f"row {rows[np.argmax(sizes == 0)]}: expected a prompt of at least one token, found"
+            " none"
+        )
     matrix = _matrix(prompts, completions, rows, fed)
     ids, positions, end, path, owner = _tree(matrix, fed)
     tokens, row, within = _spans(completions.offsets[rows], answers)
@@ -81,16 +87,23 @@ def _spans(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _matrix(prompts: Ragged, completions: Ragged, rows: np.ndarray, fed: np.ndarray) -> np.ndarray:
-    """int32 [rows, longest]: each row's fed tokens plus 1, then zeros, which sort before every token."""
+    """int32 [rows, longest]: each row's fed tokens plus 1, then zeros, which sort before every
+    token.
+    """
     matrix = np.zeros((len(rows), int(fed.max(initial=0))), dtype=np.int32)
     sizes = prompts.lengths[rows]
-    for ragged, first, lengths in ((prompts, np.zeros_like(sizes), sizes), (completions, sizes, fed - sizes)):
+    for ragged, first, lengths in (
+        (prompts, np.zeros_like(sizes), sizes),
+        (completions, sizes, fed - sizes),
+    ):
         index, row, within = _spans(ragged.offsets[rows], lengths)
         matrix[row, first[row] + within] = ragged.values[index] + 1
     return matrix
 
 
-def _tree(matrix: np.ndarray, fed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _tree(
+    matrix: np.ndarray, fed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """ids, positions, end, path, owner of Packed, from the rows' tokens (plus 1, zero-padded)."""
     count, longest = matrix.shape
     if not matrix.size:
@@ -103,7 +116,8 @@ def _tree(matrix: np.ndarray, fed: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     start = np.cumsum(new) - new
     depth = np.arange(longest)
     fresh = (depth >= common[:, None]) & (depth < fed[order][:, None])
-    # Packed places grow from row to row, so the running maximum fills in the places that a row shares.
+    # Packed places grow from row to row, so the running maximum fills in the places that a row
+    # shares.
     path = np.maximum.accumulate(np.where(fresh, (start - common)[:, None] + depth, -1), axis=0)
     owner, positions = np.nonzero(fresh)
     end = _ends(common, start, int(new.sum()), depth)[owner, positions]
@@ -129,7 +143,9 @@ def _common(ordered: np.ndarray) -> np.ndarray:
 
 
 def _ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) -> np.ndarray:
-    """int64 [rows, depth]: where the next row begins that does not go through a row's token at that depth."""
+    """int64 [rows, depth]: where the next row begins that does not go through a row's token at that
+    depth.
+    """
     leaves = np.where(common[1:, None] <= depth, start[1:, None], total)
     later = np.full((len(common), len(depth)), total, dtype=np.int64)
     later[:-1] = np.minimum.accumulate(leaves[::-1], axis=0)[::-1]
@@ -137,26 +153,39 @@ def _ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) 
 
 
 def prompt_groups(position: np.ndarray, prompts: Ragged) -> np.ndarray:
-    """int64 [rows]: a number for each (position, prompt), counted in the order of first appearance."""
+    """int64 [rows]: a number for each (position, prompt), counted in the order of first appearance.
+    """
     seen: dict[tuple[int, bytes], int] = {}
     keys = [(p, prompts[i].tobytes()) for i, p in enumerate(position.tolist())]
     return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
 
 
 def micro_batches(
-    prompts: Ragged, completions: Ragged, rows: np.ndarray, groups: np.ndarray, *, tokens: int, atomic: bool
+    prompts: Ragged,
+    completions: Ragged,
+    rows: np.ndarray,
+    groups: np.ndarray,
+    *,
+    tokens: int,
+    atomic: bool,
 ) -> list[np.ndarray]:
-    """Share rows out over micro-batches of at most `tokens` fed tokens, by length; rows stay in order inside each.
+    """Share rows out over micro-batches of at most `tokens` fed tokens, by length; rows stay in
+    order inside each.
 
-    groups int64 [rows]: rows that share a prompt. A group larger than the budget is split, unless atomic; a row that is
-    larger alone is a micro-batch alone. First-fit decreasing, into the fitting one with the fewest units (AReaL,
-    arXiv:2505.24298, algorithm 1). Deterministic.
+    groups int64 [rows]: rows that share a prompt. A group larger than the budget is split, unless
+    atomic; a row that is larger alone is a micro-batch alone. First-fit decreasing, into the
+    fitting one with the fewest units (AReaL, arXiv:2505.24298, algorithm 1). Deterministic.
     """
     own = np.maximum(completions.lengths[rows] - 1, 0)
     shared = prompts.lengths[rows]
-    units = [unit for unit in _members(groups) for unit in _pieces(unit, own, shared, tokens, atomic)]
+    units = [
+        unit for unit in _members(groups) for unit in _pieces(unit, own, shared, tokens, atomic)
+    ]
     sizes = [int(shared[unit].max() + own[unit].sum()) for unit in units]
-    return [rows[np.sort(np.concatenate([units[i] for i in bin]))] for bin in first_fit_decreasing(sizes, tokens)]
+    return [
+        rows[np.sort(np.concatenate([units[i] for i in bin]))]
+        for bin in first_fit_decreasing(sizes, tokens)
+    ]
 
 
 def _members(groups: np.ndarray) -> list[np.ndarray]:
@@ -165,7 +194,9 @@ def _members(groups: np.ndarray) -> list[np.ndarray]:
     return np.split(order, cuts) if len(order) else []
 
 
-def _pieces(unit: np.ndarray, own: np.ndarray, shared: np.ndarray, tokens: int, atomic: bool) -> list[np.ndarray]:
+def _pieces(
+    unit: np.ndarray, own: np.ndarray, shared: np.ndarray, tokens: int, atomic: bool
+) -> list[np.ndarray]:
     """The unit, or the parts of it that fit the budget; its longest rows come first."""
     room = tokens - int(shared[unit].max())
     if atomic or own[unit].sum() <= room:
@@ -175,7 +206,8 @@ def _pieces(unit: np.ndarray, own: np.ndarray, shared: np.ndarray, tokens: int, 
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `sizes` in bins of at most `capacity` each; what is larger gets a bin of its own."""
+    """Indices of `sizes` in bins of at most `capacity` each; what is larger gets a bin of its own.
+    """
     bins: list[list[int]] = []
     filled: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -1,18 +1,21 @@
-"""The ranks of a train node: what they tell each other, and weights that are split over the data-parallel ones.
+"""The ranks of a train node: what they tell each other, and weights that are split over the
+data-parallel ones.
 
-Owns: who is where (data, tensor), and the collectives of training (what all ranks must know, sums of gradients and
-metrics, faults, FSDP2). Does not own: which rows a rank has (the coordinator), who is in the group (the engine), the
-formulas (train.py), matrices split over tensor ranks (slices.py).
+Owns: who is where (data, tensor), and the collectives of training (what all ranks must know, sums
+of gradients and metrics, faults, FSDP2). Does not own: which rows a rank has (the coordinator), who
+is in the group (the engine), the formulas (train.py), matrices split over tensor ranks (slices.py).
 
-All ranks call in the same order. One rank alone takes part in nothing: its every call here ends at once. A group has to
-be bounded in time by whoever made it, so that a rank that died is an error and no wait.
+All ranks call in the same order. One rank alone takes part in nothing: its every call here ends at
+once. A group has to be bounded in time by whoever made it, so that a rank that died is an error and
+no wait.
 
-Weights are either whole on each rank (gradients are summed once an update, in a few flat buckets), or split (FSDP2:
-each layer is gathered before it computes, and its gradients are summed into parts after it did). Split, every forward
-and every backward is a collective, so ranks with fewer micro-batches feed one token more that counts nothing.
+Weights are either whole on each rank (gradients are summed once an update, in a few flat buckets),
+or split (FSDP2: each layer is gathered before it computes, and its gradients are summed into parts
+after it did). Split, every forward and every backward is a collective, so ranks with fewer
+micro-batches feed one token more that counts nothing.
 
-Tensor ranks have the same rows, and so the same micro-batches, each of them a collective: they do everything alike,
-also what fails. What each row adds is counted on the first of them alone.
+Tensor ranks have the same rows, and so the same micro-batches, each of them a collective: they do
+everything alike, also what fails. What each row adds is counted on the first of them alone.
 """
 
 from __future__ import annotations
@@ -40,8 +43,9 @@ BUCKET = 1 << 24
 
 
 class Ranks:
-    """One rank's view of the ranks that train a Model together. device: where the module is. tensor: ranks with the
-    same rows, one after another; mesh: of those of this rank, None where it is the only one.
+    """One rank's view of the ranks that train a Model together. device: where the module is.
+    tensor: ranks with the same rows, one after another; mesh: of those of this rank, None where it
+    is the only one.
     """
 
     def __init__(self, session: Session, device: torch.device, node: str, tensor: int = 1) -> None:
@@ -50,11 +54,13 @@ class Ranks:
         self._device, self._node = device, node
         if self.world > 1 and self._group is None:
             raise KernelError(
-                f"{node}: expected a process group for its {self.world} ranks, found none. Fix: plan it with one rank."
+                f"{node}: expected a process group for its {self.world} ranks, found none. Fix:"
+                " plan it with one rank."
             )
         if self.world % tensor:
             raise KernelError(
-                f"{node}: expected ranks in shares of {tensor}, found {self.world}. Fix: a multiple of tensor."
+                f"{node}: expected ranks in shares of {tensor}, found {self.world}. Fix: a multiple"
+                " of tensor."
             )
         self._data = self._group
         self.mesh: DeviceMesh | None = None
@@ -69,11 +75,14 @@ class Ranks:
 
     @property
     def counts(self) -> bool:
-        """Whether what this rank's rows add counts: that of the others with the same rows is the same."""
+        """Whether what this rank's rows add counts: that of the others with the same rows is the
+        same.
+        """
         return self.rank % self.tensor == 0
 
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
-        """int64 [rows]: a number for each row of the Step, of which each rank knows those of its own (`mine`).
+        """int64 [rows]: a number for each row of the Step, of which each rank knows those of its
+        own (`mine`).
 
         Raises KernelError on every rank where a row is not with the ranks of one share.
         """
@@ -86,8 +95,9 @@ class Ranks:
             row = int(np.argmax(found[1] != self.tensor))
             many = {1: "one"}.get(self.tensor, str(self.tensor))
             raise KernelError(
-                f"{self._node}: expected each of {rows} rows with exactly {many} of {self.world} ranks, found row "
-                f"{row} with {found[1][row]}. Fix: assignments of one sequence number on all ranks."
+                f"{self._node}: expected each of {rows} rows with exactly {many} of {self.world}"
+                f" ranks, found row {row} with {found[1][row]}. Fix: assignments of one sequence"
+                " number on all ranks."
             )
         return found[0] // self.tensor
 
@@ -96,7 +106,9 @@ class Ranks:
         return Turns(self, parts, idle)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over ranks with other rows; one that no rank has stays None."""
+        """Replace each gradient by its sum over ranks with other rows; one that no rank has stays
+        None.
+        """
         if self.world == self.tensor:
             return
         bounds = np.cumsum([0, *(p.numel() for p in parameters)]) // BUCKET
@@ -106,8 +118,8 @@ class Ranks:
 
     @torch.no_grad()
     def _sum_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
-        # How many ranks have each gradient travels behind the gradients: a weight that nothing used has to stay out of
-        # the optimizer, as it does with one rank.
+        # How many ranks have each gradient travels behind the gradients: a weight that nothing used
+        # has to stay out of the optimizer, as it does with one rank.
         has = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([*(g.flatten() for g in grads), has])
@@ -126,13 +138,21 @@ class Ranks:
             return dict(numbers)
         numbers = numbers if self.counts else {}
         told = self._exchange("\n".join(numbers).encode())
-        names = list(dict.fromkeys(name for names in told for name in names.decode().split("\n") if name))
+        names = list(
+            dict.fromkeys(name for names in told for name in names.decode().split("\n") if name)
+        )
         mine = torch.tensor([numbers.get(name, 0.0) for name in names], dtype=torch.float64)
         return dict(zip(names, self._sum(mine).tolist(), strict=True)) if names else {}
 
     def agree(self, error: BaseException | None) -> None:
-        """Where a rank has an error, raise KernelError with the first such rank's text on those that have none."""
-        first = int(self._reduce(torch.tensor([self.world if error is None else self.rank]), dist.ReduceOp.MIN))
+        """Where a rank has an error, raise KernelError with the first such rank's text on those
+        that have none.
+        """
+        first = int(
+            self._reduce(
+                torch.tensor([self.world if error is None else self.rank]), dist.ReduceOp.MIN
+            )
+        )
         if first == self.world:
             return
         told = self._exchange(str(error or "").encode())
@@ -151,7 +171,9 @@ class Ranks:
         """What each rank gave, by rank."""
         sizes = self._gather(torch.tensor([len(mine)]))[:, 0].tolist()
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
-        padded[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[: len(mine)]
+        padded[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[
+            : len(mine)
+        ]
         rows = self._gather(padded)
         return [rows[rank, :size].numpy().tobytes() for rank, size in enumerate(sizes)]
 
@@ -164,28 +186,33 @@ class Ranks:
 
 
 def _grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
-    """All ranks by share, with groups of those with the same rows ("tensor") and of those with the same part ("data").
+    """All ranks by share, with groups of those with the same rows ("tensor") and of those with the
+    same part ("data").
 
-    Groups of a part of the ranks are made by all of them, in one order. They are bounded in time as the whole group is:
-    by themselves they would wait for half an hour.
+    Groups of a part of the ranks are made by all of them, in one order. They are bounded in time as
+    the whole group is: by themselves they would wait for half an hour.
     """
     limit = group._get_backend(device).options._timeout
     places = torch.arange(group.size()).view(-1, tensor)
-    rows, columns = ([dist.new_group(p.tolist(), timeout=limit) for p in each] for each in (places, places.T))
+    rows, columns = (
+        [dist.new_group(p.tolist(), timeout=limit) for p in each] for each in (places, places.T)
+    )
     share, part = divmod(group.rank(), tensor)
     mine = [columns[part], rows[share]]
     return DeviceMesh.from_group(mine, device.type, mesh=places, mesh_dim_names=("data", "tensor"))
 
 
 class Turns(Generic[T]):
-    """A block that all ranks leave together, and the micro-batches that one rank goes through in it.
+    """A block that all ranks leave together, and the micro-batches that one rank goes through in
+    it.
 
         with ranks.together(parts, idle) as turns:
             for part in turns: ...
 
-    Where the block fails on one rank, it fails on all of them. idle: what a rank does while others still have
-    micro-batches; given where a micro-batch is a collective of all ranks (split weights). With tensor ranks it is one
-    of those with the same rows, where all that can be agreed on fails alike.
+    Where the block fails on one rank, it fails on all of them. idle: what a rank does while others
+    still have micro-batches; given where a micro-batch is a collective of all ranks (split
+    weights). With tensor ranks it is one of those with the same rows, where all that can be agreed
+    on fails alike.
     """
 
     def __init__(self, ranks: Ranks, parts: Sequence[T], idle: Callable[[], None] | None) -> None:
@@ -205,15 +232,18 @@ class Turns(Generic[T]):
             self._inside = False
 
     def through(self, said: Tensor) -> None:
-        """The loss failed between forward and backward; with split weights other ranks may be in that backward, so do
-        it, for nothing. said: what the model said.
+        """The loss failed between forward and backward; with split weights other ranks may be in
+        that backward, so do it, for nothing. said: what the model said.
         """
         if self._collective:
             (0.0 * said.sum()).backward()
             self._inside = False
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._ranks.world == 1 or not (error is None or isinstance(error, Exception)):
             return
@@ -226,10 +256,11 @@ class Turns(Generic[T]):
 
 
 class Sharded(nn.Module):
-    """A module whose weights are split over ranks; whatever computes with it is called inside `forward`.
+    """A module whose weights are split over ranks; whatever computes with it is called inside
+    `forward`.
 
-    The module's parts that are in no layer (embeddings, last norm, head) are gathered there: callers of a backbone or a
-    head alone never pass through the module's own forward.
+    The module's parts that are in no layer (embeddings, last norm, head) are gathered there:
+    callers of a backbone or a head alone never pass through the module's own forward.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -237,7 +268,9 @@ class Sharded(nn.Module):
         self.module = module
 
     def forward(self, call: Callable[[], T]) -> T:
-        """The result of `call`, which has to be made of tensors and tuples, so that its backward is seen."""
+        """The result of `call`, which has to be made of tensors and tuples, so that its backward is
+        seen.
+        """
         return call()
 
     @torch.no_grad()
@@ -249,10 +282,12 @@ class Sharded(nn.Module):
 
 
 def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
-    """Split a module's weights over the ranks of the session, in place; all ranks have to have the same weights.
+    """Split a module's weights over the ranks of the session, in place; all ranks have to have the
+    same weights.
 
-    DeviceMesh takes only groups that torch.distributed knows of (init_process_group, new_group), and needs a default
-    one. Gradients are summed in float32 and not averaged: losses are divided by what all ranks have together.
+    DeviceMesh takes only groups that torch.distributed knows of (init_process_group, new_group),
+    and needs a default one. Gradients are summed in float32 and not averaged: losses are divided by
+    what all ranks have together.
     """
     mesh = DeviceMesh.from_group(session.group, device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -269,12 +304,16 @@ def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be split, gathered: every rank has to call. One that is not is given back as it is."""
+    """A tensor that may be split, gathered: every rank has to call. One that is not is given back
+    as it is.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(target: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, where the target is split; each rank has the tensor, so nothing is sent."""
+    """This rank's part of a whole tensor, where the target is split; each rank has the tensor, so
+    nothing is sent.
+    """
     if not isinstance(target, DTensor):
         return tensor
     moved = tensor.to(device=target.device)
@@ -282,8 +321,8 @@ def like(target: Tensor, tensor: Tensor) -> Tensor:
 
 
 def collected(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
-    """Whole pieces on the first rank, one at a time; the others take part at once, and have none. Tensor ranks with
-    other rows than the first are not needed.
+    """Whole pieces on the first rank, one at a time; the others take part at once, and have none.
+    Tensor ranks with other rows than the first are not needed.
     """
     if ranks.rank >= ranks.tensor > 1:
         return ()

@@ -1,7 +1,7 @@
 """What a module says of given rows of tokens, for the engine's probe of a weight edge.
 
-Owns: the numbers. Does not own: the rows and the comparison (engine/weights/probe.py). No gradient, no random draw, no
-change of the module.
+Owns: the numbers. Does not own: the rows and the comparison (engine/weights/probe.py). No gradient,
+no random draw, no change of the module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def vocabulary_of(module: nn.Module) -> int:
 
 @torch.no_grad()
 def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
-    """float32 [tokens - rows]: of each token but the first of its row, its log-prob given those before it at
-    temperature 1, or for a scalar head the value before it.
+    """float32 [tokens - rows]: of each token but the first of its row, its log-prob given those
+    before it at temperature 1, or for a scalar head the value before it.
 
-    within: what calls a function with the weights gathered, where they are split (parallel.Sharded); every rank has to
-    call then.
+    within: what calls a function with the weights gathered, where they are split
+    (parallel.Sharded); every rank has to call then.
     """
     device = next(module.parameters()).device
     starts = ids.offsets[:-1]
@@ -44,7 +44,9 @@ def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> 
     def say() -> Tensor:
         if head == "scalar":
             return values(module, packed, device)
-        return predictions(module, packed, gather(rest.values, packed.tokens, device, torch.int64)).logprobs
+        return predictions(
+            module, packed, gather(rest.values, packed.tokens, device, torch.int64)
+        ).logprobs
 
     call: Callable[[Callable[[], Tensor]], Tensor] = within or (lambda do: do())
     said = np.empty(len(rest.values), dtype=np.float32)

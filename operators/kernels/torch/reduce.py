@@ -4,8 +4,8 @@ Owns: the denominators, counted once over a whole update before its first backwa
 sums of metrics. Does not own: any formula, nor the backward pass.
 
 A row without a trained token says nothing: it leaves a mean over rows (verl, OpenRLHF), or counts
-in it as 0 (TRL), as `masked_rows` says. A mask that a loss makes for itself changes its terms, never
-the denominator.
+in it as 0 (TRL), as `masked_rows` says. A mask that a loss makes for itself changes its terms,
+never the denominator.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ MASKED_ROWS = ("skip", "count")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weights:
-    """What each token, row or group of an update counts, by its index in the Step; 0 for rows without a trained token.
+    """What each token, row or group of an update counts, by its index in the Step; 0 for rows
+    without a trained token.
 
-    token float64 [rows]: what each trained token of that row counts in a token-scope term. row float64 [rows]. group:
-    what each group counts; groups int64 [rows] the group of each row. tokens: trained tokens of the update.
+    token float64 [rows]: what each trained token of that row counts in a token-scope term. row
+    float64 [rows]. group: what each group counts; groups int64 [rows] the group of each row.
+    tokens: trained tokens of the update.
     """
 
     token: np.ndarray
@@ -54,8 +56,9 @@ def count_weights(
 ) -> Weights:
     """Count the denominators of one update.
 
-    trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]; chosen: the update's rows.
-    masked_rows: `skip` or `count` those without a trained token. constant: what aggregate="constant" divides by.
+    trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]; chosen: the
+    update's rows. masked_rows: `skip` or `count` those without a trained token. constant: what
+    aggregate="constant" divides by.
     """
     live = np.zeros(len(trained), dtype=bool)
     live[chosen] = trained[chosen] > 0
@@ -69,7 +72,9 @@ def count_weights(
         "constant": live / constant,
     }[aggregate]
     counted_groups = len(np.unique(groups[counted]))
-    return Weights(token=by_token, row=ones, group=1.0 / max(1, counted_groups), live=live, tokens=total)
+    return Weights(
+        token=by_token, row=ones, group=1.0 / max(1, counted_groups), live=live, tokens=total
+    )
 
 
 def unfit(made: object) -> str:
@@ -79,18 +84,30 @@ def unfit(made: object) -> str:
         return f"expected it to return Terms, found {type(made).__name__}. {fix}"
     if not isinstance(made.loss, Tensor):
         return f"expected Terms.loss to be a tensor, found {type(made.loss).__name__}. {fix}"
-    for name, value in made.metrics.items() if isinstance(made.metrics, Mapping) else [("all", made.metrics)]:
-        if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, _NUMBERS) for v in value)):
+    for name, value in (
+        made.metrics.items() if isinstance(made.metrics, Mapping) else [("all", made.metrics)]
+    ):
+        if not (
+            isinstance(value, tuple)
+            and len(value) == 2
+            and all(isinstance(v, _NUMBERS) for v in value)
+        ):
             fix = "Fix: (values.sum(), count), so that micro-batches add up."
-            return f"expected the metric {name!r} to be a pair (sum, count), found {type(value).__name__}. {fix}"
+            return (
+                f"expected the metric {name!r} to be a pair (sum, count), found"
+                f" {type(value).__name__}. {fix}"
+            )
     return ""
 
 
 _NUMBERS = (Tensor, int, float)
 
 
-def reduced(terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
-    """The part of a term's number that one micro-batch gives; `rows` are the Step's indices of its rows.
+def reduced(
+    terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray
+) -> Tensor:
+    """The part of a term's number that one micro-batch gives; `rows` are the Step's indices of its
+    rows.
 
     Raises KernelError where the loss has not the length of its scope.
     """
@@ -143,15 +160,24 @@ class Sums:
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add to a mean; gradients are cut."""
         self.count(name, total.detach() if isinstance(total, Tensor) else total)
-        self.counts[name] = self.counts.get(name, 0.0) + (count.detach() if isinstance(count, Tensor) else count)
+        self.counts[name] = self.counts.get(name, 0.0) + (
+            count.detach() if isinstance(count, Tensor) else count
+        )
 
     def add_all(self, metrics: Mapping[str, tuple[Tensor, Tensor | float]]) -> None:
         """Add those of a formula."""
         for name, (total, count) in metrics.items():
             self.add(name, total, count)
 
-    def means(self, add_up: Callable[[Mapping[str, float]], Mapping[str, float]] = dict) -> dict[str, float]:
-        """What is to be shown; a mean over nothing is left out. add_up: sums over ranks, by name."""
+    def means(
+        self, add_up: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
+    ) -> dict[str, float]:
+        """What is to be shown; a mean over nothing is left out. add_up: sums over ranks, by name.
+        """
         totals = add_up({name: float(total) for name, total in self.sums.items()})
         counts = add_up({name: float(count) for name, count in self.counts.items()})
-        return {name: total / counts.get(name, 1.0) for name, total in totals.items() if counts.get(name, 1.0)}
+        return {
+            name: total / counts.get(name, 1.0)
+            for name, total in totals.items()
+            if counts.get(name, 1.0)
+        }

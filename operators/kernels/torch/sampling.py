@@ -21,7 +21,9 @@ BLOCK = 1 << 23
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution whole."""
+    """How tokens are chosen. temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution
+    whole.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -30,19 +32,22 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature < 0.0 or not 0.0 < self.top_p <= 1.0 or self.top_k < 0:
             raise KernelError(
-                f"expected temperature >= 0, 0 < top_p <= 1 and top_k >= 0, found {self}. Fix: as it says."
+                f"expected temperature >= 0, 0 < top_p <= 1 and top_k >= 0, found {self}. Fix: as"
+                " it says."
             )
 
     @property
     def truncates(self) -> bool:
-        """Whether it draws from a part of the distribution, so that the mass of that part goes on record."""
+        """Whether it draws from a part of the distribution, so that the mass of that part goes on
+        record.
+        """
         return truncates(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drawn:
-    """Of each row: its token int64, log-probability float32, and where the sampler truncates the mass float32, the log
-    of the probability that top-k and top-p kept.
+    """Of each row: its token int64, log-probability float32, and where the sampler truncates the
+    mass float32, the log of the probability that top-k and top-p kept.
     """
 
     tokens: Tensor
@@ -53,13 +58,16 @@ class Drawn:
 def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
     """One token a row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
 
-    The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before top-k and top-p cut
-    it; for temperature 0 it is that at temperature 1. Less the mass it is that of the distribution drawn from, which is
-    what TRL and verl have on record. A row depends on its own logits and draw alone.
+    The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before
+    top-k and top-p cut it; for temperature 0 it is that at temperature 1. Less the mass it is that
+    of the distribution drawn from, which is what TRL and verl have on record. A row depends on its
+    own logits and draw alone.
     """
     if logits.shape[0] * logits.shape[1] > BLOCK and logits.shape[0] > 1:
         size = max(1, BLOCK // logits.shape[1])
-        parts = [sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)]
+        parts = [
+            sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)
+        ]
         masses = [p.mass for p in parts if p.mass is not None]
         return Drawn(
             tokens=torch.cat([p.tokens for p in parts]),
@@ -78,7 +86,9 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
         tokens = _inverse(sums, draws)
         if how.truncates:  # the whole is 1 to float32's digits, which are those of logprobs
             mass = sums[:, -1].clamp(max=1.0).log().float()
-    return Drawn(tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass)
+    return Drawn(
+        tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
+    )
 
 
 def _inverse(sums: Tensor, draws: Tensor) -> Tensor:
@@ -90,10 +100,12 @@ def _inverse(sums: Tensor, draws: Tensor) -> Tensor:
 
 
 def _truncated(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
-    """Weights with those outside of top-k set to 0, then those outside of top-p of the rest; ties at the edge stay.
+    """Weights with those outside of top-k set to 0, then those outside of top-p of the rest; ties
+    at the edge stay.
 
-    scores [rows, vocabulary]: say which token is better, also where two weights are rounded to the same number.
-    top-p keeps the least set of most likely tokens whose share reaches it (Holtzman et al., arXiv 1904.09751).
+    scores [rows, vocabulary]: say which token is better, also where two weights are rounded to the
+    same number. top-p keeps the least set of most likely tokens whose share reaches it (Holtzman et
+    al., arXiv 1904.09751).
     """
     if 0 < how.top_k < weights.shape[1]:
         least = scores.topk(how.top_k, -1).values[:, -1:]

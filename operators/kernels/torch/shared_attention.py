@@ -20,15 +20,21 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from operators.kernels.torch.packing import Packed
 
 SHORTEST_BLOCK = 40
-"""Queries of a block. On CPU, with prompts of 50 and answers of 5 to 40 tokens, 32 to 64 are alike and 96 is slower."""
+"""Queries of a block. On CPU, with prompts of 50 and answers of 5 to 40 tokens, 32 to 64 are alike
+and 96 is slower.
+"""
 
 ALIKE = 64
-"""Blocks whose numbers of ancestors differ by this much still share a bucket: one call more costs more than padding."""
+"""Blocks whose numbers of ancestors differ by this much still share a bucket: one call more costs
+more than padding.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """Blocks of similar key counts. blocks int64 [b] (None: all, in order), keys int64 [b * k], mask bool [b, q, k]."""
+    """Blocks of similar key counts. blocks int64 [b] (None: all, in order), keys int64 [b * k],
+    mask bool [b, q, k].
+    """
 
     blocks: Tensor | None
     keys: Tensor
@@ -36,7 +42,9 @@ class _Bucket:
     biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def bias(self, rest: int, dtype: torch.dtype) -> Tensor:
-        """0 or -inf [b, 1, rest * q, k]: made once, since each layer keeps its mask until its backward pass."""
+        """0 or -inf [b, 1, rest * q, k]: made once, since each layer keeps its mask until its
+        backward pass.
+        """
         known = self.biases.get((rest, dtype))
         if known is None:
             zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
@@ -46,18 +54,29 @@ class _Bucket:
 
 
 class TreePass:
-    """The AttentionPass of a Packed layout; made once a micro-batch, used by every layer, forward and backward."""
+    """The AttentionPass of a Packed layout; made once a micro-batch, used by every layer, forward
+    and backward.
+    """
 
-    def __init__(self, packed: Packed, device: torch.device | str = "cpu", block: int | None = None) -> None:
+    def __init__(
+        self, packed: Packed, device: torch.device | str = "cpu", block: int | None = None
+    ) -> None:
         self.longest = int(packed.positions.max(initial=-1)) + 1
         self.tokens = len(packed.ids)
         self.block = block or _block_length(self.longest, self.tokens)
         self.count = -(-self.tokens // self.block)
-        self._buckets = [self._bucket(packed, blocks, device) for blocks in _alike(packed, self.block, self.count)]
+        self._buckets = [
+            self._bucket(packed, blocks, device)
+            for blocks in _alike(packed, self.block, self.count)
+        ]
         self._order = self._inverse().to(device) if len(self._buckets) > 1 else None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [tokens, heads, dim], key and value [tokens, key heads, dim] -> [tokens, heads, dim]."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """query [tokens, heads, dim], key and value [tokens, key heads, dim] -> [tokens, heads,
+        dim].
+        """
         tokens, heads, dim = query.shape
         blocks = self.count * self.block
         q = pad(query, (0, 0, 0, 0, 0, blocks - tokens)).view(self.count, self.block, heads, dim)
@@ -66,16 +85,28 @@ class TreePass:
             return outs[0].reshape(blocks, heads, dim)[:tokens]
         return torch.cat([out.reshape(-1, heads, dim) for out in outs]).index_select(0, self._order)
 
-    def _attend(self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _attend(
+        self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
         """One bucket: query [all blocks, q, heads, dim] -> [b, q, heads, dim]."""
         q = query if bucket.blocks is None else query.index_select(0, bucket.blocks)
         count, length, heads, dim = q.shape
         shared = key.shape[1]
-        k, v = (x.index_select(0, bucket.keys).view(count, -1, shared, dim).transpose(1, 2) for x in (key, value))
-        # The query heads of one key head are laid one behind the other as more queries: keys are never repeated.
+        k, v = (
+            x.index_select(0, bucket.keys).view(count, -1, shared, dim).transpose(1, 2)
+            for x in (key, value)
+        )
+        # The query heads of one key head are laid one behind the other as more queries: keys are
+        # never repeated.
         rest = heads // shared
-        q = q.view(count, length, shared, rest, dim).permute(0, 2, 3, 1, 4).reshape(count, shared, rest * length, dim)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=bucket.bias(rest, q.dtype), scale=scaling)
+        q = (
+            q.view(count, length, shared, rest, dim)
+            .permute(0, 2, 3, 1, 4)
+            .reshape(count, shared, rest * length, dim)
+        )
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=bucket.bias(rest, q.dtype), scale=scaling
+        )
         return out.view(count, shared, rest, length, dim).permute(0, 3, 1, 2, 4)
 
     def _bucket(self, packed: Packed, blocks: np.ndarray, device: torch.device | str) -> _Bucket:
@@ -95,7 +126,9 @@ class TreePass:
 
 
 def _block_length(longest: int, tokens: int) -> int:
-    """A quarter of the longest path, so that the ancestors gathered for blocks stay within a few times the tokens."""
+    """A quarter of the longest path, so that the ancestors gathered for blocks stay within a few
+    times the tokens.
+    """
     return max(1, min(tokens, _even(max(SHORTEST_BLOCK, longest // 4))))
 
 
@@ -105,19 +138,25 @@ def _even(count: int) -> int:
 
 
 def _alike(packed: Packed, block: int, count: int) -> list[np.ndarray]:
-    """Block indices, in sets whose numbers of ancestors differ by no more than ALIKE, a block, or a third."""
+    """Block indices, in sets whose numbers of ancestors differ by no more than ALIKE, a block, or a
+    third.
+    """
     depth = packed.positions[np.arange(count) * block]
     order = np.argsort(depth, kind="stable")
     sets: list[list[int]] = []
     for b in order.tolist():
-        if not sets or depth[b] > max(depth[sets[-1][0]] * 4 // 3, depth[sets[-1][0]] + max(ALIKE, block)):
+        if not sets or depth[b] > max(
+            depth[sets[-1][0]] * 4 // 3, depth[sets[-1][0]] + max(ALIKE, block)
+        ):
             sets.append([])
         sets[-1].append(b)
     return [np.sort(np.array(s, dtype=np.int64)) for s in sets]
 
 
 def _keys(packed: Packed, blocks: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [b, k] indices of the keys of each block, and bool [b, q, k]: which of them each query sees."""
+    """int64 [b, k] indices of the keys of each block, and bool [b, q, k]: which of them each query
+    sees.
+    """
     total = len(packed.ids)
     first = blocks * block
     depth = packed.positions[first]
@@ -128,7 +167,9 @@ def _keys(packed: Packed, blocks: np.ndarray, block: int) -> tuple[np.ndarray, n
     reach = np.minimum(steps, packed.path.shape[1] - 1)
     above = np.where(known, packed.path[packed.owner[first]][:, reach], 0)
     sees_above = known[:, None, :] & (queries[:, :, None] < packed.end[above][:, None, :])
-    sees_own = (queries[:, None, :] <= queries[:, :, None]) & (queries[:, :, None] < packed.end[own][:, None, :])
+    sees_own = (queries[:, None, :] <= queries[:, :, None]) & (
+        queries[:, :, None] < packed.end[own][:, None, :]
+    )
     mask = np.concatenate([sees_above, sees_own], axis=2)
     # Queries beyond the last token are padding: they see key 0 so that no softmax is over nothing.
     mask[queries >= total, 0] = True

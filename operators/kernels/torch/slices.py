@@ -1,14 +1,15 @@
-"""Tensor-parallel ranks: the matrices of attention and MLP split over ranks that compute the same rows.
+"""Tensor-parallel ranks: the matrices of attention and MLP split over ranks that compute the same
+rows.
 
-Owns: which matrices (by the plan that transformers has for the architecture), the splitting, gradients and norms of
-which each rank has a part. Does not own: who is in the mesh, sums over data-parallel ranks (parallel.py), attention
-(attention.py, which takes whatever heads it is given).
+Owns: which matrices (by the plan that transformers has for the architecture), the splitting,
+gradients and norms of which each rank has a part. Does not own: who is in the mesh, sums over
+data-parallel ranks (parallel.py), attention (attention.py, which takes whatever heads it is given).
 
-Of each layer a rank has some heads and some of the MLP's columns; what comes of them is summed over the ranks behind
-the output and the down projection, and their inputs' gradients before the others (Megatron-LM, arXiv:1909.08053,
-section 3). So all hidden states, and the gradients of embeddings, norms and head, which every rank has whole, are the
-same on all ranks. Norms within attention (Qwen3) are whole, too, but see a rank's own heads alone: their gradients are
-summed.
+Of each layer a rank has some heads and some of the MLP's columns; what comes of them is summed over
+the ranks behind the output and the down projection, and their inputs' gradients before the others
+(Megatron-LM, arXiv:1909.08053, section 3). So all hidden states, and the gradients of embeddings,
+norms and head, which every rank has whole, are the same on all ranks. Norms within attention
+(Qwen3) are whole, too, but see a rank's own heads alone: their gradients are summed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.utils import get_total_norm
 
 from dataflow.errors import KernelError
@@ -33,16 +39,24 @@ _SUMMED = "replicated_with_grad_allreduce"
 
 
 class Slices:
-    """One rank's part of a module, which is split in place; all ranks have to have the same weights before."""
+    """One rank's part of a module, which is split in place; all ranks have to have the same weights
+    before.
+    """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, node: str) -> None:
         """Raises KernelError for a module that cannot be split over so many ranks."""
         backbone: Any = module.base_model
         styles = _styles(module, mesh.size(), node)
         split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
-        parallelize_module(backbone, mesh, split, src_data_rank=None)  # every rank has the weights: nothing is sent
-        for path in {path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"}:
-            backbone.get_submodule(path).register_forward_pre_hook(_read_once(mesh), with_kwargs=True)
+        parallelize_module(
+            backbone, mesh, split, src_data_rank=None
+        )  # every rank has the weights: nothing is sent
+        for path in {
+            path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"
+        }:
+            backbone.get_submodule(path).register_forward_pre_hook(
+                _read_once(mesh), with_kwargs=True
+            )
         self._group = mesh.get_group()
         self._ranks = mesh.size()
         self._summed = {
@@ -53,8 +67,8 @@ class Slices:
         }
 
     def same(self, said: Tensor) -> Tensor:
-        """What every rank says alike; its gradient is made so: sums on a GPU have no fixed order, and what every rank
-        has whole must not drift apart.
+        """What every rank says alike; its gradient is made so: sums on a GPU have no fixed order,
+        and what every rank has whole must not drift apart.
         """
         return _Same.apply(said, self._group, self._ranks)  # type: ignore[return-value]
 
@@ -71,11 +85,18 @@ class Slices:
         return grad.redistribute(placements=weight.placements).to_local()
 
     def gathered(self, weight: Tensor, part: Tensor) -> Tensor:
-        """What belongs to a whole weight, of each rank's part: every rank has to call. What is whole is given back."""
+        """What belongs to a whole weight, of each rank's part: every rank has to call. What is
+        whole is given back.
+        """
         if not isinstance(weight, DTensor) or not part.dim():
             return part
         made = DTensor.from_local(
-            part, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+            part,
+            weight.device_mesh,
+            weight.placements,
+            run_check=False,
+            shape=weight.shape,
+            stride=weight.stride(),
         )
         return whole(made)
 
@@ -85,15 +106,24 @@ class Slices:
 
     @torch.no_grad()
     def sum_gradients(self, weights: Iterable[Tensor], parts: Iterable[Tensor]) -> None:
-        """Sum the gradients of weights that are whole and were used for a rank's own heads alone."""
+        """Sum the gradients of weights that are whole and were used for a rank's own heads alone.
+        """
         for weight, part in zip(weights, parts, strict=True):
             if id(weight) in self._summed and part.grad is not None:
                 dist.all_reduce(part.grad, group=self._group)
 
     def norm(self, weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-        """The norm of all gradients of the whole module together, to the bit the same on all ranks."""
-        pairs = [(_is_split(w), p.grad) for w, p in zip(weights, parts, strict=True) if p.grad is not None]
-        norms = [get_total_norm([g for split, g in pairs if split == of], foreach=True) for of in (True, False)]
+        """The norm of all gradients of the whole module together, to the bit the same on all ranks.
+        """
+        pairs = [
+            (_is_split(w), p.grad)
+            for w, p in zip(weights, parts, strict=True)
+            if p.grad is not None
+        ]
+        norms = [
+            get_total_norm([g for split, g in pairs if split == of], foreach=True)
+            for of in (True, False)
+        ]
         squares = torch.stack([norm.to(parts[0].device, torch.float64).square() for norm in norms])
         squares[1] /= self._ranks
         dist.all_reduce(squares, group=self._group)
@@ -101,8 +131,9 @@ class Slices:
 
 
 def _read_once(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
-    """What several matrices of a block read is marked as whole on all ranks before the block: its gradient is summed
-    over ranks there, once, and not behind each of them (which each does for itself where a block calls it otherwise).
+    """What several matrices of a block read is marked as whole on all ranks before the block: its
+    gradient is summed over ranks there, once, and not behind each of them (which each does for
+    itself where a block calls it otherwise).
     """
 
     def mark(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -111,7 +142,9 @@ def _read_once(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
 
         if args:
             return (marked(args[0]), *args[1:]), kwargs
-        return args, {n: marked(given) if n == "hidden_states" else given for n, given in kwargs.items()}
+        return args, {
+            n: marked(given) if n == "hidden_states" else given for n, given in kwargs.items()
+        }
 
     return mark
 
@@ -133,11 +166,15 @@ class _Same(torch.autograd.Function):
 
 def _is_split(weight: Tensor) -> bool:
     """Whether a rank has a part of it; a bias behind a sum is on all of them."""
-    return isinstance(weight, DTensor) and any(placement.is_shard() for placement in weight.placements)
+    return isinstance(weight, DTensor) and any(
+        placement.is_shard() for placement in weight.placements
+    )
 
 
 def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
-    """The style of each part of the backbone that has one, by its path. Raises KernelError where it cannot be split."""
+    """The style of each part of the backbone that has one, by its path. Raises KernelError where it
+    cannot be split.
+    """
     config: Any = module.config
     backbone: Any = module.base_model
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
@@ -147,15 +184,24 @@ def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
     if unknown or not found:
         what = f"one with {', '.join(unknown)}" if unknown else "none"
         raise KernelError(
-            f"{node}: expected transformers to have a tensor-parallel plan of {' and '.join(_STYLES)} for "
-            f"{config.model_type!r}, found {what}. Fix: tensor=1, or a decoder such as Qwen2, Qwen3, Llama or Mistral."
+            f"{node}: expected transformers to have a tensor-parallel plan of"
+            f" {' and '.join(_STYLES)} for {config.model_type!r}, found {what}. Fix: tensor=1, or a"
+            " decoder such as Qwen2, Qwen3, Llama or Mistral."
         )
-    sizes = {name: int(getattr(config, name, 0)) for name in ("num_attention_heads", "num_key_value_heads")}
-    sizes |= {path: _length(backbone.get_submodule(path), style) for path, style in found.items() if style in _STYLES}
+    sizes = {
+        name: int(getattr(config, name, 0))
+        for name in ("num_attention_heads", "num_key_value_heads")
+    }
+    sizes |= {
+        path: _length(backbone.get_submodule(path), style)
+        for path, style in found.items()
+        if style in _STYLES
+    }
     odd = [f"{name} of {size}" for name, size in sizes.items() if size % ranks]
     if odd:
         raise KernelError(
-            f"{node}: expected sizes divisible by its {ranks} tensor ranks, found {odd[0]}. Fix: tensor=1."
+            f"{node}: expected sizes divisible by its {ranks} tensor ranks, found {odd[0]}. Fix:"
+            " tensor=1."
         )
     return found
 

@@ -1,7 +1,9 @@
-"""Sound weights: nothing that a module computes with is random, missing, of another shape, or no number.
+"""Sound weights: nothing that a module computes with is random, missing, of another shape, or no
+number.
 
-Owns: what is refused of a base when its module is loaded, and the words. Does not own: loading (models.py), nor what
-the files alone show (dataflow/rules/bases.py looks at them before anything starts).
+Owns: what is refused of a base when its module is loaded, and the words. Does not own: loading
+(models.py), nor what the files alone show (dataflow/rules/bases.py looks at them before anything
+starts).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _UNREADABLE = (
     OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ImportError, RuntimeError,
     EOFError, SafetensorError, StrictDataclassError, pickle.UnpicklingError,
 )  # fmt: skip
-"""What transformers raises for a configuration or a file of weights that it cannot make sense of."""
+"""What transformers raises for a configuration or a file of weights that it cannot make sense of.
+"""
 
 
 _TABLES = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
@@ -44,7 +47,9 @@ class Loading:
         """From transformers' loading info."""
         wrong = sorted((n, tuple(stored), tuple(own)) for n, stored, own in info["mismatched_keys"])
         missing = frozenset(info["missing_keys"])
-        return Loading(missing=missing, unexpected=frozenset(info["unexpected_keys"]), mismatched=tuple(wrong))
+        return Loading(
+            missing=missing, unexpected=frozenset(info["unexpected_keys"]), mismatched=tuple(wrong)
+        )
 
 
 @contextmanager
@@ -58,26 +63,41 @@ def refused(where: str, base: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         said = " ".join(lines[:2]).rstrip(".:") or "no reason was given"
         raise KernelError(
-            f"{where}: expected a model that can be loaded at {base!r}, found {type(error).__name__}: {said:.240}. "
-            "Fix: a complete model directory or hub name."
+            f"{where}: expected a model that can be loaded at {base!r}, found"
+            f" {type(error).__name__}: {said:.240}. Fix: a complete model directory or hub name."
         ) from error
 
 
 def require_sound(where: str, model: Model, module: nn.Module, loading: Loading) -> None:
-    """Raise KernelError unless every weight came from the base as it is there, and all of them are finite.
+    """Raise KernelError unless every weight came from the base as it is there, and all of them are
+    finite.
 
-    A Model that is trained, or follows one that is, may lack its score head, which is zero then; one that is only read
-    may not, and its head has to be something else than zeros.
+    A Model that is trained, or follows one that is, may lack its score head, which is zero then;
+    one that is only read may not, and its head has to be something else than zeros.
     """
     for name, stored, own in loading.mismatched:
-        _refuse(where, model, f"{name} of shape {own}", f"{stored}", "weights that belong to its config.json")
+        _refuse(
+            where,
+            model,
+            f"{name} of shape {own}",
+            f"{stored}",
+            "weights that belong to its config.json",
+        )
     head = {n for n in loading.missing if model.head == "scalar" and n.startswith("score.")}
     if gone := sorted(loading.missing - head):
         shown = ", ".join(gone[:5]) + (f" and {len(gone) - 5:,} more" if len(gone) > 5 else "")
         _refuse(where, model, "all weights", f"none for {shown}", "a complete checkpoint")
     body = f"{getattr(module, 'base_model_prefix', 'model')}."
-    if odd := sorted(n for n in loading.unexpected if n.startswith(body) and not n.endswith(_TABLES)):
-        _refuse(where, model, "only weights of this model", f"{odd[0]} too", "the config.json of these weights")
+    if odd := sorted(
+        n for n in loading.unexpected if n.startswith(body) and not n.endswith(_TABLES)
+    ):
+        _refuse(
+            where,
+            model,
+            "only weights of this model",
+            f"{odd[0]} too",
+            "the config.json of these weights",
+        )
     _score_head(where, model, module, head)
     _require_finite(where, model, module)
 
@@ -86,12 +106,24 @@ def _score_head(where: str, model: Model, module: nn.Module, missing: set[str]) 
     fresh = model.trainable or model.follows is not None
     fix = "a base that was saved with its trained score head, or a Model that is trained"
     if "score.weight" in missing and not fresh:
-        _refuse(where, model, "a trained score head (score.weight)", "none, and nothing here trains one", fix)
+        _refuse(
+            where,
+            model,
+            "a trained score head (score.weight)",
+            "none, and nothing here trains one",
+            fix,
+        )
     with torch.no_grad():
         for name in missing:
             module.get_parameter(name).zero_()
     if model.head == "scalar" and not fresh and not module.get_parameter("score.weight").any():
-        _refuse(where, model, "a trained score head", "score.weight that is all zeros, as it is before training", fix)
+        _refuse(
+            where,
+            model,
+            "a trained score head",
+            "score.weight that is all zeros, as it is before training",
+            fix,
+        )
 
 
 @torch.no_grad()
@@ -100,14 +132,20 @@ def _require_finite(where: str, model: Model, module: nn.Module) -> None:
     named = {n: p for n, p in _kept(module).items() if p.is_floating_point() and p.numel()}
     if not named:
         return
-    finite = torch.stack([torch.isfinite(torch.stack(torch.aminmax(p))).all().cpu() for p in named.values()])
+    finite = torch.stack(
+        [torch.isfinite(torch.stack(torch.aminmax(p))).all().cpu() for p in named.values()]
+    )
     if not finite.all():
         name = list(named)[int((~finite).nonzero()[0])]
         at = (~torch.isfinite(named[name])).nonzero()
         found = float(named[name][tuple(at[0])])
         place = f"{name}{at[0].tolist()}"
         _refuse(
-            where, model, "finite weights", f"{found} at {place} ({len(at):,} there)", "a base that did not diverge"
+            where,
+            model,
+            "finite weights",
+            f"{found} at {place} ({len(at):,} there)",
+            "a base that did not diverge",
         )
 
 

@@ -22,7 +22,9 @@ from operators.kernels.torch.packing import Packed, prompt_groups
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Port:
-    """Columns of one port of a loss: by completion token of the Step, and by row; tensors where declared `device`."""
+    """Columns of one port of a loss: by completion token of the Step, and by row; tensors where
+    declared `device`.
+    """
 
     tokens: Mapping[str, np.ndarray | Tensor]
     rows: Mapping[str, np.ndarray | Tensor]
@@ -32,10 +34,11 @@ class Port:
 class StepRows:
     """All rows of a Step.
 
-    groups int64 [rows]: a number for each key.position; prompt_groups: for each position and prompt. trained int64
-    [rows]: how many tokens of a row have mask 1.
+    groups int64 [rows]: a number for each key.position; prompt_groups: for each position and
+    prompt. trained int64 [rows]: how many tokens of a row have mask 1.
 
-    mask float32, sampler_logprobs, sampler_mass and version [tokens of the Step]; ports by (label, port).
+    mask float32, sampler_logprobs, sampler_mass and version [tokens of the Step]; ports by (label,
+    port).
     """
 
     keys: Keys
@@ -52,7 +55,9 @@ class StepRows:
 
 
 def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
-    """Read an assignment. Raises DataError where a token column is not aligned with the completions."""
+    """Read an assignment. Raises DataError where a token column is not aligned with the
+    completions.
+    """
     rows = assignment.inputs["rows"]
     completions = rows.ragged("completion_ids")
     known = {
@@ -68,13 +73,17 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
         completions=completions,
         groups=np.unique(rows.keys.position, return_inverse=True)[1],
         prompt_groups=prompt_groups(rows.keys.position, prompts),
-        trained=np.bincount(completions.segments(), weights=mask, minlength=len(rows)).astype(np.int64),
+        trained=np.bincount(completions.segments(), weights=mask, minlength=len(rows)).astype(
+            np.int64
+        ),
         mask=mask,
         sampler_logprobs=known.get("sampler_logprobs"),
         sampler_mass=known.get("sampler_mass"),
         version=known.get("version"),
         ports={
-            (term.label, port.name): _port(assignment.inputs[f"{term.label}.{port.name}"], term, port.name, completions)
+            (term.label, port.name): _port(
+                assignment.inputs[f"{term.label}.{port.name}"], term, port.name, completions
+            )
             for term in loss.terms
             for port in term.function.ports
             if f"{term.label}.{port.name}" in assignment.inputs
@@ -83,13 +92,19 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
 
 
 def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> Port:
-    """The columns that the port's schema declares by completion token or by row, as far as they came."""
+    """The columns that the port's schema declares by completion token or by row, as far as they
+    came.
+    """
     schema = next(port.schema for port in term.function.ports if port.name == name)
     came = [column for column in schema.columns.values() if column.name in batch.names]
     where = f"{term.label}.{name}"
     return Port(
         {c.name: aligned(batch, c.name, completions.offsets, where) for c in came if c.axis == "T"},
-        {c.name: values for c in came if c.axis is None and (values := _numbers(batch, c.name)) is not None},
+        {
+            c.name: values
+            for c in came
+            if c.axis is None and (values := _numbers(batch, c.name)) is not None
+        },
     )
 
 
@@ -125,14 +140,18 @@ def _maybe(values: np.ndarray | None, packed: Packed, device: torch.device) -> T
 
 
 def tensors_of(rows: StepRows, term: LossTerm, packed: Packed, now: Now) -> dict[str, Tensors]:
-    """The term's ports as packed tensors; those named in `term.now` are the current log-probs, held constant."""
+    """The term's ports as packed tensors; those named in `term.now` are the current log-probs, held
+    constant.
+    """
     found: dict[str, Tensors] = {}
     for port in term.function.ports:
         if port.name in term.now and now.logprobs is not None:
             found[port.name] = Tensors({"logprobs": now.logprobs.detach()})
         elif (term.label, port.name) in rows.ports:
             columns = rows.ports[term.label, port.name]
-            by_token = {n: gather(v, packed.tokens, now.mask.device) for n, v in columns.tokens.items()}
+            by_token = {
+                n: gather(v, packed.tokens, now.mask.device) for n, v in columns.tokens.items()
+            }
             by_row = {n: gather(v, packed.rows, now.mask.device) for n, v in columns.rows.items()}
             found[port.name] = Tensors(by_token | by_row)
     return found

@@ -54,9 +54,17 @@ from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensor
 OPTIMIZER_FILE = "optimizer.pt"
 
 ONE_TOKEN = Ragged(np.zeros(1, dtype=np.int32), np.array([0, 1]))
-"""The prompt, and the completion, of the row that is fed where a rank has to feed something and has nothing."""
+"""The prompt, and the completion, of the row that is fed where a rank has to feed something and has
+nothing.
+"""
 
-COUNTS = ("optim/updates", "optim/skipped", "train/tokens", "train/fed_tokens", "train/micro_batches")
+COUNTS = (
+    "optim/updates",
+    "optim/skipped",
+    "train/tokens",
+    "train/fed_tokens",
+    "train/micro_batches",
+)
 """Metrics that add up over the updates of a Step."""
 
 
@@ -79,13 +87,16 @@ class _Settings:
 
     @property
     def constant(self) -> float:
-        """The divisor of aggregate="constant": as many tokens as the rows of a full update may have."""
+        """The divisor of aggregate="constant": as many tokens as the rows of a full update may
+        have.
+        """
         return (self.step_rows or 1) / self.minibatches * (self.max_tokens or 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """One update of a Step: the rows of this rank picked for it, what each of them counts, where its metrics go.
+    """One update of a Step: the rows of this rank picked for it, what each of them counts, where
+    its metrics go.
 
     whole: the keys of the Step's rows picked for it, on any rank.
     """
@@ -103,12 +114,13 @@ class _Update:
 class TorchTrain:
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
-    params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the same; 0.0: nobody's;
-    at another one there is no policy/mismatch_kl); max_tokens and step_rows, the longest answer and the rows of a full
-    Step, whose product divides aggregate="constant". temperature None or 0.0 is 1.0. Metrics: optim/lr, optim/grad_norm
-    (mean over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens
-    (trained tokens, each epoch's counted), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the
-    formulas.
+    params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the
+    same; 0.0: nobody's; at another one there is no policy/mismatch_kl); max_tokens and step_rows,
+    the longest answer and the rows of a full Step, whose product divides aggregate="constant".
+    temperature None or 0.0 is 1.0. Metrics: optim/lr, optim/grad_norm (mean over updates),
+    optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens
+    (trained tokens, each epoch's counted), train/fed_tokens, train/micro_batches,
+    policy/mismatch_kl, and those of the formulas.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -121,8 +133,8 @@ class TorchTrain:
         _require(node.name, self._settings, model)
         if layout.shard and layout.tensor > 1:
             raise KernelError(
-                f"{node.name}: expected weights split in one way, found shard and tensor={layout.tensor}. "
-                "Fix: one of both."
+                f"{node.name}: expected weights split in one way, found shard and"
+                f" tensor={layout.tensor}. Fix: one of both."
             )
         self._budget, self._positions = layout.tokens, positions(model.base)
         self._temperature = float(self._settings.temperature or 1.0)
@@ -130,7 +142,11 @@ class TorchTrain:
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
-        self._split = split(self._module, session, self._device) if layout.shard and session.world > 1 else None
+        self._split = (
+            split(self._module, session, self._device)
+            if layout.shard and session.world > 1
+            else None
+        )
         mesh = self._ranks.mesh
         self._slices = Slices(self._module, mesh, node.name) if mesh is not None else None
         settings = chosen(node.params.get("optimizer", "adamw"), node.name)
@@ -138,7 +154,8 @@ class TorchTrain:
         self._steps = 0
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """All updates of one Step. Raises KernelError where loss or gradient is not finite; the Step is lost then.
+        """All updates of one Step. Raises KernelError where loss or gradient is not finite; the
+        Step is lost then.
 
         What fails on one rank fails on all of them, with the same words.
         """
@@ -151,7 +168,9 @@ class TorchTrain:
                 self._update(update)
         return {"optim/lr": lr} | sums.means(self._ranks.add_up)
 
-    def _updates(self, assignment: Assignment, whole: Keys, lr: float, sums: Sums) -> Iterator[_Update]:
+    def _updates(
+        self, assignment: Assignment, whole: Keys, lr: float, sums: Sums
+    ) -> Iterator[_Update]:
         """The updates of a Step, decided by its whole rows, and of each what is this rank's."""
         with self._ranks.together():
             rows = step_rows(assignment, self._settings.loss, self._name)
@@ -181,7 +200,9 @@ class TorchTrain:
                 constant=settings.constant,
             )
             picked, keys = np.flatnonzero(np.isin(mine, minibatch)), whole.take(minibatch)
-            yield _Update(rows, picked, keys, assignment.step, lr, number == 0, weights.of(mine), sums)
+            yield _Update(
+                rows, picked, keys, assignment.step, lr, number == 0, weights.of(mine), sums
+            )
 
     def _update(self, update: _Update) -> None:
         """One optimizer step; skipped, and counted, where no row has a trained token."""
@@ -201,8 +222,12 @@ class TorchTrain:
             sums.add(f"loss/{term.label}", 0.0, lead)
 
     def _gradient(self, update: _Update) -> Tensor:
-        """Forward and backward of all micro-batches; the norm of the gradient of all rows, on any rank."""
-        with self._ranks.together(self._parts(update), self._idle if self._split else None) as turns:
+        """Forward and backward of all micro-batches; the norm of the gradient of all rows, on any
+        rank.
+        """
+        with self._ranks.together(
+            self._parts(update), self._idle if self._split else None
+        ) as turns:
             for part in turns:
                 packed = pack(update.rows.prompts, update.rows.completions, part)
                 self._backward(update, packed, turns)
@@ -216,18 +241,23 @@ class TorchTrain:
         return norm
 
     def _parts(self, update: _Update) -> list[np.ndarray]:
-        """The micro-batches of an update: of its live rows, or, for a loss over groups, of whole groups."""
+        """The micro-batches of an update: of its live rows, or, for a loss over groups, of whole
+        groups.
+        """
         rows, picked = update.rows, update.picked
         atomic = any(term.function.scope == "group" for term in self._settings.loss.terms)
         wanted = picked if atomic else picked[update.weights.live[picked]]
         groups = (rows.groups if atomic else rows.prompt_groups)[wanted]
-        return micro_batches(rows.prompts, rows.completions, wanted, groups, tokens=self._budget, atomic=atomic)
+        return micro_batches(
+            rows.prompts, rows.completions, wanted, groups, tokens=self._budget, atomic=atomic
+        )
 
     def _backward(self, update: _Update, packed: Packed, turns: Turns[np.ndarray]) -> None:
         """Forward, loss and backward of one micro-batch."""
         now = now_of(update.rows, packed, update.step, self._device)
         said, now.entropy = self._ask(update.rows.completions, packed)
-        # Whatever a formula makes of a token with mask 0, no gradient of it comes through, not even 0 * infinity.
+        # Whatever a formula makes of a token with mask 0, no gradient of it comes through, not even
+        # 0 * infinity.
         own = said.where(now.mask > 0, said.detach())
         now.values, now.logprobs = (own, None) if self._model.head == "scalar" else (None, own)
         with ExitStack() as where_it_fails:
@@ -253,16 +283,21 @@ class TorchTrain:
             total = total + self._share(term, update, packed, now)
         if not torch.isfinite(total):
             row = self._first_bad(update, packed, now)
-            raise self._not_finite("a loss", float(total.detach()), update.step, update.rows.keys.take(row))
+            raise self._not_finite(
+                "a loss", float(total.detach()), update.step, update.rows.keys.take(row)
+            )
         if not total.requires_grad:
             raise KernelError(
-                f"{self._name}: expected a loss that depends on what the model says, found a constant. "
-                "Fix: compute it from now.logprobs, now.values or now.entropy, without detach()."
+                f"{self._name}: expected a loss that depends on what the model says, found a"
+                " constant. Fix: compute it from now.logprobs, now.values or now.entropy, without"
+                " detach()."
             )
         return total
 
     def _ask(self, completions: Ragged, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """Values or log-probs of the packed completion tokens, and the entropy where the loss reads it."""
+        """Values or log-probs of the packed completion tokens, and the entropy where the loss reads
+        it.
+        """
         scalar = self._model.head == "scalar"
         entropy = any(term.function.entropy for term in self._settings.loss.terms)
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
@@ -270,12 +305,17 @@ class TorchTrain:
         def ask() -> tuple[Tensor, Tensor | None]:
             if scalar:
                 return values(self._module, packed, self._device), None
-            found = predictions(self._module, packed, written, temperature=self._temperature, entropy=entropy)
+            found = predictions(
+                self._module, packed, written, temperature=self._temperature, entropy=entropy
+            )
             return found.logprobs, found.entropy
 
         said, spread = self._split(ask) if self._split else ask()
         if self._slices:
-            said, spread = self._slices.same(said), None if spread is None else self._slices.same(spread)
+            said, spread = (
+                self._slices.same(said),
+                None if spread is None else self._slices.same(spread),
+            )
         return said, spread
 
     def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
@@ -287,7 +327,9 @@ class TorchTrain:
         return value_at(term.weight, update.step) * share
 
     def _terms(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Terms:
-        """What the term's formula says of a micro-batch. Raises KernelError where it raises, or says something else."""
+        """What the term's formula says of a micro-batch. Raises KernelError where it raises, or
+        says something else.
+        """
         params = {name: resolved(value, update.step) for name, value in term.params}
         tensors, made = tensors_of(update.rows, term, packed, now), None
         with Caught() as caught:  # it may be the user's code: anything may come out of it
@@ -297,26 +339,34 @@ class TorchTrain:
         else:
             why = unfit(made)
         if why or made is None:
-            raise KernelError(f"{self._name}: step {update.step}: loss {term.label!r} failed: {why}")
+            raise KernelError(
+                f"{self._name}: step {update.step}: loss {term.label!r} failed: {why}"
+            )
         return made
 
     @torch.no_grad()
     def _first_bad(self, update: _Update, packed: Packed, now: Now) -> np.ndarray:
-        """The first row with a term that is not finite; the micro-batch's first where only their sum is not."""
+        """The first row with a term that is not finite; the micro-batch's first where only their
+        sum is not.
+        """
         terms = self._settings.loss.terms
-        found = [bad_row(self._terms(term, update, packed, now).loss, term.function.scope, now) for term in terms]
+        found = [
+            bad_row(self._terms(term, update, packed, now).loss, term.function.scope, now)
+            for term in terms
+        ]
         return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
     def _not_finite(self, what: str, found: float, step: int, keys: Keys) -> KernelError:
         return KernelError(
-            f"{self._name}: step {step}: expected {what} that is finite, found {found}; first row {keys.rows()[0]}. "
-            "Fix: a lower lr, or look at that row's advantage and log-probs."
+            f"{self._name}: step {step}: expected {what} that is finite, found {found}; first row"
+            f" {keys.rows()[0]}. Fix: a lower lr, or look at that row's advantage and log-probs."
         )
 
     def pieces(self) -> Iterable[Piece]:
         """The module's own tensors: whoever keeps them copies them.
 
-        Split over ranks, they are gathered for the first rank as it takes them, and the others wait here, with none.
+        Split over ranks, they are gathered for the first rank as it takes them, and the others wait
+        here, with none.
         """
         own = pieces(self._module)
         return collected(self._ranks, own) if self._partial else own
@@ -333,7 +383,9 @@ class TorchTrain:
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """What the module says of these rows (probe.py)."""
-        return probed(self._module, ids, head=self._model.head, within=self._split and self._split.look)
+        return probed(
+            self._module, ids, head=self._model.head, within=self._split and self._split.look
+        )
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
@@ -353,19 +405,26 @@ class TorchTrain:
     def _whole(self) -> dict[str, Tensor] | None:
         """Split weights gathered on the first rank, on the host; None where they are not split.
 
-        Everything is gathered before anything is written: a full disk must not leave the other ranks waiting.
+        Everything is gathered before anything is written: a full disk must not leave the other
+        ranks waiting.
         """
         return {piece.name: piece.data.cpu() for piece in self.pieces()} if self._partial else None
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote, on however many ranks; the next Step gives the same bits as it would have."""
+        """Read what `save` wrote, on however many ranks; the next Step gives the same bits as it
+        would have.
+        """
         targets = {piece.name: piece.data for piece in pieces(self._module)}
         saved = load_model(replace(self._model, base=str(directory)), self._device)
-        load_pieces(self._module, [Piece(p.name, like(targets.get(p.name, p.data), p.data)) for p in pieces(saved)])
+        load_pieces(
+            self._module,
+            [Piece(p.name, like(targets.get(p.name, p.data), p.data)) for p in pieces(saved)],
+        )
         self._steps = self._optimizer.restore(directory / OPTIMIZER_FILE)
 
     def sleep(self) -> None:
-        """Move weights and optimizer to the host and let the device's memory go; between two Steps."""
+        """Move weights and optimizer to the host and let the device's memory go; between two Steps.
+        """
         self._move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -396,7 +455,9 @@ def resolved(value: Any, step: int) -> Any:
 
 
 def _mismatch(now: Now, sums: Sums) -> None:
-    """policy/mismatch_kl: KL(sampler | trainer) by the k3 estimator, before the Step's first update."""
+    """policy/mismatch_kl: KL(sampler | trainer) by the k3 estimator, before the Step's first
+    update.
+    """
     if now.logprobs is None or now.sampler_logprobs is None:
         return
     d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(now.mask == 0, 0.0)
@@ -407,28 +468,30 @@ def _require(node: str, settings: _Settings, model: Model) -> None:
     """Raise KernelError for a loss and a Model, or an aggregate, that do not go together."""
     if settings.aggregate not in AGGREGATES:
         raise KernelError(
-            f"{node}: expected aggregate to be one of {', '.join(AGGREGATES)}, found {settings.aggregate!r}. "
-            "Fix: aggregate='token_mean'."
+            f"{node}: expected aggregate to be one of {', '.join(AGGREGATES)}, found"
+            f" {settings.aggregate!r}. Fix: aggregate='token_mean'."
         )
     if settings.masked_rows not in MASKED_ROWS:
         raise KernelError(
-            f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found {settings.masked_rows!r}. "
-            "Fix: masked_rows='skip'."
+            f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found"
+            f" {settings.masked_rows!r}. Fix: masked_rows='skip'."
         )
     if settings.aggregate == "constant" and not (settings.max_tokens and settings.step_rows):
         raise KernelError(
-            f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens, found "
-            f"{settings.step_rows} and {settings.max_tokens}. Fix: rows of a generate(max_tokens=...)."
+            f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens, found"
+            f" {settings.step_rows} and {settings.max_tokens}. Fix: rows of a"
+            " generate(max_tokens=...)."
         )
     for term in settings.loss.terms:
         if term.function.head != model.head:
             raise KernelError(
-                f"{node}: {term.label} needs a Model with head={term.function.head!r}, found {model.name!r} with "
-                f"head={model.head!r}. Fix: Model(..., head={term.function.head!r})."
+                f"{node}: {term.label} needs a Model with head={term.function.head!r}, found"
+                f" {model.name!r} with head={model.head!r}. Fix: Model(...,"
+                f" head={term.function.head!r})."
             )
         own = "sequence_mean" if term.function.scope == "sequence" else "token_mean"
         if term.function.scope != "token" and settings.aggregate not in ("token_mean", own):
             raise KernelError(
-                f"{node}: {term.label} is a number a {term.function.scope}, and takes only their mean, found "
-                f"aggregate={settings.aggregate!r}. Fix: leave aggregate out."
+                f"{node}: {term.label} is a number a {term.function.scope}, and takes only their"
+                f" mean, found aggregate={settings.aggregate!r}. Fix: leave aggregate out."
             )
