@@ -45,7 +45,7 @@ from dataflow.batch import Batch, Keys
 from engine.channels.frames import forms_from, put_together, taken_apart
 from engine.channels.shm import ShmChannel
 from engine.coordinator.messages import Gather
-from engine.runtime.assemble import collect, requests
+from engine.worker.assemble import collect, requests
 
 Way = Literal["direct", "direct, joined", "direct, built", "central"]
 WAYS: tuple[Way, ...] = ("central", "direct", "direct, joined", "direct, built")

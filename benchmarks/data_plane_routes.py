@@ -26,9 +26,8 @@ import zmq
 from benchmarks.data_plane_batch import built_in
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import Request
+from engine.channels.curve_keys import Address, CurveKeyPair
 from engine.channels.frames import forms_from, put_together, taken_apart
-from engine.channels.keys import Address
-from engine.channels.keys import Keys as KeyPair
 from engine.channels.shm import ShmChannel
 from engine.channels.zmq import ZmqChannel
 
@@ -140,7 +139,7 @@ def ours_over_zmq(name: str, *, bind: str = "", curve: bool = False) -> Route:
     """This project's channel between hosts. bind: tcp, or ipc where empty."""
 
     def start() -> tuple[Sender, Any]:
-        keys, other = (KeyPair.make(), KeyPair.make()) if curve else (None, None)
+        keys, other = (CurveKeyPair.make(), CurveKeyPair.make()) if curve else (None, None)
         allowed = {} if other is None else {other.public: "b"}
         where = bind or f"ipc://{tempfile.mkdtemp()}/rows"
         channel = ZmqChannel("a", 0, _no_address, bind=where, keys=keys, allowed=allowed)
@@ -153,7 +152,7 @@ def ours_over_zmq(name: str, *, bind: str = "", curve: bool = False) -> Route:
 @contextmanager
 def _from_zmq(given: tuple[str, bytes | None, tuple[bytes, bytes] | None]) -> Iterator[Receive]:
     endpoint, key, pair = given
-    own = None if pair is None else KeyPair(public=pair[0], secret=pair[1])
+    own = None if pair is None else CurveKeyPair(public=pair[0], secret=pair[1])
     address = Address(endpoint=endpoint, key=key)
     channel = ZmqChannel(
         "b", 0, lambda _: address, bind=f"ipc://{tempfile.mkdtemp()}/rows", keys=own

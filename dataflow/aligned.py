@@ -1,7 +1,7 @@
 """Token alignment: of one row, all columns of an axis have one length.
 
 Owns: comparing lengths. Does not own: which columns there should be (schema.py), nor who asks
-(engine/runtime).
+(engine/run).
 """
 
 from __future__ import annotations

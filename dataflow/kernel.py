@@ -2,7 +2,7 @@
 engine.
 
 Owns: the protocols and the values that cross them. Does not own: any kernel
-(operators/kernels), any worker (engine/runtime).
+(operators/kernels), any Worker (engine/worker).
 
 A kernel implements what its work kind needs:
 

@@ -2,7 +2,7 @@
 process.
 
 Owns: which signals these are, and how a started process gets none of them before it can leave them
-alone. Does not own: what a run does about them (engine/runtime/signals.py).
+alone. Does not own: what a run does about them (engine/run/signals.py).
 
 A terminal sends Ctrl-C to every process of a run, a batch system SIGTERM. What they mean is decided
 once, by the process of the run: were its Workers to end by themselves, there would be nobody left
@@ -21,8 +21,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ignored(number: int) -> bool:
-    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays so.
-    """
+    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays so."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 

@@ -77,8 +77,7 @@ def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Gr
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """The modules that `from_json` imports beyond this project's own, in the order of their names.
-    """
+    """The modules that `from_json` imports beyond this project's own, in the order of their names."""
     paths = {path for path in _paths(_document(text, "snapshot")["nodes"]) if ":" in path}
     return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
 

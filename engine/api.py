@@ -38,7 +38,7 @@ from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.received import reading
 from engine.resuming import Beginning, beginning
-from engine.runtime.loop import OnStep
+from engine.run.loop import OnStep
 
 __all__ = ["Result", "Until", "peek", "plan", "resume", "run"]
 

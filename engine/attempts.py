@@ -3,7 +3,7 @@ was lost.
 
     attempt         ends by                                            then
     the first       Finish                                             the run is over
-                    GoBack: state is lost that only a checkpoint has   the next attempt, from the last one
+                    Rollback: state is lost that only a checkpoint has   the next attempt, from the last one
 
 Owns: what an attempt is made of, where it begins, and how many may come to nothing. Does not
 own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
@@ -23,9 +23,9 @@ from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.provenance import Record
 from engine.checkpoint.room import warn_of_room
-from engine.checkpoint.store import Checkpoint, CheckpointStore
+from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import Finish, GoBack, StopRequested
+from engine.coordinator.messages import Finish, Rollback, StopRequested
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
@@ -37,11 +37,11 @@ from engine.observe.warned import Warned
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.resuming import Beginning
-from engine.runtime.files import read_checkpoint
-from engine.runtime.loop import Loop, Observers, OnStep
-from engine.runtime.signals import StopSignals
-from engine.runtime.stop import Stop
-from engine.runtime.workers import Workers
+from engine.run.files import read_checkpoint
+from engine.run.loop import Loop, Observers, OnStep
+from engine.run.signals import StopSignals
+from engine.run.stop import Stop
+from engine.run.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class _Run:
         self._stopped: StopRequested | None = None
         self.signals = StopSignals()
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> StoredCheckpoint | None:
         """The last checkpoint."""
         return self._store.latest()
 
@@ -164,7 +164,7 @@ class _Run:
             else "there is no checkpoint yet"
         )
 
-    def attempt(self, telling: Telling, latest: Checkpoint | None) -> Finish | GoBack:
+    def attempt(self, telling: Telling, latest: StoredCheckpoint | None) -> Finish | Rollback:
         """One attempt, from this checkpoint, or from the beginning."""
         options = self._options
         settings = Settings(
@@ -214,8 +214,8 @@ class _Run:
         return end
 
     def _end(
-        self, loop: Loop, stop: Stop, workers: Workers, latest: Checkpoint | None
-    ) -> Finish | GoBack:
+        self, loop: Loop, stop: Stop, workers: Workers, latest: StoredCheckpoint | None
+    ) -> Finish | Rollback:
         try:
             return loop.run(
                 lambda: (
@@ -228,8 +228,7 @@ class _Run:
             raise
 
     def _workers(self, stack: ExitStack) -> Workers:
-        """One Worker in this process, or several in processes of their own; ended with the attempt.
-        """
+        """One Worker in this process, or several in processes of their own; ended with the attempt."""
         if self._plan.hosts:
             from engine.launch.hosts import HostsWorkers
 
@@ -243,8 +242,8 @@ class _Run:
 
             return stack.enter_context(_closed(Supervisor(self._plan, self._folder, self._options)))
         from engine.channels.inproc import InprocChannel
-        from engine.runtime.inproc import InprocWorkers
-        from engine.runtime.worker import Worker
+        from engine.run.inproc import InprocWorkers
+        from engine.worker.worker import Worker
 
         samples = SampleWriter(self._folder.samples, every=self._options.samples_every)
         behind = stack.enter_context(_closed(SamplesBehind(samples)))
@@ -253,8 +252,7 @@ class _Run:
         return stack.enter_context(_closed(InprocWorkers(worker)))
 
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
-        """The metrics file; it, samples and best versions without those of Steps that come again.
-        """
+        """The metrics file; it, samples and best versions without those of Steps that come again."""
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan))
         lines.truncate_after(step)
@@ -352,5 +350,5 @@ def _describe(workers: Workers, coordinator: Coordinator) -> str:
     return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
 
 
-def _why(end: Finish | GoBack) -> str:
+def _why(end: Finish | Rollback) -> str:
     return end.reason if isinstance(end, Finish) else f"Worker {end.worker} was lost: {end.error}"

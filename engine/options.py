@@ -41,66 +41,45 @@ class RunOptions:  # the fields' docstrings are the command line's help
     keep: int = 2
     """Checkpoints to keep, and as many timed ones."""
     grace: float = 60.0
-    """Seconds for the Step under way and its checkpoint after Ctrl-C, SIGTERM or SIGHUP; then the
-    run ends without.
-    """
+    """Seconds that a Step and its checkpoint may take after Ctrl-C, SIGTERM or SIGHUP."""
     samples_every: int = 1
     """Steps between sample files."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Views of the metrics beside metrics.jsonl."""
     workers: Literal["one", "auto", "apart"] = "auto"
-    """Processes: one; apart, each node in its own; auto, one at max_lag 0, else apart where work
-    overlaps.
-    """
+    """Processes: one; apart, each node in its own; auto, one at max_lag 0, else overlapping."""
     pin: Mapping[str, str] = field(default_factory=dict)
-    """The Worker of a node (rollout=gen), those of its replicas or ranks (rollout=g0,g1); gen@b
-    names its host, too.
-    """
+    """The Worker of a node (rollout=gen) or of its replicas (rollout=g0,g1); gen@b adds a host."""
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Workers that each do a part of a node's chunks (rollout=3)."""
     chunks: Mapping[str, int] = field(default_factory=dict)
-    """Parts that a node's rows of a Step are cut into (rollout=3); as many as replicas by default.
-    """
+    """Parts that a node's rows of a Step are cut into (rollout=3); by default, its replicas."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor-parallel ranks of a train node, in the place of each data-parallel one
-    (train_policy=2).
-    """
+    """Tensor-parallel ranks of a train node, for each data-parallel one (train_policy=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     leases: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective"] = "auto"
-    """How new weights reach other Workers: pull, collective (one host only); auto, collective
-    between GPUs.
-    """
+    """How new weights reach other Workers: pull, collective (one host); auto, that between GPUs."""
     verify: Literal["structure", "content"] = "structure"
-    """What readers check of rows of their own host: structure; or content, too, by hashes, as
-    between hosts.
-    """
+    """What readers check of rows of their own host: structure; or content: hashes of them, too."""
     cluster: Path | None = None
-    """File with the hosts that a run may use; this is the first of them, and the others run
-    `dataflow host`.
-    """
+    """File with the hosts that a run may use; this is the first, the others run `dataflow host`."""
     threads: int | None = None
-    """Threads of each kernel; by default all cores, shared among Workers that compute at the same
-    time.
-    """
+    """Threads of each kernel; by default all cores, shared by Workers that compute at one time."""
     inproc: bool = False
-    """Run everything in this process, user functions too, so that breakpoints and prints work (no
-    time limit then).
-    """
+    """Run everything in this process, user functions too, for breakpoints; without time limits."""
     strict: bool = False
     """Make warnings errors: nothing runs that looks wrong."""
     progress: bool = True
     """Show progress."""
     watchdog: float = 300.0
-    """Seconds without any progress after which the run stops and names who waits for whom, or gives
-    everything up.
-    """
+    """Seconds without progress after which the run stops and names who waits for whom."""
     heartbeat: float = 30.0
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 

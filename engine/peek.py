@@ -22,18 +22,18 @@ from engine.coordinator.messages import (
     Checkpoint,
     ChunkDone,
     Finish,
-    GoBack,
     Instruction,
     Produced,
     Respawn,
+    Rollback,
     StepClosed,
     Warn,
 )
 from engine.coordinator.tables import codes
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
-from engine.runtime.inproc import InprocWorkers
-from engine.runtime.worker import Worker
-from engine.runtime.workers import Workers
+from engine.run.inproc import InprocWorkers
+from engine.run.workers import Workers
+from engine.worker.worker import Worker
 
 WORKER = "main"
 
@@ -148,7 +148,7 @@ def _tell(workers: Workers, instructions: Sequence[Instruction]) -> None:
     for instruction in instructions:
         if isinstance(instruction, Finish) and instruction.error:
             raise RunError(instruction.error)
-        if not isinstance(instruction, (Finish, StepClosed, Warn, Checkpoint, Respawn, GoBack)):
+        if not isinstance(instruction, (Finish, StepClosed, Warn, Checkpoint, Respawn, Rollback)):
             workers.tell(instruction)
 
 

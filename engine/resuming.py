@@ -2,7 +2,7 @@
 
 Owns: choosing that checkpoint, refusing a run that is made of something else now or whose metrics
 have a gap, the record of changes that were accepted. Does not own: what counts as a change
-(engine/checkpoint/provenance.py), reading the checkpoint (engine/runtime/files.py).
+(engine/checkpoint/provenance.py), reading the checkpoint (engine/run/files.py).
 
     changes.json    {"step": of the cut, "made_of": since then, "changes": [{step, where, what, old, new}, ...]}
 
@@ -20,7 +20,7 @@ import msgspec
 from dataflow.errors import CheckpointError, RunError
 from engine.checkpoint.cut import Cut, read_cut
 from engine.checkpoint.provenance import Change, Difference, Provenance, Record, differences
-from engine.checkpoint.store import Checkpoint, CheckpointStore
+from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import recorded_steps
 
@@ -34,7 +34,7 @@ class Beginning:
     """
 
     record: Record
-    checkpoint: Checkpoint | None = None
+    checkpoint: StoredCheckpoint | None = None
 
 
 class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

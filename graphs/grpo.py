@@ -42,14 +42,8 @@ def grpo(
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
     """
     policy = Model("policy", base, trainable=True)
-    rollout = generate(
-        policy,
-        prompts(data, batch=batch),
-        n=n,
-        max_tokens=max_tokens,
-        max_lag=max_lag,
-        name="rollout",
-    )
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")
     reference = logprobs(Model("reference", base), rollout)
     advantage = group_advantage(rollout, score, name="advantage")

@@ -93,8 +93,7 @@ class CollectiveChannel:
         )
 
     def receive(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send` does.
-        """
+        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send` does."""
         self._do(
             "receive",
             peer,
@@ -202,8 +201,7 @@ class CollectiveChannel:
         self._settle(flat)
 
     def _settle(self, flat: list[Tensor]) -> None:
-        """With NCCL `wait` orders streams alone; the contract says that the tensors may be changed.
-        """
+        """With NCCL `wait` orders streams alone; the contract says that the tensors may be changed."""
         if flat and flat[0].is_cuda:
             torch.cuda.current_stream(flat[0].device).synchronize()
 

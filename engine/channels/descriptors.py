@@ -5,7 +5,7 @@ Owns: the messages of engine/channels/shm.py and their bounds. Does not own: fra
     reader -> owner     Fetch; Send, which is answered elsewhere (pairs.py): with tensors, never here
     owner -> reader     BoardHere (with the descriptor) at first; SlabHere (with the descriptor), ShapeHere, before the
                         first Reply that needs them; Reply; SlabGone whenever one was given back to the system
-    on the board        Lies, of all columns of a block
+    on the board        BlockLocation, of all columns of a block
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ShapeHere(Struct, array_like=True, frozen=True, tag="shape"):
     data: bytes
 
 
-class Lies(Struct, array_like=True, frozen=True, tag="lies"):
+class BlockLocation(Struct, array_like=True, frozen=True, tag="lies"):
     """A block: the hash of its whole schema; of the columns asked for nodes, places and checksums
     (or none).
     """
@@ -116,7 +116,7 @@ class Reply(Struct, array_like=True, frozen=True, tag="reply"):
     """The answers to a Fetch, in its order."""
 
     id: Count
-    answers: list[Lies | Unknown | Lacks]
+    answers: list[BlockLocation | Unknown | Lacks]
 
 
 FromOwner = BoardHere | SlabHere | SlabGone | ShapeHere | Reply
@@ -124,7 +124,7 @@ FromOwner = BoardHere | SlabHere | SlabGone | ShapeHere | Reply
 _encoder = msgspec.msgpack.Encoder()
 _from_owner = msgspec.msgpack.Decoder(FromOwner)
 _from_reader = msgspec.msgpack.Decoder(Fetch | Send)
-_lies = msgspec.msgpack.Decoder(Lies)
+_lies = msgspec.msgpack.Decoder(BlockLocation)
 _T = TypeVar("_T")
 
 
@@ -171,7 +171,7 @@ def decode_from_owner(data: bytes) -> FromOwner:
     return _decoded(_from_owner, data)
 
 
-def decode_lies(data: bytes) -> Lies:
+def decode_lies(data: bytes) -> BlockLocation:
     """Raises RunError for what is no note of a board."""
     return _decoded(_lies, data)
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from dataflow.errors import DataError, RunError
-from engine.channels.picking import named
+from engine.channels.projection import named
 
 Node = tuple[int, int]
 """(length, nulls) of one array; a column of lists has two arrays, and so on."""
@@ -35,7 +35,7 @@ Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Form:
+class TypeLayout:
     """A type as its buffers lie. width: bytes of a flat value, of an offset of text, lists and
     maps; else 0.
 
@@ -45,14 +45,14 @@ class Form:
     kind: pa.DataType
     code: Code
     width: int
-    children: tuple[Form, ...]
+    children: tuple[TypeLayout, ...]
     nodes: int
     buffers: int
     simple: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Forms:
+class SchemaLayout:
     """A schema as the buffers of its record batches lie, with its bytes (an Arrow IPC message) and
     their xxh3.
 
@@ -63,7 +63,7 @@ class Forms:
     schema: pa.Schema
     data: bytes
     hash: int
-    columns: tuple[Form, ...]
+    columns: tuple[TypeLayout, ...]
     node: tuple[int, ...]
     buffer: tuple[int, ...]
 
@@ -72,7 +72,7 @@ class Forms:
 class Framed:
     """A record batch taken apart. A buffer of None or of no bytes is not there."""
 
-    forms: Forms
+    forms: SchemaLayout
     rows: int
     nodes: list[Node]
     buffers: list[pa.Buffer | None]
@@ -86,12 +86,12 @@ class Framed:
 # --- types ----------------------------------------------------------------------------------------
 
 
-def forms_of(schema: pa.Schema) -> Forms:
+def forms_of(schema: pa.Schema) -> SchemaLayout:
     """Raises DataError naming the column whose type does not travel."""
     return _forms(schema.serialize().to_pybytes())
 
 
-def forms_from(data: bytes) -> Forms:
+def forms_from(data: bytes) -> SchemaLayout:
     """Of the bytes of a schema. Raises RunError (naming no peer) for what is none, or has types
     that do not travel.
     """
@@ -108,12 +108,12 @@ def forms_from(data: bytes) -> Forms:
 
 
 @lru_cache(maxsize=256)
-def _forms(data: bytes) -> Forms:
+def _forms(data: bytes) -> SchemaLayout:
     return _made(pa.ipc.read_schema(pa.py_buffer(data)), data)
 
 
 @lru_cache(maxsize=1024)
-def chosen(forms: Forms, columns: tuple[str, ...]) -> tuple[Forms, tuple[int, ...]]:
+def chosen(forms: SchemaLayout, columns: tuple[str, ...]) -> tuple[SchemaLayout, tuple[int, ...]]:
     """The forms of the columns asked for (all where none is named), and their indices.
 
     Raises DataError for one that is not there.
@@ -125,9 +125,9 @@ def chosen(forms: Forms, columns: tuple[str, ...]) -> tuple[Forms, tuple[int, ..
     return _made(schema, schema.serialize().to_pybytes()), index
 
 
-def _made(schema: pa.Schema, data: bytes) -> Forms:
+def _made(schema: pa.Schema, data: bytes) -> SchemaLayout:
     columns = tuple(_column(field) for field in schema)
-    return Forms(
+    return SchemaLayout(
         schema=schema,
         data=data,
         hash=xxhash.xxh3_64_intdigest(data),
@@ -137,18 +137,18 @@ def _made(schema: pa.Schema, data: bytes) -> Forms:
     )
 
 
-def _column(field: pa.Field) -> Form:
+def _column(field: pa.Field) -> TypeLayout:
     try:
         return _form(field.type)
     except DataError as error:
         raise DataError(f"column {field.name!r}: {error}") from error
 
 
-def _form(kind: pa.DataType) -> Form:
+def _form(kind: pa.DataType) -> TypeLayout:
     code, width = _code(kind)
     children = tuple(_form(child) for child in _children(kind, code))
     own = {"null": 0, "struct": 1, "fixed": 1, "text": 3}.get(code, 2)
-    return Form(
+    return TypeLayout(
         kind=kind,
         code=code,
         width=width,
@@ -222,7 +222,7 @@ _OFFSET = {4: struct.Struct("=i"), 8: struct.Struct("=q")}
 
 
 def _simple_apart(
-    array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]
+    array: pa.Array, form: TypeLayout, nodes: list[Node], buffers: list[pa.Buffer | None]
 ) -> bool:
     """As _apart, of the columns that most are: numbers, or lists of numbers, from their first on,
     and none null.
@@ -255,7 +255,9 @@ def _simple_apart(
     return True
 
 
-def _apart(array: pa.Array, form: Form, nodes: list[Node], buffers: list[pa.Buffer | None]) -> None:
+def _apart(
+    array: pa.Array, form: TypeLayout, nodes: list[Node], buffers: list[pa.Buffer | None]
+) -> None:
     code, count, nulls = form.code, len(array), array.null_count
     nodes.append((count, nulls))
     if code == "null":
@@ -288,7 +290,7 @@ def _entries(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays([array.keys, array.items], fields=list(kind))
 
 
-def _values(data: pa.Buffer | None, form: Form, offset: int, count: int) -> pa.Buffer | None:
+def _values(data: pa.Buffer | None, form: TypeLayout, offset: int, count: int) -> pa.Buffer | None:
     if data is None or not count:
         return None
     if form.code == "bits":
@@ -323,7 +325,7 @@ def _add_offsets(
 
 
 def put_together(
-    forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
+    forms: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
 ) -> pa.RecordBatch:
     """The record batch over these buffers; nothing is copied and nothing is checked."""
     if not forms.columns:
@@ -342,7 +344,7 @@ def put_together(
 
 
 def checked_together(
-    forms: Forms, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
+    forms: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
 ) -> pa.RecordBatch:
     """As put_together, of what came from a peer. Raises RunError (naming no peer) for what does not
     fit together.
@@ -370,7 +372,11 @@ _NOTHING = pa.py_buffer(b"")
 
 
 def _simple_together(
-    form: Form, nodes: Sequence[Node], node: int, buffers: Sequence[pa.Buffer | None], buffer: int
+    form: TypeLayout,
+    nodes: Sequence[Node],
+    node: int,
+    buffers: Sequence[pa.Buffer | None],
+    buffer: int,
 ) -> pa.Array | None:
     """As _together, of what _simple_apart takes apart; None where it is something else."""
     length, nulls = nodes[node]
@@ -388,7 +394,9 @@ def _simple_together(
     return pa.Array.from_buffers(form.kind, length, own, 0, 0, [values])
 
 
-def _together(form: Form, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | None]) -> pa.Array:
+def _together(
+    form: TypeLayout, nodes: Iterator[Node], buffers: Iterator[pa.Buffer | None]
+) -> pa.Array:
     length, nulls = next(nodes)
     code = form.code
     if code == "null":

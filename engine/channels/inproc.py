@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from engine.channels.contract import Request
-from engine.channels.picking import picked
+from engine.channels.projection import picked
 
 
 class InprocChannel:

@@ -28,7 +28,7 @@ from dataflow.errors import DataError, RunError
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import Count, Hash, Lacks, Unknown
 from engine.channels.frames import checked_together, forms_from, taken_apart
-from engine.channels.picking import named
+from engine.channels.projection import named
 
 LARGEST_REQUEST = 64 << 20
 """Bytes of a request, at most."""
@@ -72,8 +72,7 @@ class Question(Struct, array_like=True, frozen=True, tag="question"):
 
 
 class Sent(Struct, array_like=True, frozen=True, tag="sent"):
-    """Rows of a block: `lengths` of its buffers, of which those that are not 0 are the next frames.
-    """
+    """Rows of a block: `lengths` of its buffers, of which those that are not 0 are the next frames."""
 
     block: Count
     rows: Count

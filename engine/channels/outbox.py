@@ -22,9 +22,16 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
-from engine.channels.board import SIZE, Board
-from engine.channels.descriptors import Ask, Lacks, Lies, Unknown, encode
-from engine.channels.frames import Forms, checksums, chosen, copy_summed, put_together, taken_apart
+from engine.channels.block_index import SIZE, BlockIndex
+from engine.channels.descriptors import Ask, BlockLocation, Lacks, Unknown, encode
+from engine.channels.frames import (
+    SchemaLayout,
+    checksums,
+    chosen,
+    copy_summed,
+    put_together,
+    taken_apart,
+)
 from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
 
 Place = tuple[Slab, int, int]
@@ -35,7 +42,7 @@ Place = tuple[Slab, int, int]
 class Block:
     """A kept batch. `places` is None where a buffer is not there."""
 
-    forms: Forms
+    forms: SchemaLayout
     rows: int
     nodes: list[tuple[int, int]]
     places: list[Place | None]
@@ -149,7 +156,9 @@ class SlabOutbox:
             if block is not None:
                 _sum_up(block)
 
-    def describe(self, ask: Ask) -> tuple[Lies | Unknown | Lacks, list[Slab], Forms | None]:
+    def describe(
+        self, ask: Ask
+    ) -> tuple[BlockLocation | Unknown | Lacks, list[Slab], SchemaLayout | None]:
         """Where the columns asked for lie, in which slabs, and of which schema. The caller holds
         the lock, and has summed up what it asks about, so that nobody else waits for that.
         """
@@ -239,8 +248,8 @@ def _copy(
 
 def _chosen(
     block: Block, columns: tuple[str, ...]
-) -> tuple[Forms, list[tuple[int, int]], list[Place | None], Sequence[int]]:
-    """Forms, nodes and places of the columns asked for, and their indices."""
+) -> tuple[SchemaLayout, list[tuple[int, int]], list[Place | None], Sequence[int]]:
+    """The layout, nodes and places of the columns asked for, and their indices."""
     forms, index = chosen(block.forms, columns)
     if not columns:
         return forms, block.nodes, block.places, index
@@ -252,14 +261,14 @@ def _chosen(
 def _lies(
     number: int,
     block: Block,
-    forms: Forms,
+    forms: SchemaLayout,
     nodes: list[tuple[int, int]],
     places: list[Place | None],
     sums: list[int],
-) -> Lies:
+) -> BlockLocation:
     """What readers are told of these columns."""
     told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in places]
-    return Lies(number, block.rows, forms.hash, nodes, told, sums)
+    return BlockLocation(number, block.rows, forms.hash, nodes, told, sums)
 
 
 def _sums(block: Block, index: Sequence[int]) -> list[int]:
@@ -277,9 +286,9 @@ def _sum_up(block: Block) -> None:
         )
 
 
-def _board() -> Board:
+def _board() -> BlockIndex:
     try:
-        return Board()
+        return BlockIndex()
     except OSError as error:
         fix = "fewer Workers, a machine with more memory, or more open files (ulimit -n)"
         raise StorageError(

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from dataflow.errors import DataError, RunError
-from engine.channels.board import SIZE, noted
+from engine.channels.block_index import SIZE, noted
 from engine.channels.contract import PeerLost, Request
 from engine.channels.descriptors import (
     Ask,
+    BlockLocation,
     BoardHere,
     Fetch,
     Lacks,
-    Lies,
     Reply,
     ShapeHere,
     SlabGone,
@@ -38,9 +38,9 @@ from engine.channels.descriptors import (
     encode,
     send_of,
 )
-from engine.channels.frames import Forms, checked_together, checksums, chosen, forms_from
-from engine.channels.packets import Closed, Packets
-from engine.channels.picking import of_rows
+from engine.channels.fd_socket import FdSocket, SocketClosed
+from engine.channels.frames import SchemaLayout, checked_together, checksums, chosen, forms_from
+from engine.channels.projection import of_rows
 from engine.channels.slabs import is_sealed
 
 
@@ -49,10 +49,10 @@ class Reader:
 
     def __init__(self, peer: str, connection: socket.socket, *, content: bool) -> None:
         self.peer = peer
-        self._packets = Packets(connection)
+        self._packets = FdSocket(connection)
         self._content = content
         self._slabs: dict[int, pa.Buffer] = {}
-        self._shapes: dict[int, Forms] = {}
+        self._shapes: dict[int, SchemaLayout] = {}
         self._board: pa.Buffer | None = None
         self._last = 0
         self.broken = False
@@ -80,7 +80,7 @@ class Reader:
         asks = tuple(Ask(r.block, tuple(r.columns), self._content) for r in requests)
         try:
             self._packets.send(encode(Fetch(self._last, asks)))
-        except Closed as closed:
+        except SocketClosed as closed:
             raise self._lost(closed) from closed
         return self._last
 
@@ -106,7 +106,7 @@ class Reader:
         try:
             self._packets.send(encode(send_of(sequence, requests)))
             taken = self._packets.drain(deadline)
-        except Closed as closed:
+        except SocketClosed as closed:
             raise self._lost(closed) from closed
         if not taken:
             self.broken = True
@@ -116,7 +116,7 @@ class Reader:
         """Take whatever came and does not have to be waited for; returns replies."""
         try:
             taken = [self._take(decode_from_owner(message)) for message in self._packets.receive()]
-        except Closed as closed:
+        except SocketClosed as closed:
             raise self._lost(closed) from closed
         except RunError:
             self.broken = True
@@ -141,7 +141,7 @@ class Reader:
         while True:
             try:
                 there = self._packets.wait(deadline)
-            except Closed as closed:
+            except SocketClosed as closed:
                 raise self._lost(closed) from closed
             if not there:
                 self.broken = True
@@ -203,7 +203,7 @@ class Reader:
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _rows(self, answer: Lies | Unknown | Lacks, request: Request) -> pa.RecordBatch:
+    def _rows(self, answer: BlockLocation | Unknown | Lacks, request: Request) -> pa.RecordBatch:
         if answer.block != request.block:
             raise self._wrong(f"expected block {request.block}, found {answer.block}")
         match answer:
@@ -216,10 +216,12 @@ class Reader:
                 raise KeyError(request.block)
             case Lacks():
                 raise DataError(answer.error)
-            case Lies():
+            case BlockLocation():
                 return of_rows(self._columns(answer, request), request.rows)
 
-    def _of_columns(self, lies: Lies, forms: Forms, request: Request) -> Lies:
+    def _of_columns(
+        self, lies: BlockLocation, forms: SchemaLayout, request: Request
+    ) -> BlockLocation:
         """A note of all columns, cut down to those asked for."""
         if not request.columns:
             return lies
@@ -228,7 +230,7 @@ class Reader:
         sums = lies.sums or [0] * len(lies.places)
         if not len(lies.nodes) == node[-1] or not len(lies.places) == len(sums) == buffer[-1]:
             raise self._wrong(f"a note of block {lies.block} that does not fit its schema")
-        return Lies(
+        return BlockLocation(
             lies.block,
             lies.rows,
             lies.shape,
@@ -237,7 +239,7 @@ class Reader:
             [s for i in index for s in sums[buffer[i] : buffer[i + 1]]],
         )
 
-    def _columns(self, lies: Lies, request: Request) -> pa.RecordBatch:
+    def _columns(self, lies: BlockLocation, request: Request) -> pa.RecordBatch:
         forms = self._shapes.get(lies.shape)
         if forms is None:
             raise self._wrong(f"block {lies.block} is of a schema that was never told")
@@ -263,7 +265,7 @@ class Reader:
             f"{self.peer}: refused: {found}. Fix: both ends have to be of one build of the engine."
         )
 
-    def _lost(self, closed: Closed) -> PeerLost:
+    def _lost(self, closed: SocketClosed) -> PeerLost:
         self.broken = True
         return PeerLost(self.peer, f"its process is gone ({closed})")
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost, Request
-from engine.channels.keys import Address
+from engine.channels.curve_keys import Address
 from engine.channels.shm import ShmChannel
 from engine.channels.zmq import ZmqChannel
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
-from engine.channels.board import SIZE
+from engine.channels.block_index import SIZE
 from engine.channels.contract import Request
 from engine.channels.descriptors import (
     BoardHere,
@@ -37,8 +37,8 @@ from engine.channels.descriptors import (
     encode,
     requests_of,
 )
+from engine.channels.fd_socket import FdSocket, SocketClosed
 from engine.channels.outbox import SlabOutbox
-from engine.channels.packets import Closed, Packets
 from engine.channels.slabs import Slab
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class _Reader:
     """A peer that reads from here, and what it was told."""
 
     peer: str
-    packets: Packets
+    packets: FdSocket
     slabs: set[int] = field(default_factory=set)
     shapes: set[int] = field(default_factory=set)
 
@@ -117,7 +117,7 @@ class Server:
         os.eventfd_read(self._wake)
         while self._new:
             peer, connection = self._new.popleft()
-            reader = _Reader(peer=peer, packets=Packets(connection))
+            reader = _Reader(peer=peer, packets=FdSocket(connection))
             self._readers.append(reader)
             self._selector.register(connection, selectors.EVENT_READ, reader)
             self._show_board(reader)
@@ -130,7 +130,7 @@ class Server:
         try:
             reader.packets.send(encode(BoardHere(SIZE)), self._outbox.board.descriptor)
             self._watch(reader)
-        except Closed:
+        except SocketClosed:
             self._drop(reader)
 
     def _tell_gone(self, reader: _Reader, numbers: set[int]) -> None:
@@ -139,7 +139,7 @@ class Server:
             if numbers:
                 reader.packets.send(encode(SlabGone(tuple(sorted(numbers)))))
             self._watch(reader)
-        except Closed:
+        except SocketClosed:
             self._drop(reader)
 
     def _serve(self, reader: _Reader, what: int) -> None:
@@ -151,7 +151,7 @@ class Server:
                 for message in reader.packets.receive():
                     self._hear(reader, decode_from_reader(message))
             self._watch(reader)
-        except Closed:
+        except SocketClosed:
             self._drop(reader)
         except RunError as error:
             self.refused[reader.peer] += 1

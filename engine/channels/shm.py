@@ -32,7 +32,7 @@ from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost, Request
 from engine.channels.outbox import SlabOutbox
-from engine.channels.picking import of_rows
+from engine.channels.projection import of_rows
 from engine.channels.reader import Reader, deadline_in
 from engine.channels.server import Server
 from engine.channels.slabs import SlabPool
@@ -131,8 +131,7 @@ class ShmChannel:
         self._server.serve(peer, connection)
 
     def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
-        """See engine/channels/contract.py; raises RunError for an answer that cannot be right, too.
-        """
+        """See engine/channels/contract.py; raises RunError for an answer that cannot be right, too."""
         found: dict[int, pa.RecordBatch] = {}
         others: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -157,8 +156,7 @@ class ShmChannel:
             self._from(peer, Reader.hear)
 
     def send_by(self, on_send: Callable[[str, int, Sequence[Request]], None]) -> None:
-        """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait.
-        """
+        """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
         self._server.on_send = on_send
 
     def close(self) -> None:

@@ -114,8 +114,7 @@ def loopback(host: str) -> bool:
 
 
 def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
-    """Wait until every rank has come, a minute at most. Raises RunError naming those that have not.
-    """
+    """Wait until every rank has come, a minute at most. Raises RunError naming those that have not."""
     timeout = min(timeout, TIMEOUT)
     store.set(f"here/{rank}", "1")
     try:

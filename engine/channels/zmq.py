@@ -27,9 +27,9 @@ from zmq.utils.monitor import recv_monitor_message
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels.contract import Channel, PeerLost, Request
+from engine.channels.curve_keys import Address, CurveKeyPair
 from engine.channels.frames import forms_of
 from engine.channels.inproc import InprocChannel
-from engine.channels.keys import Address, Keys
 from engine.channels.multipart import (
     Answered,
     Header,
@@ -40,7 +40,7 @@ from engine.channels.multipart import (
     received,
     reply_of,
 )
-from engine.channels.picking import picked
+from engine.channels.projection import picked
 from engine.channels.zmq_server import ZmqServer
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ZmqChannel:
         peers: FindPeer,
         *,
         bind: str = "tcp://127.0.0.1:*",
-        keys: Keys | None = None,
+        keys: CurveKeyPair | None = None,
         allowed: Mapping[bytes, str] | None = None,
         patience: float = PATIENCE,
         heartbeat: float = HEARTBEAT,
@@ -213,7 +213,12 @@ class _Peer:
     """A connection to one peer's server."""
 
     def __init__(
-        self, name: str, context: zmq.Context, address: Address, keys: Keys | None, heartbeat: float
+        self,
+        name: str,
+        context: zmq.Context,
+        address: Address,
+        keys: CurveKeyPair | None,
+        heartbeat: float,
     ) -> None:
         self.name = name
         self.broken = False
@@ -288,7 +293,7 @@ class _Peer:
 
 
 def _dealer(
-    context: zmq.Context, address: Address, keys: Keys | None, heartbeat: float
+    context: zmq.Context, address: Address, keys: CurveKeyPair | None, heartbeat: float
 ) -> zmq.Socket:
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)

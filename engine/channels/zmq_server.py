@@ -20,10 +20,10 @@ import pyarrow as pa
 import zmq
 
 from dataflow.errors import DataError, RunError
+from engine.channels.authenticator import CurveAuthenticator
+from engine.channels.curve_keys import CurveKeyPair, require_safe
 from engine.channels.descriptors import Lacks, Unknown
-from engine.channels.door import Door
 from engine.channels.frames import checksums
-from engine.channels.keys import Keys, require_safe
 from engine.channels.multipart import (
     LARGEST_REQUEST,
     Header,
@@ -60,7 +60,7 @@ class ZmqServer:
         *,
         bind: str,
         find: Find,
-        keys: Keys | None,
+        keys: CurveKeyPair | None,
         allowed: Mapping[bytes, str],
         private: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class ZmqServer:
         self._epoch = epoch
         self._over = False
         self._router = _router(context, keys)
-        self._door = Door(context, self._router, allowed) if keys else None
+        self._door = CurveAuthenticator(context, self._router, allowed) if keys else None
         try:
             self._router.bind(bind)
         except zmq.ZMQError as error:
@@ -186,7 +186,7 @@ class ZmqServer:
             raise RunError(f"rows that block {wanted.block} does not have: {error}") from error
 
 
-def _router(context: zmq.Context, keys: Keys | None) -> zmq.Socket:
+def _router(context: zmq.Context, keys: CurveKeyPair | None) -> zmq.Socket:
     router: zmq.Socket = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.SNDHWM, _UNSENT)

@@ -46,8 +46,7 @@ class Cut:
     format: int = FORMAT
 
     def to_json(self) -> bytes:
-        """The same bytes for equal cuts. Raises CheckpointError where the cut contradicts itself.
-        """
+        """The same bytes for equal cuts. Raises CheckpointError where the cut contradicts itself."""
         _refuse("cut", self)
         return msgspec.json.encode(self, order="sorted")
 

@@ -62,8 +62,7 @@ class Provenance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """where: node, model or source file; what: of it. old, new: as text, empty where there is none.
-    """
+    """where: node, model or source file; what: of it. old, new: as text, empty where there is none."""
 
     where: str
     what: str

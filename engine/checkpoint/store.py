@@ -39,7 +39,7 @@ _TIMED = "timed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class StoredCheckpoint:
     """A checkpoint whose every byte was found as it was written."""
 
     step: int
@@ -92,7 +92,7 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         *,
         timed: bool = False,
-    ) -> Checkpoint:
+    ) -> StoredCheckpoint:
         """Make the checkpoint of a Step: `fill` writes its files into the directory that it is
         given.
 
@@ -120,7 +120,7 @@ class CheckpointStore:
                 raise StorageError(f"{what} was not made: {error}") from error
             raise
         self._prune(step)
-        return Checkpoint(step=step, path=final, meta=dict(meta))
+        return StoredCheckpoint(step=step, path=final, meta=dict(meta))
 
     def _nbytes(self) -> int:
         """Bytes of the newest checkpoint, which the next will about have; 0 where there is none."""
@@ -131,7 +131,7 @@ class CheckpointStore:
             )
         return 0
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> StoredCheckpoint | None:
         """The newest checkpoint that is intact; None where there is none at all.
 
         Every file is read. A damaged checkpoint is passed over with a warning that says why. Raises
@@ -142,7 +142,7 @@ class CheckpointStore:
         reasons: list[str] = []
         for step in reversed(steps):
             found = _examine(self._path(step), step)
-            if isinstance(found, Checkpoint):
+            if isinstance(found, StoredCheckpoint):
                 return found
             reasons.append(f"step_{step}: {found}")
             _log.warning("checkpoint %s is damaged and not used: %s", self._path(step), found)
@@ -153,10 +153,10 @@ class CheckpointStore:
             )
         return None
 
-    def read(self, step: int) -> Checkpoint:
+    def read(self, step: int) -> StoredCheckpoint:
         """The checkpoint of this Step. Raises CheckpointError where it is absent or damaged."""
         found = _examine(self._path(step), step) if step in self.steps() else "it does not exist"
-        if isinstance(found, Checkpoint):
+        if isinstance(found, StoredCheckpoint):
             return found
         have = ", ".join(map(str, self.steps())) or "none"
         raise CheckpointError(
@@ -263,7 +263,7 @@ def _sealed(path: Path) -> _File:
         return _File(bytes=file.tell(), sha256=digest)
 
 
-def _examine(path: Path, step: int) -> Checkpoint | str:
+def _examine(path: Path, step: int) -> StoredCheckpoint | str:
     """The checkpoint, or what is wrong with it. Raises CheckpointError where it is of a newer
     format.
     """
@@ -278,7 +278,7 @@ def _examine(path: Path, step: int) -> Checkpoint | str:
         return f"{MANIFEST} cannot be read ({error})"
     except OSError as error:
         return f"cannot be read ({error})"
-    return found or Checkpoint(step=step, path=path, meta=manifest.meta)
+    return found or StoredCheckpoint(step=step, path=path, meta=manifest.meta)
 
 
 def _is_timed(path: Path) -> bool:

@@ -47,8 +47,7 @@ def graph_and(
 def split_target(
     command: str, usage: str, options: type[Any], arguments: Sequence[str]
 ) -> tuple[Target, Sequence[str]]:
-    """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError.
-    """
+    """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError."""
     if arguments and arguments[0] in ("-h", "--help"):
         about = inspect.getdoc(options) or ""
         tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.cli.target import UsageError
-from engine.runtime.signals import ending_command
+from engine.run.signals import ending_command
 
 USAGE = "dataflow host CLUSTER NAME [--keys FILE] [--grace SECONDS]"
 _GRACE = 60.0

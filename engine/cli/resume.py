@@ -18,7 +18,7 @@ from engine.cli.target import UsageError, tell_imports
 from engine.cli.values import gathered, registry
 from engine.options import RunOptions, from_json
 from engine.received import imports, text_of
-from engine.runtime.signals import ending_command
+from engine.run.signals import ending_command
 
 _FIXED = ("seed", "name", "runs", "overwrite")
 """What makes a run the run it is."""

@@ -17,7 +17,7 @@ from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.options import RunOptions
 from engine.received import reading
-from engine.runtime.signals import code, ending_command
+from engine.run.signals import code, ending_command
 
 if TYPE_CHECKING:
     from engine.api import Result

@@ -18,8 +18,16 @@ from typing import Literal
 import numpy as np
 
 from engine.coordinator import intake
-from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN, Lane, Ready
 from engine.coordinator.messages import Ref, SourceCut
+from engine.coordinator.prompt_table import (
+    DROPPED,
+    FINISHED,
+    REJECTED,
+    RUNNING,
+    TAKEN,
+    PromptTable,
+    Ready,
+)
 from engine.plan.plan import PlannedSource
 
 _ENDLESS = 1 << 62
@@ -43,7 +51,7 @@ class Admission:
     def __init__(
         self,
         source: PlannedSource,
-        lane: Lane,
+        lane: PromptTable,
         *,
         steps: int | None,
         last_batch: Literal["train", "drop"],
@@ -84,8 +92,7 @@ class Admission:
         return found
 
     def give_back(self) -> bool:
-        """Retire what was rejected or dropped: its credit returns. Returns whether there was any.
-        """
+        """Retire what was rejected or dropped: its credit returns. Returns whether there was any."""
         self._rejected += self.lane.count[REJECTED]
         gone = self.lane.slots(REJECTED, DROPPED)
         if len(gone):

@@ -4,7 +4,7 @@
 
 Owns: the Steps of a run: what is admitted, which rows form a Step, who runs what, when
 versions are published, evaluated and stored. Does not own: the loop that carries messages
-(engine/runtime), nor any worker. The simulator drives this same object.
+(engine/run), nor any worker. The simulator drives this same object.
 
 A run moves through these phases:
 
@@ -39,19 +39,18 @@ from typing import Literal
 from engine.coordinator import doubtful
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
+from engine.coordinator.device_turns import DeviceTurns
 from engine.coordinator.dispatch import Chunk, Dispatch
 from engine.coordinator.evaluation import EvaluationRound
-from engine.coordinator.lane import Ready
-from engine.coordinator.leases import Leases
 from engine.coordinator.livelock import Livelock
 from engine.coordinator.messages import (
     Checkpointed,
     ChunkDone,
     Evaluated,
     Event,
+    FetchFailed,
     Finish,
     From,
-    GoBack,
     Instruction,
     Key,
     Loaded,
@@ -60,16 +59,17 @@ from engine.coordinator.messages import (
     Recorded,
     Release,
     Respawn,
+    Rollback,
     SourceOpened,
     StepClosed,
     Stepped,
     StopRequested,
     Tombstoned,
-    Unfetched,
     WorkerLost,
     WorkerOpened,
 )
-from engine.coordinator.ranks import Ranks
+from engine.coordinator.prompt_table import Ready
+from engine.coordinator.ranks import RankGroups
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.sources import Sources
@@ -100,7 +100,7 @@ class Coordinator:
         self._stateful = plan.stateful
         self._versions = Versions(plan)
         self._recovery = Recovery(plan.workers)
-        self._ranks, self._leases = Ranks(plan), Leases(plan)
+        self._ranks, self._leases = RankGroups(plan), DeviceTurns(plan)
         self._dispatch = Dispatch(plan, self._blocks)
         self._training = Training(plan, self._blocks, self._dispatch, self.sources.lanes)
         self._round: EvaluationRound | None = None
@@ -160,7 +160,7 @@ class Coordinator:
                 self._blocks.add(event.ref, 0)
             case ChunkDone():
                 self._dispatch.done(event.chunk)
-            case Unfetched() if event.chunk >= 0:
+            case FetchFailed() if event.chunk >= 0:
                 self._dispatch.unfetched(event.chunk, event.peer)
             case Loaded() | Offered():
                 self._out += self._versions.heard(event)
@@ -190,7 +190,7 @@ class Coordinator:
                 self._chunk_done(event)
             case Tombstoned():
                 self._tombstoned(event)
-            case Unfetched():
+            case FetchFailed():
                 self._unfetched(event)
             case WorkerLost():
                 self._lost(event)
@@ -256,8 +256,7 @@ class Coordinator:
                 )
 
     def _missing(self, chunk: Chunk) -> Key | None:
-        """Close a chunk where its rows belong; returns a row that it should have made and did not.
-        """
+        """Close a chunk where its rows belong; returns a row that it should have made and did not."""
         if chunk.node.region == "evaluation":
             assert self._round is not None
             return self._round.closed(chunk)
@@ -281,7 +280,7 @@ class Coordinator:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def _unfetched(self, event: Unfetched) -> None:
+    def _unfetched(self, event: FetchFailed) -> None:
         if event.chunk >= 0:
             self._unissue(self._dispatch.unfetched(event.chunk, event.peer))
         elif event.node in self._nodes and self._nodes[event.node].work == "evaluate":
@@ -325,7 +324,7 @@ class Coordinator:
 
     def _go_back(self, worker: str, error: str) -> None:
         self.phase = "gone"
-        self._out.append(GoBack(worker=worker, error=error))
+        self._out.append(Rollback(worker=worker, error=error))
 
     # --- what follows -----------------------------------------------------------------------------
 

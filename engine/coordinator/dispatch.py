@@ -28,8 +28,8 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Readings
-from engine.coordinator.lane import Ready
 from engine.coordinator.messages import Ref, RunChunk
+from engine.coordinator.prompt_table import Ready
 from engine.coordinator.tables import codes
 from engine.plan.plan import Plan, PlannedNode
 
@@ -225,8 +225,7 @@ class Dispatch:
             self._forget(chunk)
 
     def _moves(self, chunk: Chunk) -> str:
-        """Where the rows of its lost blocks are now; says which row is missing, or not what it was.
-        """
+        """Where the rows of its lost blocks are now; says which row is missing, or not what it was."""
         lost = [number for number in chunk.made if self._blocks.lost_with(number)]
         if not lost:
             return ""

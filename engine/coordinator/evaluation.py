@@ -12,8 +12,8 @@ import numpy as np
 
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Chunk, Dispatch
-from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane, Ready
-from engine.coordinator.messages import Evaluate, Key, Ref, Tombstoned, Unfetched
+from engine.coordinator.messages import Evaluate, FetchFailed, Key, Ref, Tombstoned
+from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable, Ready
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
@@ -44,7 +44,7 @@ class EvaluationRound:
         for node in due:
             cut.setdefault(node.source, []).extend(node.gates)
         self._lanes = {
-            source: Lane(source, [n for n in nodes if n.source == source], gates, blocks)
+            source: PromptTable(source, [n for n in nodes if n.source == source], gates, blocks)
             for source, gates in cut.items()
         }
 
@@ -123,7 +123,7 @@ class EvaluationRound:
         for node in [n for n in self._running.values() if n.workers[0] == worker]:
             self._waiting.append(self._running.pop(node.name))
 
-    def unfetched(self, event: Unfetched) -> None:
+    def unfetched(self, event: FetchFailed) -> None:
         """An evaluate node did not begin, as `peer` was gone."""
         self._dispatch.suspect(event.peer, self._reads[event.node])
         self._waiting.append(self._running.pop(event.node))

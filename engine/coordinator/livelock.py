@@ -1,7 +1,7 @@
 """A run that is busy and completes no Step.
 
 Owns: what counts as no progress, and for how long it may last. Does not own: who gives prompts up
-(admission.py), nor a run that hangs, in which nothing moves at all (engine/runtime/stop.py).
+(admission.py), nor a run that hangs, in which nothing moves at all (engine/run/stop.py).
 
 Progress is a Step. A Step that takes long is none the less on its way as long as what is made is
 kept, so time alone says nothing: generation may take hours. What no healthy run does is to admit a
@@ -20,8 +20,7 @@ from engine.plan.plan import Plan
 
 
 class Livelock:
-    """patience: seconds that prompts may be given up in vain before the run fails; 0 is for ever.
-    """
+    """patience: seconds that prompts may be given up in vain before the run fails; 0 is for ever."""
 
     def __init__(self, plan: Plan, admissions: Mapping[str, Admission], patience: float) -> None:
         self._plan = plan

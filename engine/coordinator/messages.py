@@ -80,7 +80,7 @@ class ChunkDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfetched:
+class FetchFailed:
     """Rows could not be fetched, as the Worker that kept them (`peer`) is gone: the chunk, or for a
     rank of a train node the assignment (`sequence`), was not begun. What it had fetched it has let
     go.
@@ -157,8 +157,7 @@ class WorkerOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A Worker's process is gone (or was killed as it no longer answered), and its outbox with it.
-    """
+    """A Worker's process is gone (or was killed as it no longer answered), and its outbox with it."""
 
     worker: str
     epoch: int
@@ -250,7 +249,7 @@ Event = (
     | ChunkDone
     | Stepped
     | Loaded
-    | Unfetched
+    | FetchFailed
     | Prepared
     | Offered
     | Evaluated
@@ -482,7 +481,7 @@ class Respawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoBack:
+class Rollback:
     """State is lost that only a checkpoint has: the run goes back to its last one, with every
     Worker begun anew.
     """
@@ -550,4 +549,4 @@ ToWorker = (
 )
 """What one Worker is told; `worker` says which."""
 
-Instruction = ToWorker | Respawn | GoBack | StepClosed | Warn | Checkpoint | Finish
+Instruction = ToWorker | Respawn | Rollback | StepClosed | Warn | Checkpoint | Finish

@@ -11,7 +11,7 @@ An assignment of a node with ranks goes through these states:
 
     state       waits for                                    left by
     preparing   every rank to have fetched its rows          Prepared of the last one: Go to all -> training
-                                                             Unfetched of one -> dropped (the core is told once)
+                                                             FetchFailed of one -> dropped (the core is told once)
     training    every rank to have done its updates          Stepped of the last one: one Stepped to the core -> done
     dropped     the core: another assignment, or GoBack      TrainStep of a later sequence
 
@@ -40,6 +40,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.messages import (
     Event,
+    FetchFailed,
     Gather,
     Go,
     Instruction,
@@ -51,7 +52,6 @@ from engine.coordinator.messages import (
     Release,
     Stepped,
     TrainStep,
-    Unfetched,
     WorkerLost,
 )
 from engine.coordinator.tables import shares
@@ -72,7 +72,7 @@ class _Group:
     """Ranks that have not said yet what the state waits for."""
 
 
-class Ranks:
+class RankGroups:
     """Every rank group of a plan. In a plan without one, everything passes as it is."""
 
     def __init__(self, plan: Plan) -> None:
@@ -174,7 +174,7 @@ class Ranks:
                 return [], [*self._answered(event), *self._prepared(event)]
             case Stepped() if event.node in self._groups:
                 return self._stepped(event), []
-            case Unfetched() if event.node in self._groups:
+            case FetchFailed() if event.node in self._groups:
                 return self._unfetched(event), self._answered(event)
             case Offered() if event.worker != self._first.get(event.model, event.worker):
                 # All ranks took part; whoever kept a block all the same may let it go.
@@ -190,7 +190,7 @@ class Ranks:
                 self._free = {ref for ref in self._free if ref[0] != event.worker}
         return [event], []
 
-    def _answered(self, event: Prepared | Unfetched) -> list[Instruction]:
+    def _answered(self, event: Prepared | FetchFailed) -> list[Instruction]:
         """A rank has fetched its rows, or let them go: blocks that were to be free go with the last
         one's answer.
         """
@@ -219,7 +219,7 @@ class Ranks:
         group.state = "done"
         return [replace(event, worker=group.ranks[0])]
 
-    def _unfetched(self, event: Unfetched) -> list[Event]:
+    def _unfetched(self, event: FetchFailed) -> list[Event]:
         group = self._groups[event.node]
         if event.sequence != group.sequence or group.state != "preparing":
             return []

@@ -13,13 +13,13 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading, Readings
 from engine.coordinator.reduced import descendants
-from engine.coordinator.tables import Table
+from engine.coordinator.tables import RowTable
 from engine.plan.plan import PlannedNode
 
 
 def lane_readings(
     node: PlannedNode,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, RowTable],
     blocks: Blocks,
     at: np.ndarray,
     samples: np.ndarray,

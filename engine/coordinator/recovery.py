@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.coordinator.fence import Fence
 from engine.coordinator.messages import Event, From, Spilled, WorkerLost, WorkerOpened
+from engine.coordinator.ordered_inbox import OrderedInbox
 
 DEATHS = 3
 """So many deaths of a Worker without an assignment that it finished in between fail the run."""
@@ -25,7 +25,9 @@ class Recovery:
     """The Workers of a run. Whoever is known to nobody yet is there, in its first incarnation."""
 
     def __init__(self, workers: Iterable[str]) -> None:
-        self._fences: dict[str, Fence[Event]] = {worker: Fence() for worker in workers}
+        self._fences: dict[str, OrderedInbox[Event]] = {
+            worker: OrderedInbox() for worker in workers
+        }
         self._down: set[str] = set()
         self._spilling: set[str] = set()
         self._deaths: dict[str, list[str]] = {}

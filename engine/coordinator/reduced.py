@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.coordinator.tables import ABSENT, PENDING, PRESENT, Table
+from engine.coordinator.tables import ABSENT, PENDING, PRESENT, RowTable
 from engine.plan.plan import PlannedInput, PlannedNode
 
 
@@ -35,7 +35,7 @@ def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:
 
 def reduced_state(
     i: PlannedInput,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, RowTable],
     slots: np.ndarray,
     above: Sequence[PlannedNode],
     *,
@@ -66,7 +66,7 @@ def _each(state: np.ndarray, fan_in: int) -> np.ndarray:
 
 
 def descendants(
-    table: Table, fan_in: int, at: np.ndarray, samples: np.ndarray
+    table: RowTable, fan_in: int, at: np.ndarray, samples: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(row, sample) of every descendant that is there: the index of the row that it belongs to, and
     its own sample.

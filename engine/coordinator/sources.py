@@ -15,8 +15,8 @@ from dataflow.batch import Keys
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.lane import FINISHED, Lane, Ready
 from engine.coordinator.messages import Checkpoint, Gather, Tombstoned
+from engine.coordinator.prompt_table import FINISHED, PromptTable, Ready
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedSource
 
@@ -187,8 +187,8 @@ class Sources:
         return lines
 
 
-def _lane(plan: Plan, source: PlannedSource, blocks: Blocks) -> Lane:
+def _lane(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
     nodes = [n for n in plan.nodes if n.region == "stream" and n.source == source.name]
     above = {n.name for n in nodes}
     cut = [gate for n in plan.nodes if n.region == "step" for gate in n.gates if gate in above]
-    return Lane(source.name, nodes, cut, blocks)
+    return PromptTable(source.name, nodes, cut, blocks)

@@ -12,8 +12,8 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading
-from engine.coordinator.lane import Lane, Ready
 from engine.coordinator.messages import Key, Ref
+from engine.coordinator.prompt_table import PromptTable, Ready
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
 
@@ -30,7 +30,7 @@ class StepRun:
         self,
         step: int,
         nodes: Sequence[PlannedNode],
-        lanes: Mapping[str, Lane],
+        lanes: Mapping[str, PromptTable],
         taken: Mapping[str, np.ndarray],
         blocks: Blocks,
     ) -> None:

@@ -28,7 +28,7 @@ NO_BLOCK = -1
 _SAMPLE_BITS = np.int64(20)
 
 
-class Table:
+class RowTable:
     """The output rows of one node: arrays [slots, rows]; a slot is a prompt that is outstanding.
 
     state says which rows go on downstream. block is the number of the block that holds a row,
@@ -48,7 +48,7 @@ class Table:
 
     def grow(self, slots: int) -> None:
         """Room for this many slots."""
-        wider = Table(self.rows, slots)
+        wider = RowTable(self.rows, slots)
         for name in ("state", "block", "row", "version", "given_up"):
             old, new = getattr(self, name), getattr(wider, name)
             new[: len(old)] = old
@@ -84,7 +84,7 @@ class Table:
 
 def input_state(
     node: PlannedNode,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, RowTable],
     slots: np.ndarray,
     *,
     unmade: bool,
@@ -210,8 +210,7 @@ def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
 
 
 def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Indices into sorted positions, in at most so many runs of about as many different ones each.
-    """
+    """Indices into sorted positions, in at most so many runs of about as many different ones each."""
     starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
     edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(positions)]
     return [np.arange(a, b) for a, b in pairwise(edges) if a < b]

@@ -23,8 +23,8 @@ import numpy as np
 from engine.coordinator import doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.lane import Lane, Ready
-from engine.coordinator.messages import Record, Stepped, TrainStep, Unfetched, Warn
+from engine.coordinator.messages import FetchFailed, Record, Stepped, TrainStep, Warn
+from engine.coordinator.prompt_table import PromptTable, Ready
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
@@ -36,7 +36,7 @@ class Training:
     """See the module. `run` is the Step's rows; the Step counts as under way until `retire`."""
 
     def __init__(
-        self, plan: Plan, blocks: Blocks, dispatch: Dispatch, lanes: Mapping[str, Lane]
+        self, plan: Plan, blocks: Blocks, dispatch: Dispatch, lanes: Mapping[str, PromptTable]
     ) -> None:
         self._plan = plan
         self._blocks = blocks
@@ -175,7 +175,7 @@ class Training:
         """The samples are written."""
         self._record = "done"
 
-    def unfetched(self, event: Unfetched) -> None:
+    def unfetched(self, event: FetchFailed) -> None:
         """The train node, or the recorder, did not begin, as `peer` was gone."""
         if event.sequence < 0:
             self._dispatch.suspect(event.peer, self._reads.get("record", frozenset()))

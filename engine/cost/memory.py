@@ -141,8 +141,7 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
-    """Of generation: the cache, a prefill's activations, and the logits of one token for each slot.
-    """
+    """Of generation: the cache, a prefill's activations, and the logits of one token for each slot."""
     prefill = min(work.prompts * work.lengths.prompt, max(work.budget, work.lengths.prompt))
     slots = min(work.slots, work.rows)
     return {
@@ -166,8 +165,7 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
 def train_parts(
     parameters: int, shape: Shape | None, work: Work, dtype: str, head: str
 ) -> dict[str, int]:
-    """Of training: gradients and optimizer, and, where the shape is known, the largest micro-batch.
-    """
+    """Of training: gradients and optimizer, and, where the shape is known, the largest micro-batch."""
     parts = {
         "gradients": gradient_bytes(parameters, dtype),
         "optimizer": optimizer_bytes(parameters, dtype),

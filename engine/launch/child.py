@@ -1,7 +1,7 @@
 """One Worker process as the Supervisor sees it: one incarnation, from its start to its end.
 
 Owns: the process, its control socket, its log file. Does not own: what is said
-(engine/runtime/control.py), when it is started, watched and killed (local.py).
+(engine/launch/control.py), when it is started, watched and killed (local.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from typing import Any, BinaryIO
 from dataflow.importing import interpreter
 from dataflow.signals import held_back
 from dataflow.storage import writing
+from engine.launch.control_socket import ControlSocket
+from engine.launch.wire import encode
 from engine.observe.ownfiles import own
-from engine.runtime.link import Link
-from engine.runtime.outside import STACK_SIGNAL
-from engine.runtime.wire import encode
-from engine.runtime.workers import Doing
+from engine.run.outside import STACK_SIGNAL
+from engine.run.workers import Doing
 
-_BOOTSTRAP = "from engine.runtime.process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
+_BOOTSTRAP = (
+    "from engine.launch.worker_process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
+)
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more go past the cache. Rows that are copied into a slab are read by another
@@ -39,7 +41,7 @@ _STACK_BYTES = 1 << 16
 _STACK_LINES = 12
 
 
-class Child:
+class ChildProcess:
     """A started process. said: instructions; told: those whose end it tells, `ended` of them so
     far; opened: whether its kernels are; lost: it can no longer be reached; replaced: its end was
     wanted, and is not told of; endpoint: where other hosts reach its channel; over: it has been
@@ -64,7 +66,7 @@ class Child:
             undo.callback(mine.close)
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
-                interpreter(_BOOTSTRAP, "engine.runtime.process", *arguments),
+                interpreter(_BOOTSTRAP, "engine.launch.worker_process", *arguments),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -74,7 +76,7 @@ class Child:
             self.ends = os.pidfd_open(self.process.pid)
             undo.pop_all()
         mine.setblocking(False)
-        self.link = Link(mine)
+        self.link = ControlSocket(mine)
         self.doing = Doing(
             worker=name, node="its start", what="its interpreter", since=time.monotonic()
         )

@@ -23,24 +23,24 @@ from typing import Any
 import zmq
 
 from dataflow.errors import RunError
-from engine.channels.door import Door
-from engine.channels.keys import Keys
-from engine.launch.hostlink import BEAT, endpoint, living
-from engine.launch.line import Envelope, Line, aside, opened
-from engine.plan.cluster import Host, detect
-from engine.runtime.control import Forget, Quit, Whereabouts
-from engine.runtime.hosting import (
+from engine.channels.authenticator import CurveAuthenticator
+from engine.channels.curve_keys import CurveKeyPair
+from engine.launch.control import Forget, PeerAddresses, Quit
+from engine.launch.host_messages import (
     Begin,
     Here,
     HostBeat,
     Look,
     Refused,
     Relay,
-    RelayAsked,
+    RelayRequest,
     RespawnThere,
 )
-from engine.runtime.wire import decode, encode
-from engine.runtime.workers import Doing
+from engine.launch.hostlink import BEAT, endpoint, living
+from engine.launch.line import Envelope, Line, aside, opened
+from engine.launch.wire import decode, encode
+from engine.plan.cluster import Host, detect
+from engine.run.workers import Doing
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ CHANGED = object()
 """What `take` returns where something has changed here."""
 _LARGEST = 1 << 30
 """Bytes of one message."""
-_FROM_RUN = (Begin, Relay, RelayAsked, Forget, RespawnThere, Whereabouts, Quit)
+_FROM_RUN = (Begin, Relay, RelayRequest, Forget, RespawnThere, PeerAddresses, Quit)
 
 
 class Desk:
@@ -56,7 +56,7 @@ class Desk:
     doing: likewise, what the Workers do.
     """
 
-    def __init__(self, host: Host, own: Keys, client: bytes) -> None:
+    def __init__(self, host: Host, own: CurveKeyPair, client: bytes) -> None:
         """own: this host's keys; client: the public key of whoever starts runs. Raises RunError
         where the address is none of this host, or taken.
         """
@@ -80,7 +80,7 @@ class Desk:
         self._router.setsockopt(zmq.IPV6, int(":" in host.address))
         self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
         self._router.setsockopt(zmq.ZAP_DOMAIN, b"hosts")
-        self._door = Door(self._context, self._router, {client: "run"})
+        self._door = CurveAuthenticator(self._context, self._router, {client: "run"})
         try:
             self._router.bind(endpoint(host))
         except zmq.ZMQError as error:

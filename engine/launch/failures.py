@@ -1,6 +1,6 @@
 """What Workers failed with, and which of it ends the run.
 
-Owns: the judgement. Does not own: how a Worker tells (engine/runtime/process.py), nor what ends
+Owns: the judgement. Does not own: how a Worker tells (engine/launch/worker_process.py), nor what ends
 (local.py).
 
     failure of          becomes the run's                         is none

@@ -31,25 +31,25 @@ from dataflow.importing import import_from, interpreter
 from dataflow.signals import held_back, left_to_the_run
 from engine import options as run_options
 from engine.coordinator.messages import StopRequested
+from engine.launch.control import Forget, PeerAddresses
 from engine.launch.desk import CHANGED, Desk
-from engine.launch.keyfile import read_keys
-from engine.launch.local import CONTROL_BYTES, Part, Supervisor
-from engine.observe.logs import to_log
-from engine.observe.runfolder import RunFolder
-from engine.plan.cluster import Host, detect, read_cluster
-from engine.runtime.control import Forget, Whereabouts
-from engine.runtime.hosting import (
+from engine.launch.host_messages import (
     Begin,
     Ended,
     HostAnswer,
-    HostTold,
+    HostUpdate,
     Relay,
-    RelayAsked,
+    RelayRequest,
     RespawnThere,
 )
-from engine.runtime.process import die_with, failure
-from engine.runtime.signals import StopSignals, code
-from engine.runtime.workers import WorkerGone
+from engine.launch.keyfile import read_keys
+from engine.launch.local import CONTROL_BYTES, Part, Supervisor
+from engine.launch.worker_process import die_with, failure
+from engine.observe.logs import to_log
+from engine.observe.runfolder import RunFolder
+from engine.plan.cluster import Host, detect, read_cluster
+from engine.run.signals import StopSignals, code
+from engine.run.workers import WorkerGone
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Served:
         self._name = name
         self._begin = begin
         self._carried = 1
-        self._last: HostTold | None = None
+        self._last: HostUpdate | None = None
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
@@ -232,16 +232,16 @@ class Served:
         match item:
             case Relay(instruction=instruction):
                 supervisor.tell(instruction)
-            case RelayAsked() as asked:
+            case RelayRequest() as asked:
                 self._ask(supervisor, asked)
             case RespawnThere(workers=workers):
                 supervisor.respawn(workers)
-            case Whereabouts(entries=entries):
+            case PeerAddresses(entries=entries):
                 supervisor.meet(entries)
             case Forget():
                 supervisor.forget()
 
-    def _ask(self, supervisor: Supervisor, asked: RelayAsked) -> None:
+    def _ask(self, supervisor: Supervisor, asked: RelayRequest) -> None:
         try:
             found = supervisor.ask(dict(zip(asked.workers, asked.requests, strict=True)))
             answer = HostAnswer(
@@ -263,7 +263,7 @@ class Served:
             events.append(StopRequested(reason=reason, signal=signal.SIGTERM))
         while (event := supervisor.next(0.0)) is not None:
             events.append(event)
-        told = HostTold(
+        told = HostUpdate(
             events=tuple(events),
             reports=tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES),
             spans=tuple(supervisor.spans()),
@@ -273,4 +273,4 @@ class Served:
         )
         if told != self._last:
             self._desk.say(told)
-        self._last = HostTold(endpoints=told.endpoints, carried=told.carried, busy=told.busy)
+        self._last = HostUpdate(endpoints=told.endpoints, carried=told.carried, busy=told.busy)

@@ -24,12 +24,12 @@ from typing import Any
 import zmq
 
 from dataflow.errors import RunError
-from engine.channels.keys import Keys
+from engine.channels.curve_keys import CurveKeyPair
+from engine.launch.host_messages import Here, HostBeat, Look, Refused
 from engine.launch.line import Line, aside, opened
+from engine.launch.wire import decode, encode
 from engine.plan.cluster import Host
-from engine.runtime.hosting import Here, HostBeat, Look, Refused
-from engine.runtime.wire import decode, encode
-from engine.runtime.workers import Doing
+from engine.run.workers import Doing
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,12 @@ class HostLink:
     """
 
     def __init__(
-        self, host: Host, own: Keys, server: bytes, lease: float, on_change: Callable[[], None]
+        self,
+        host: Host,
+        own: CurveKeyPair,
+        server: bytes,
+        lease: float,
+        on_change: Callable[[], None],
     ) -> None:
         self.host = host
         self.doing: tuple[Doing, ...] = ()
@@ -156,8 +161,7 @@ class HostLink:
         return bool(bodies)
 
     def _refused(self, why: str) -> bool:
-        """Before the run has begun there the host may get free; afterwards it has given the run up.
-        """
+        """Before the run has begun there the host may get free; afterwards it has given the run up."""
         if self._spoke:
             return self._fail(
                 f"has given this run up: {why}. Fix: dataflow resume, from the last checkpoint."
@@ -209,7 +213,7 @@ class HostLink:
         return True
 
 
-def look(host: Host, own: Keys, server: bytes, lease: float) -> Here:
+def look(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Here:
     """What a host has. Raises RunError where it does not answer."""
     context = zmq.Context()
     try:
@@ -231,9 +235,10 @@ def look(host: Host, own: Keys, server: bytes, lease: float) -> Here:
     )
 
 
-def dealer(context: zmq.Context, host: Host, own: Keys, server: bytes, lease: float) -> zmq.Socket:
-    """A socket that is connected to a host, again and again; what has no connection is not queued.
-    """
+def dealer(
+    context: zmq.Context, host: Host, own: CurveKeyPair, server: bytes, lease: float
+) -> zmq.Socket:
+    """A socket that is connected to a host, again and again; what has no connection is not queued."""
     found: zmq.Socket = context.socket(zmq.DEALER)
     for option, value in (
         *living(lease),

@@ -27,28 +27,28 @@ from dataflow.errors import RunError
 from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
-from engine.channels.keys import Keys
+from engine.channels.curve_keys import CurveKeyPair
 from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
+from engine.launch.control import Failed, Forget, Network, PeerAddresses, Quit
+from engine.launch.host_messages import (
+    Begin,
+    Ended,
+    HostAnswer,
+    HostUpdate,
+    Relay,
+    RelayRequest,
+    RespawnThere,
+)
 from engine.launch.hostlink import HostLink, look
 from engine.launch.keyfile import read_keys
 from engine.launch.local import CONTROL_BYTES, Part, Supervisor
+from engine.launch.worker_process import KINDS
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster, Host
 from engine.plan.plan import Plan
-from engine.runtime.control import Failed, Forget, Network, Quit, Whereabouts
-from engine.runtime.hosting import (
-    Begin,
-    Ended,
-    HostAnswer,
-    HostTold,
-    Relay,
-    RelayAsked,
-    RespawnThere,
-)
-from engine.runtime.process import KINDS
-from engine.runtime.session import Report
-from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
+from engine.run.workers import Ask, Doing, SpanOf, WorkerGone
+from engine.worker.session import Report
 
 _GRACE = 10.0
 """Seconds within which a host has to say that its Workers have ended."""
@@ -71,7 +71,7 @@ def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
     return replace(cluster, hosts=tuple(found.get(h.name, h) for h in cluster.hosts))
 
 
-def _asked(host: Host, own: Keys, server: bytes, lease: float) -> Host:
+def _asked(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Host:
     here = look(host, own, server, lease)
     return replace(
         host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus
@@ -93,7 +93,7 @@ class _Remote:
     link: HostLink
     workers: tuple[str, ...]
     said: int = 0
-    told: HostTold = field(default_factory=HostTold)
+    told: HostUpdate = field(default_factory=HostUpdate)
     opened: bool = False
     answers: dict[int, HostAnswer] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
@@ -117,7 +117,7 @@ class _Remote:
 
 
 class HostsWorkers:
-    """See `engine.runtime.workers.Workers`."""
+    """See `engine.run.workers.Workers`."""
 
     def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions) -> None:
         """plan: with hosts. Raises RunError for a key file that is not there or not safe."""
@@ -258,7 +258,7 @@ class HostsWorkers:
         for remote in self._remotes.values():
             if mine := {w: r for w, r in requests.items() if w in remote.workers}:
                 remote.say(
-                    RelayAsked(number=number, workers=tuple(mine), requests=tuple(mine.values()))
+                    RelayRequest(number=number, workers=tuple(mine), requests=tuple(mine.values()))
                 )
                 there.append(remote)
         here = {w: r for w, r in requests.items() if w not in self._host_of}
@@ -326,7 +326,7 @@ class HostsWorkers:
 
     def _heard(self, remote: _Remote, message: Any) -> None:
         match message:
-            case HostTold():
+            case HostUpdate():
                 remote.opened = True
                 remote.told = message
                 self._events.extend(message.events)
@@ -348,7 +348,7 @@ class HostsWorkers:
         self._spread = known
         self._local.meet(tuple(known.values()))
         for remote in self._remotes.values():
-            remote.say(Whereabouts(entries=tuple(known.values())))
+            remote.say(PeerAddresses(entries=tuple(known.values())))
 
 
 def _networks(plan: Plan) -> dict[str, Network]:
@@ -356,7 +356,7 @@ def _networks(plan: Plan) -> dict[str, Network]:
     unless nobody else is there.
     """
     assert plan.cluster is not None
-    pairs = {worker: Keys.make() for worker in plan.workers}
+    pairs = {worker: CurveKeyPair.make() for worker in plan.workers}
     peers = {worker: keys.public for worker, keys in pairs.items()}
     return {
         worker: Network(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dataflow.errors import RunError
 from dataflow.storage import storage_error, writing
-from engine.channels.keys import Keys
+from engine.channels.curve_keys import CurveKeyPair
 
 FORMAT = 1
 
@@ -25,10 +25,10 @@ FORMAT = 1
 class KeyFile:
     """run: of whoever starts runs; hosts: of each host, by name."""
 
-    run: Keys
-    hosts: Mapping[str, Keys]
+    run: CurveKeyPair
+    hosts: Mapping[str, CurveKeyPair]
 
-    def host(self, name: str) -> Keys:
+    def host(self, name: str) -> CurveKeyPair:
         """The keys of a host. Raises RunError where it has none."""
         if name not in self.hosts:
             raise RunError(
@@ -40,9 +40,8 @@ class KeyFile:
 
 
 def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
-    """A new key file. Raises RunError where one is there, StorageError where it cannot be written.
-    """
-    made = KeyFile(run=Keys.make(), hosts={name: Keys.make() for name in hosts})
+    """A new key file. Raises RunError where one is there, StorageError where it cannot be written."""
+    made = KeyFile(run=CurveKeyPair.make(), hosts={name: CurveKeyPair.make() for name in hosts})
     pairs = {name: _plain(keys) for name, keys in made.hosts.items()}
     text = json.dumps({"format": FORMAT, "run": _plain(made.run), "hosts": pairs}, indent=1)
     try:
@@ -91,12 +90,12 @@ def read_keys(path: Path | None) -> KeyFile:
     return found
 
 
-def _plain(keys: Keys) -> dict[str, str]:
+def _plain(keys: CurveKeyPair) -> dict[str, str]:
     return {"public": keys.public.decode(), "secret": keys.secret.decode()}
 
 
-def _keys(pair: Mapping[str, str]) -> Keys:
+def _keys(pair: Mapping[str, str]) -> CurveKeyPair:
     public, secret = pair["public"].encode(), pair["secret"].encode()
     if len(public) != 40 or len(secret) != 40:
         raise ValueError("a key that has not 40 characters")
-    return Keys(public=public, secret=secret)
+    return CurveKeyPair(public=public, secret=secret)

@@ -1,7 +1,7 @@
 """One end of a conversation over connections that may break: nothing is lost, nothing comes twice.
 
 Owns: numbers, acknowledgements, what is sent again. Does not own: sockets (hostlink.py, desk.py),
-nor what is said (engine/runtime/hosting.py). Pure: the time comes as an argument.
+nor what is said (engine/launch/host_messages.py). Pure: the time comes as an argument.
 
 A message keeps its number until the other end says that it has come; asides have none, and may be
 lost.
@@ -14,7 +14,7 @@ from collections import deque
 import msgspec
 
 from dataflow.errors import RunError
-from engine.coordinator.fence import Fence
+from engine.coordinator.ordered_inbox import OrderedInbox
 
 PATIENCE = 1.5
 """Seconds without an acknowledgement after which everything unacknowledged is sent again."""
@@ -56,7 +56,7 @@ class Line:
 
     def __init__(self, run: bytes) -> None:
         self.run = run
-        self._fence: Fence[bytes] = Fence()
+        self._fence: OrderedInbox[bytes] = OrderedInbox()
         self._next = 0
         self._came = 0
         self._unheard: deque[tuple[int, bytes]] = deque()
@@ -81,8 +81,7 @@ class Line:
         return self._sealed(_ASIDE, body)
 
     def take(self, envelope: Envelope, now: float) -> tuple[list[bytes], bytes]:
-        """The messages that can be acted on now, in order and each once; and what was said aside.
-        """
+        """The messages that can be acted on now, in order and each once; and what was said aside."""
         while self._unheard and self._unheard[0][0] < envelope.ack:
             self._unheard.popleft()
             self._since = now
@@ -93,8 +92,7 @@ class Line:
         return found, b""
 
     def again(self, now: float, patience: float = PATIENCE) -> list[bytes]:
-        """The bytes to send once more, where the other end has said nothing of them for too long.
-        """
+        """The bytes to send once more, where the other end has said nothing of them for too long."""
         if not self._unheard or now - self._since < patience:
             return []
         self._since = now

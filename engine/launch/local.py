@@ -5,7 +5,7 @@
     I/O      a frame, an end, room to send, a silence           Workers, the loop (through a socket pair)
 
 Owns: starting, connecting, watching, killing and reaping the processes. Does not own: who runs
-what (plan), what a loss leads to (the coordinator), a Worker's inside (engine/runtime/process.py).
+what (plan), what a loss leads to (the coordinator), a Worker's inside (engine/launch/worker_process.py).
 
 Every process is started by the loop's thread: the kernel kills a child when the thread that
 started it ends, so no Worker outlives the run, whatever happens to this process.
@@ -26,41 +26,41 @@ from typing import Any
 from dataflow.errors import RunError
 from dataflow.shipping import shipped
 from engine.coordinator.messages import Event, From, Release, ToWorker, WorkerLost, WorkerOpened
-from engine.launch.child import Child
-from engine.launch.failures import Failures
-from engine.launch.ranks import Meeting, groups, meetings
-from engine.launch.routes import sources
-from engine.launch.silence import silent, stacks
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
-from engine.plan.cluster import Cluster, detect
-from engine.plan.plan import Plan
-from engine.runtime.control import (
+from engine.launch.child import ChildProcess
+from engine.launch.control import (
     Answer,
-    Asked,
     Beat,
     Bound,
+    Command,
     Connect,
     Failed,
     Forget,
     Network,
     Open,
+    PeerAddresses,
     Quit,
-    Tell,
-    Told,
-    Whereabouts,
+    Request,
+    WorkerUpdate,
 )
-from engine.runtime.process import KINDS
-from engine.runtime.session import Report
-from engine.runtime.wire import decode
-from engine.runtime.workers import Ask, Doing, SpanOf, WorkerGone
+from engine.launch.failures import Failures
+from engine.launch.ranks import Meeting, groups, meetings
+from engine.launch.routes import sources
+from engine.launch.silence import silent, stacks
+from engine.launch.wire import decode
+from engine.launch.worker_process import KINDS
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from engine.plan.cluster import Cluster, detect
+from engine.plan.plan import Plan
+from engine.run.workers import Ask, Doing, SpanOf, WorkerGone
+from engine.worker.session import Report
 
 _GRACE = 3.0
 """Seconds to close kernels in."""
 _REAP = 20.0
 """Seconds within which the kernel has ended a process that was killed."""
 
-_FROM_WORKER = (Bound, Told, Answer, Beat, Failed)
+_FROM_WORKER = (Bound, WorkerUpdate, Answer, Beat, Failed)
 CONTROL_BYTES = "coordinator/bytes"
 """The metric: bytes of control sockets that the process of the run sent and received."""
 
@@ -77,7 +77,7 @@ class Part:
 
 
 class Supervisor:
-    """One process for each Worker of a plan. See `engine.runtime.workers.Workers`."""
+    """One process for each Worker of a plan. See `engine.run.workers.Workers`."""
 
     def __init__(
         self, plan: Plan, folder: RunFolder, options: RunOptions, part: Part | None = None
@@ -99,7 +99,7 @@ class Supervisor:
         self._options = options
         self._groups = groups(plan)
         self._worlds = plan.worlds
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, ChildProcess] = {}
         self._changed = threading.Condition()
         """Guards everything below, and the children."""
         self._events: deque[Event | From] = deque()
@@ -109,7 +109,7 @@ class Supervisor:
         self._failure: BaseException | None = None
         self._failures = Failures(self._groups)
         self._asked = 0
-        self._watched: dict[int, Child] = {}
+        self._watched: dict[int, ChildProcess] = {}
         """By process, until it is reaped; of a Worker that was killed to be started anew, two."""
         self._closing = False
         self._wake_end, self._woken_end = socket.socketpair()
@@ -179,17 +179,19 @@ class Supervisor:
                 place.close()
         self._wake()
 
-    def _child(self, name: str, epoch: int) -> Child:
+    def _child(self, name: str, epoch: int) -> ChildProcess:
         try:
             threads, device = _threads(self._plan, name), self._plan.devices.get(name)
-            return Child(name, epoch, threads=threads, device=device, log=self._folder.log(name))
+            return ChildProcess(
+                name, epoch, threads=threads, device=device, log=self._folder.log(name)
+            )
         except OSError as error:
             raise RunError(
                 f"worker {name}: expected its process to start, found: {error}. Fix: allow more"
                 " processes and open files (ulimit -u, ulimit -n), or plan fewer workers."
             ) from error
 
-    def _send_open(self, child: Child, plan: bytes, meeting: Meeting | None) -> None:
+    def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:
         opened = Open(
             worker=child.name,
             epoch=child.epoch,
@@ -205,7 +207,7 @@ class Supervisor:
         )
         child.send(opened, () if meeting is None else (meeting.descriptor(),))
         if self._elsewhere:
-            child.send(Whereabouts(entries=tuple(self._elsewhere.values())))
+            child.send(PeerAddresses(entries=tuple(self._elsewhere.values())))
 
     def _all_opened(self) -> list[Event | From]:
         with self._changed:
@@ -221,7 +223,7 @@ class Supervisor:
             self._events.clear()
             return opened
 
-    def _end(self, children: Sequence[Child]) -> None:
+    def _end(self, children: Sequence[ChildProcess]) -> None:
         """Kill and wait; the I/O thread reaps."""
         for child in children:
             child.kill()
@@ -251,12 +253,11 @@ class Supervisor:
                 child.told += 1
                 child.under_way.append(getattr(instruction, "node", type(instruction).__name__))
         self._connect(child, sources(instruction))
-        child.send(Tell(epoch=child.epoch, number=number, instruction=instruction))
+        child.send(Command(epoch=child.epoch, number=number, instruction=instruction))
         self._wake_if_unsent(child)
 
     def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next event; None where none came in time, or none will. Raises what a kernel raised.
-        """
+        """The next event; None where none came in time, or none will. Raises what a kernel raised."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failed() or self._events or not self._is_busy(), timeout
@@ -266,8 +267,7 @@ class Supervisor:
 
     @property
     def busy(self) -> bool:
-        """Whether some Worker is starting, has something to end, or was found lost and not told of.
-        """
+        """Whether some Worker is starting, has something to end, or was found lost and not told of."""
         with self._changed:
             return self._is_busy()
 
@@ -279,7 +279,7 @@ class Supervisor:
             numbers[name] = self._asked
             child = self._children[name]
             self._connect(child, sources(request))
-            child.send(Asked(number=self._asked, request=request))
+            child.send(Request(number=self._asked, request=request))
             self._wake_if_unsent(child)
         return {name: self._answer(name, number) for name, number in numbers.items()}
 
@@ -349,7 +349,7 @@ class Supervisor:
             entry[0]: entry for entry in entries if entry[0] not in self._part.workers
         }
         for child in self._children.values():
-            child.send(Whereabouts(entries=tuple(self._elsewhere.values())))
+            child.send(PeerAddresses(entries=tuple(self._elsewhere.values())))
             self._wake_if_unsent(child)
 
     def abandon(self, error: BaseException) -> None:
@@ -362,7 +362,7 @@ class Supervisor:
         """The process of each Worker."""
         return {name: child.process.pid for name, child in self._children.items()}
 
-    def _connect(self, child: Child, peers: frozenset[str]) -> None:
+    def _connect(self, child: ChildProcess, peers: frozenset[str]) -> None:
         """Socket pairs for those whose rows it is going to ask for, and that are there; once for
         two incarnations.
         """
@@ -403,7 +403,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._wake_end.send(b"w", socket.MSG_DONTWAIT)
 
-    def _wake_if_unsent(self, child: Child) -> None:
+    def _wake_if_unsent(self, child: ChildProcess) -> None:
         if child.link.unsent:
             self._wake()
 
@@ -448,7 +448,7 @@ class Supervisor:
                 if known[child.link.fileno()].events != wanted:
                     selector.modify(child.link, wanted, (self._on_link, child))
 
-    def _on_link(self, selector: selectors.BaseSelector, child: Child, events: int) -> None:
+    def _on_link(self, selector: selectors.BaseSelector, child: ChildProcess, events: int) -> None:
         if child.over.is_set():  # it was in one list with its end, behind it
             return
         if events & selectors.EVENT_WRITE:
@@ -460,7 +460,7 @@ class Supervisor:
                 child.lost = True
             child.kill()  # nobody can reach it any more
 
-    def _on_end(self, selector: selectors.BaseSelector, child: Child, events: int) -> None:
+    def _on_end(self, selector: selectors.BaseSelector, child: ChildProcess, events: int) -> None:
         """What it said before its end is heard before the end."""
         del events
         selector.unregister(child.ends)
@@ -478,9 +478,8 @@ class Supervisor:
             self._changed.notify_all()
         self._part.on_change()
 
-    def _read(self, child: Child, *, once: bool = False) -> bool:
-        """Hear what has come. False: nothing more will (or, where `once`, nothing more is there).
-        """
+    def _read(self, child: ChildProcess, *, once: bool = False) -> bool:
+        """Hear what has come. False: nothing more will (or, where `once`, nothing more is there)."""
         try:
             frames = child.link.receive()
             for frame in frames or ():
@@ -490,12 +489,12 @@ class Supervisor:
             return False
         return frames is not None and not (once and not frames)
 
-    def _hear(self, child: Child, message: Any) -> None:
+    def _hear(self, child: ChildProcess, message: Any) -> None:
         with self._changed:
             child.heard = time.monotonic()
             child.spoke = True
             match message:
-                case Told():
+                case WorkerUpdate():
                     self._take(child, message)
                 case Bound(endpoint=endpoint):
                     child.endpoint = endpoint
@@ -512,7 +511,7 @@ class Supervisor:
             self._changed.notify_all()
         self._part.on_change()
 
-    def _take(self, child: Child, told: Told) -> None:
+    def _take(self, child: ChildProcess, told: WorkerUpdate) -> None:
         for _ in range(min(told.ended - child.ended, len(child.under_way))):
             child.under_way.popleft()
         child.ended = max(child.ended, told.ended)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from dataflow.errors import PlanError
 from engine.channels.world import meeting_place
+from engine.launch.control import Seat
 from engine.plan.plan import Plan
-from engine.runtime.control import Seat
 
 Group = tuple[str, ...]
 """The Workers of one replica, by rank."""

@@ -18,7 +18,7 @@ from engine.coordinator.messages import (
     ToWorker,
     TrainStep,
 )
-from engine.runtime.workers import Ask, Save
+from engine.run.workers import Ask, Save
 
 
 def sources(message: ToWorker | Ask) -> frozenset[str]:

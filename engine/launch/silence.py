@@ -1,6 +1,6 @@
 """Workers of which nothing is heard, or that hang: whom to give up, and where their code stands.
 
-Owns: the judgement, and its words. Does not own: heartbeats (engine/runtime/process.py), killing
+Owns: the judgement, and its words. Does not own: heartbeats (engine/launch/worker_process.py), killing
 (local.py).
 
     a process that is silent for too long   is asked where it stands, which it answers at C level if it can
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from engine.launch.child import Child
+from engine.launch.child import ChildProcess
 
 _FIRST = 120.0
 """Seconds within which the first heartbeat has to come: an interpreter starts, and many may at
@@ -26,7 +26,9 @@ counts.
 """
 
 
-def silent(children: Sequence[Child], before: float, now: float, heartbeat: float) -> list[Child]:
+def silent(
+    children: Sequence[ChildProcess], before: float, now: float, heartbeat: float
+) -> list[ChildProcess]:
     """Those to be killed, marked as lost, with the reason. before: when they were looked at last.
     Its user locks.
     """
@@ -47,9 +49,8 @@ def silent(children: Sequence[Child], before: float, now: float, heartbeat: floa
     return found
 
 
-def stacks(busy: Sequence[Child]) -> list[str]:
-    """Of each of these the stack of its main thread, which it writes into its log when it is asked.
-    """
+def stacks(busy: Sequence[ChildProcess]) -> list[str]:
+    """Of each of these the stack of its main thread, which it writes into its log when it is asked."""
     for child in busy:
         child.ask_where(time.monotonic())
     end = time.monotonic() + _STACK

@@ -106,8 +106,7 @@ class JsonLines:
         return numbers
 
     def sync(self) -> None:
-        """What was written is on the disk itself afterwards. Raises StorageError where that fails.
-        """
+        """What was written is on the disk itself afterwards. Raises StorageError where that fails."""
         file = self._opened()
         with writing(f"the metrics up to step {self._last}", Path(file.name)):
             os.fsync(file.fileno())

@@ -127,8 +127,7 @@ def _bound(source: PlannedSource) -> str:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    """Totals against the memory that there is; of several Workers each has a line in its section.
-    """
+    """Totals against the memory that there is; of several Workers each has a line in its section."""
     if len(plan.workers) == 1:
         yield from (f"{plan.workers[0]}: {text}" for text in _holds(plan, plan.workers[0]))
         return

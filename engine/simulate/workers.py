@@ -7,7 +7,7 @@ what was done makes sense (the tests).
 
 Without faults every message arrives at once. With them it takes a time of its own, may come twice,
 and may come after its sender's death; both ends put that right by numbers
-(engine/coordinator/fence.py).
+(engine/coordinator/ordered_inbox.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.core import Coordinator, Restored, Settings
-from engine.coordinator.fence import Fence
 from engine.coordinator.messages import (
     Checkpoint,
     Checkpointed,
@@ -31,11 +30,11 @@ from engine.coordinator.messages import (
     Finish,
     From,
     Gather,
-    GoBack,
     Instruction,
     Recorded,
     Ref,
     Respawn,
+    Rollback,
     SourceOpened,
     StepClosed,
     StopRequested,
@@ -45,14 +44,15 @@ from engine.coordinator.messages import (
     WorkerLost,
     WorkerOpened,
 )
+from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.plan.plan import Plan
 from engine.simulate.asking import Asked, Asking
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.clock import Clock
 from engine.simulate.faults import Blow, Fate, Faults
 from engine.simulate.groups import Devices, RankGroups
-from engine.simulate.incarnation import Incarnation, Read
 from engine.simulate.outbox import Outbox
+from engine.simulate.simulated_worker import Read, SimulatedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,13 +102,15 @@ class Simulation:
         self.times = timing.generator()
         self.nodes = {n.name: n for n in plan.nodes}
         self.finish: Finish | None = None
-        self.gone_back: GoBack | None = None
+        self.gone_back: Rollback | None = None
         self._rows = rows
         self.faulty = faults is not None
         self._faults = faults
         self._fate = Fate(faults) if faults is not None else None
-        self._workers = {name: Incarnation(self, name, 0) for name in plan.workers}
-        self._heard: dict[str, Fence[Event]] = {name: Fence() for name in plan.workers}
+        self._workers = {name: SimulatedWorker(self, name, 0) for name in plan.workers}
+        self._heard: dict[str, OrderedInbox[Event]] = {
+            name: OrderedInbox() for name in plan.workers
+        }
         """What the coordinator has taken note of, so that history has everything once."""
         self._hits = dict.fromkeys(plan.workers, 0)
         """Deaths of each Worker since it last finished something."""
@@ -173,7 +175,7 @@ class Simulation:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def sent(self, worker: Incarnation, event: Event) -> None:
+    def sent(self, worker: SimulatedWorker, event: Event) -> None:
         """A Worker says something."""
         if self._fate is None:
             self.asking.in_turn(partial(self._hear, event))
@@ -220,7 +222,7 @@ class Simulation:
             else 0.0
         )
 
-    def _open_source(self, worker: Incarnation, node: str) -> None:
+    def _open_source(self, worker: SimulatedWorker, node: str) -> None:
         event = SourceOpened(node=node, rows=self._rows[node])
         worker.after(self._vary(self.timing.load), lambda: self.sent(worker, event))
 
@@ -240,7 +242,7 @@ class Simulation:
                     self.finish = instruction
                     for step in [step for step in self.history.samples if step > self._closed]:
                         del self.history.samples[step]
-                case GoBack():
+                case Rollback():
                     self.gone_back = instruction
                 case Respawn():
                     for name in instruction.workers:
@@ -260,7 +262,7 @@ class Simulation:
             )
         self._send(worker, instruction)
 
-    def _send(self, worker: Incarnation, message: ToWorker | Asked) -> None:
+    def _send(self, worker: SimulatedWorker, message: ToWorker | Asked) -> None:
         if self._fate is None:
             worker.obey(message)
             return
@@ -268,7 +270,7 @@ class Simulation:
         for seconds in self._fate.arrivals():
             worker.after(seconds, partial(self._deliver, worker, number, message))
 
-    def _deliver(self, worker: Incarnation, number: int, message: ToWorker | Asked) -> None:
+    def _deliver(self, worker: SimulatedWorker, number: int, message: ToWorker | Asked) -> None:
         for each in worker.fence.take(worker.epoch, number, message):
             worker.obey(each)
 
@@ -334,9 +336,8 @@ class Simulation:
             blow.after + patience, lambda: self._kill(worker) if worker.stopped else None
         )
 
-    def _kill(self, worker: Incarnation) -> None:
-        """The process is gone; what it had sent may still arrive, now or after its death is known.
-        """
+    def _kill(self, worker: SimulatedWorker) -> None:
+        """The process is gone; what it had sent may still arrive, now or after its death is known."""
         if worker.gone or self._hits[worker.name] >= 2:
             return
         assert self._fate is not None
@@ -347,24 +348,24 @@ class Simulation:
         event = WorkerLost(worker=worker.name, epoch=worker.epoch, error="killed")
         self.clock.after(self._fate.upto(self._faults.detect), partial(self._lost, worker, event))
 
-    def _lost(self, worker: Incarnation, event: WorkerLost) -> None:
+    def _lost(self, worker: SimulatedWorker, event: WorkerLost) -> None:
         self.asking.lost(worker.name)
         self.asking.in_turn(partial(self._heard_of_loss, worker, event))
 
-    def _heard_of_loss(self, worker: Incarnation, event: WorkerLost) -> None:
+    def _heard_of_loss(self, worker: SimulatedWorker, event: WorkerLost) -> None:
         self._heard[worker.name].close()
         self._hear(event)
 
     def _respawn(self, name: str) -> None:
         assert self._fate is not None
         assert self._faults is not None
-        worker = self._workers[name] = Incarnation(self, name, self._workers[name].epoch + 1)
+        worker = self._workers[name] = SimulatedWorker(self, name, self._workers[name].epoch + 1)
         self.asking.respawned(name)
         worker.after(self._fate.upto(self._faults.respawn), partial(self._open, worker))
         if self._hits[name] < 2:
             self._hit(self._fate.strike_again(name))
 
-    def _open(self, worker: Incarnation) -> None:
+    def _open(self, worker: SimulatedWorker) -> None:
         worker.opened = True
         self.sent(worker, WorkerOpened(worker=worker.name, epoch=worker.epoch))
         for node in self.plan.nodes:

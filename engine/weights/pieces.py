@@ -114,8 +114,7 @@ def dtypes_of(records: pa.RecordBatch) -> list[str]:
 
 
 def digest_of(hashes: Iterable[bytes]) -> str:
-    """The id of a version: the hash of its pieces' hashes, in their order; 32 hexadecimal digits.
-    """
+    """The id of a version: the hash of its pieces' hashes, in their order; 32 hexadecimal digits."""
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
 

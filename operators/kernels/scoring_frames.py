@@ -158,8 +158,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def bounded(text: str, most: int) -> str:
-    """The text, or its beginning and its end with how many characters were left out between them.
-    """
+    """The text, or its beginning and its end with how many characters were left out between them."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -31,7 +31,7 @@ from pull_rows import batch
 
 from dataflow.schema import Rollout
 from engine.channels.contract import Request
-from engine.channels.keys import Address
+from engine.channels.curve_keys import Address
 from engine.channels.zmq import ZmqChannel
 
 GROWTH = 64 << 20

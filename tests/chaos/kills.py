@@ -100,7 +100,7 @@ def processes(trial: Trial, main: int) -> list[Process]:
             continue
         if pid == main:
             found.append(Process(pid=pid, kind="coordinator"))
-        elif parent == main and b"engine.runtime.process" in command:
+        elif parent == main and b"engine.launch.worker_process" in command:
             found.append(Process(pid=pid, kind=f"worker:{Path(output).stem}"))
         else:
             found.append(Process(pid=pid, kind="child"))

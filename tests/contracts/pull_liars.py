@@ -16,13 +16,13 @@ from pull_mutants import bytes_mutated, value_mutated
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, RunError
-from engine.channels.board import NOTES, ROOM, SIZE
+from engine.channels.block_index import NOTES, ROOM, SIZE
 from engine.channels.contract import Request
 from engine.channels.descriptors import Ask, BoardHere, Reply, ShapeHere, SlabHere, encode
+from engine.channels.fd_socket import FdSocket
 from engine.channels.frames import checksums
 from engine.channels.multipart import Header, Part, Sums, _sealed, question_of, reply_bytes, sent
 from engine.channels.outbox import SlabOutbox
-from engine.channels.packets import Packets
 from engine.channels.reader import Reader, deadline_in
 from engine.channels.slabs import SlabPool
 
@@ -71,7 +71,7 @@ def answered(
     behind it.
     """
     mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=content), Packets(its)
+    reader, sender = Reader("a", mine, content=content), FdSocket(its)
     request = Request(worker="a", block=owner.block)
     try:
         number = reader.ask([request])
@@ -94,7 +94,7 @@ def noted(
     hash is right then; spoil: of the note as it lies in memory.
     """
     mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=content), Packets(its)
+    reader, sender = Reader("a", mine, content=content), FdSocket(its)
     request = Request(worker="a", block=owner.block)
     board, memory = owner.outbox.board, owner.outbox.board._memory
     at = owner.block % NOTES * ROOM

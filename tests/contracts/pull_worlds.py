@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.channels.contract import Channel, PeerLost
+from engine.channels.curve_keys import Address, CurveKeyPair
 from engine.channels.inproc import InprocChannel
-from engine.channels.keys import Address, Keys
 from engine.channels.shm import ShmChannel
 from engine.channels.zmq import ZmqChannel
 
@@ -69,7 +69,7 @@ def shm(**options: Any) -> World:
 
 def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
     """ZeroMQ over TCP."""
-    keys: dict[str, Keys] = {}
+    keys: dict[str, CurveKeyPair] = {}
     allowed: dict[bytes, str] = {}
 
     def find(world: World) -> Callable[[str], Address]:
@@ -81,7 +81,7 @@ def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
         return address
 
     def make(world: World, name: str, epoch: int) -> Channel:
-        own = keys.setdefault(name, Keys.make()) if curve else None
+        own = keys.setdefault(name, CurveKeyPair.make()) if curve else None
         if own is not None:
             allowed[own.public] = name
         return ZmqChannel(

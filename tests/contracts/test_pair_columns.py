@@ -390,8 +390,7 @@ def both(
     tells: Connection,
     count: int,
 ) -> bool:
-    """Each is owner and reader: while this one waits for a transfer, its threads send to the other.
-    """
+    """Each is owner and reader: while this one waits for a transfer, its threads send to the other."""
     name, peer = (("a", "b"), ("b", "a"))[rank]
     pairs = Pairs(name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20)
     pairs.meet(peer, listening.end(), writes=True)

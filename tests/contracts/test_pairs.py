@@ -244,8 +244,7 @@ def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: Place) -> N
 
 
 def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
-    """Both ends in one process, the reader twice: the second incarnation is met in another world.
-    """
+    """Both ends in one process, the reader twice: the second incarnation is met in another world."""
     said = []
     pairs = writer(first, {7: weights(1)}, timeout=20)
     expected = snapshot(weights(1))

@@ -35,17 +35,16 @@ from pull_worlds import World, shm, zmq
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.schema import Rollout
-from engine.channels.board import ROOM
-from engine.channels.board import noted as read_note
+from engine.channels.block_index import ROOM
+from engine.channels.block_index import noted as read_note
 from engine.channels.contract import PeerLost, Request
+from engine.channels.curve_keys import Address, CurveKeyPair
 from engine.channels.descriptors import Ask, Fetch, ShapeHere, encode
-from engine.channels.keys import Address
-from engine.channels.keys import Keys as KeyPair
+from engine.channels.fd_socket import LARGEST, FdSocket
 from engine.channels.multipart import (
     _sealed,
     question_bytes,
 )
-from engine.channels.packets import LARGEST, Packets
 from engine.channels.reader import Reader, deadline_in
 from engine.channels.shm import ShmChannel
 from engine.channels.slabs import POISON
@@ -149,7 +148,7 @@ def test_an_answer_that_comes_late_or_twice_is_not_taken_for_another() -> None:
     owner = Owner(rollouts(3, 4))
     other = owner.outbox.keep(rollouts(3, 4, seed=1))
     mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=False), Packets(its)
+    reader, sender = Reader("a", mine, content=False), FdSocket(its)
     first = reader.ask([Request(worker="a", block=owner.block)])
     with pytest.raises(PeerLost, match="in time"):
         reader.answer(first, [Request(worker="a", block=owner.block)], deadline_in(0.01))
@@ -185,7 +184,7 @@ def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
     for number in range(500):
         mine, its = socket.socketpair()
         world["a"].serve("wicked", its)
-        packets = Packets(mine)
+        packets = FdSocket(mine)
         message = bytes_mutated(honest, rng) if number % 2 else value_mutated(honest, rng)
         packets.send(message)
         packets.wait(deadline_in(5.0))  # an answer, or the end
@@ -200,7 +199,7 @@ def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
     block = world["a"].keep(rollouts(3, 4))
     mine, its = socket.socketpair()
     world["a"].serve("slow", its)
-    slow = Packets(mine)
+    slow = FdSocket(mine)
     many = encode(Fetch(1, tuple(Ask(block) for _ in range(500))))
     for _ in range(200):
         slow.send(many)
@@ -376,7 +375,7 @@ def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
 def test_without_a_key_of_the_run_nothing_is_told(keys) -> None:
     world = zmq(curve=True)
     block = world["a"].keep(rollouts(3, 4))
-    own = None if keys == "none" else KeyPair.make()
+    own = None if keys == "none" else CurveKeyPair.make()
     stranger = ZmqChannel(
         "b", 0, lambda _: world["a"].address, keys=own, patience=5.0, heartbeat=1.0
     )
@@ -391,8 +390,8 @@ def test_a_server_of_another_key_is_not_believed() -> None:
     world = zmq(curve=True)
     block = world["a"].keep(rollouts(3, 4))
     world["b"]
-    wrong = Address(endpoint=world["a"].address.endpoint, key=KeyPair.make().public)
-    own = KeyPair.make()
+    wrong = Address(endpoint=world["a"].address.endpoint, key=CurveKeyPair.make().public)
+    own = CurveKeyPair.make()
     misled = ZmqChannel("b", 0, lambda _: wrong, keys=own, patience=5.0, heartbeat=1.0)
     with pytest.raises(PeerLost):
         misled.fetch([Request(worker="a", block=block)])

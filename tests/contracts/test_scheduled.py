@@ -65,8 +65,7 @@ def messages() -> list[list[Tensor]]:
 
 
 def transfers(rank: int, port: int) -> int:
-    """Rank 0 sends, rank 1 compares; then everything again the other way round, and by broadcast.
-    """
+    """Rank 0 sends, rank 1 compares; then everything again the other way round, and by broadcast."""
     ends = channel(rank, 2, port, "transfers")
     same = 0
     for sender in (0, 1):
@@ -150,8 +149,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
 
 
 def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int], str]:
-    """The replica's world: met in a place of its own; a mesh of it; twice; another one beside it.
-    """
+    """The replica's world: met in a place of its own; a mesh of it; twice; another one beside it."""
     store = rendezvous(place.end(), timeout=20)
     group = world(rank, 2, store)
     try:

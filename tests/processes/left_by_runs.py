@@ -64,6 +64,6 @@ def workers() -> dict[str, int]:
     found = {}
     for pid in children():
         told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"engine.runtime.process" in told:
+        if b"engine.launch.worker_process" in told:
             found[told[-2].decode()] = pid
     return found

@@ -99,8 +99,7 @@ class Learner:
         self.versions = [{name: p.detach().clone() for name, p in module.named_parameters()}]
 
     def update(self, loss: Tensor, ours: Update, by_row: Mapping[int, float]) -> None:
-        """One update with this loss; its parts by row, and its gradient, have to be those of ours.
-        """
+        """One update with this loss; its parts by row, and its gradient, have to be those of ours."""
         for row, wanted in by_row.items():
             assert ours.by_row[row] == pytest.approx(wanted, rel=1e-4, abs=2e-5), (
                 f"loss of row {row}"
@@ -136,8 +135,7 @@ def policy(base: str, lr: float) -> Learner:
 
 
 def critic(base: str, lr: float) -> Learner:
-    """The base's backbone with a head of zeros, from which a critic without one of its own begins.
-    """
+    """The base's backbone with a head of zeros, from which a critic without one of its own begins."""
     module = AutoModelForTokenClassification.from_pretrained(
         base, num_labels=1, attn_implementation="eager"
     ).eval()

@@ -15,7 +15,7 @@ from run_graphs import evaluated, small
 from dataflow.errors import RunError
 from engine.api import run
 from engine.coordinator.core import Coordinator
-from engine.coordinator.messages import GoBack, StepClosed
+from engine.coordinator.messages import Rollback, StepClosed
 from engine.observe.samples import read_samples
 
 Options = Callable[..., Any]
@@ -36,7 +36,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             closed = [each.step for each in told if isinstance(each, StepClosed)]
             if closed and closed[0] in steps and lost.count(closed[0]) < times:
                 lost.append(closed[0])
-                return [GoBack(worker="train", error="process 7 was killed by SIGKILL")]
+                return [Rollback(worker="train", error="process 7 was killed by SIGKILL")]
             return told
 
         monkeypatch.setattr(Coordinator, "handle", losing)

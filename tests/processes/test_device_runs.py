@@ -26,11 +26,11 @@ from engine.api import Result, peek, plan, resume, run
 from engine.channels.contract import Request
 from engine.channels.inproc import InprocChannel
 from engine.checkpoint.cut import read_rows
-from engine.coordinator.lane import FINISHED, TAKEN, Lane
 from engine.coordinator.messages import Gather
+from engine.coordinator.prompt_table import FINISHED, TAKEN, PromptTable
 from engine.observe.samples import read_samples
-from engine.runtime.worker import Worker
-from engine.runtime.workers import KeepRows, Save
+from engine.run.workers import KeepRows, Save
+from engine.worker.worker import Worker
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(240)
@@ -138,12 +138,14 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv(GATE, str(path))
     gate = os.open(path, os.O_RDWR)
 
-    def looked_at(change: Callable[[Lane, np.ndarray], None]) -> Callable[[Lane, np.ndarray], None]:
+    def looked_at(
+        change: Callable[[PromptTable, np.ndarray], None],
+    ) -> Callable[[PromptTable, np.ndarray], None]:
         """The change, and then a look whether that is so now; of its prompts some may be finished,
         then rejected.
         """
 
-        def changed(lane: Lane, slots: np.ndarray) -> None:
+        def changed(lane: PromptTable, slots: np.ndarray) -> None:
             change(lane, slots)
             if lane.count[FINISHED] and len(lane.rows("select", lane.slots(TAKEN)).keys):
                 os.write(gate, b".")
@@ -151,7 +153,7 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         return changed
 
     for change in ("_settle", "take"):
-        monkeypatch.setattr(Lane, change, looked_at(getattr(Lane, change)))
+        monkeypatch.setattr(PromptTable, change, looked_at(getattr(PromptTable, change)))
     yield
     os.close(gate)
 
@@ -242,7 +244,7 @@ def test_a_file_of_another_width_is_refused(tiny: Path, options: Options, tmp_pa
 
 
 def test_rows_of_several_blocks_come_in_order(tiny: Path, options: Options) -> None:
-    from engine.runtime.assemble import assemble
+    from engine.worker.assemble import assemble
 
     worker, parts = alone(tiny, options), [some([1, 2, 3]), some([4, 0]), some([2])]
     refs = [worker.keep("states", part) for part in parts]

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(180)
 
 HOLDS = """
 import re, sys
-from engine.runtime import stop
-from engine.runtime.outside import show
+from engine.run import stop
+from engine.run.outside import show
 
 stop._OUTSIDE = 1.0
 
@@ -40,8 +40,8 @@ with stop.Stop(0.5, lambda: ""):
 
 CANNOT_BE_INTERRUPTED = """
 import ctypes
-from engine.runtime import outside, stop
-from engine.runtime.outside import show
+from engine.run import outside, stop
+from engine.run.outside import show
 
 class Patient(stop.Outside):
     def interrupted(self):
@@ -105,8 +105,8 @@ def test_what_cannot_be_interrupted_is_ended_from_outside() -> None:
 def test_a_run_that_ends_leaves_no_watcher_and_none_of_its_signals_ends_the_process() -> None:
     done = script(
         "import os, time\n"
-        "from engine.runtime.outside import STACK_SIGNAL\n"
-        "from engine.runtime.stop import Stop\n"
+        "from engine.run.outside import STACK_SIGNAL\n"
+        "from engine.run.stop import Stop\n"
         "with Stop(1.0, lambda: ''):\n"
         "    os.kill(os.getpid(), STACK_SIGNAL)\n"
         "os.kill(os.getpid(), STACK_SIGNAL)\n"

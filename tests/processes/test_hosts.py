@@ -29,20 +29,21 @@ from dataflow.errors import DataError, KernelError, RunError
 from dataflow.graph import Graph
 from engine.api import plan as planned
 from engine.api import run
-from engine.channels.keys import Keys as KeyPair
+from engine.channels.curve_keys import CurveKeyPair as KeyPair
 from engine.checkpoint.cut import read_rows
 from engine.coordinator.messages import (
     ChunkDone,
+    FetchFailed,
     From,
     Produced,
     Release,
     Reported,
     SourceOpened,
-    Unfetched,
     WorkerLost,
     WorkerOpened,
 )
 from engine.launch import hostlink
+from engine.launch.control_socket import ControlSocket
 from engine.launch.hostlink import HostLink
 from engine.launch.hosts import HostsWorkers
 from engine.launch.keyfile import read_keys
@@ -51,8 +52,7 @@ from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import read_cluster
 from engine.plan.plan import Plan
-from engine.runtime.link import Link
-from engine.runtime.workers import Save
+from engine.run.workers import Save
 from graphs.grpo import grpo
 
 pytestmark = pytest.mark.timeout(240)
@@ -202,7 +202,7 @@ def test_a_worker_of_a_host_that_dies_is_begun_again(
         workers.tell(chunk_of(3, old))
         if near == "host":
             began = time.monotonic()
-            assert until(workers, Unfetched)[-1].peer == "source"
+            assert until(workers, FetchFailed)[-1].peer == "source"
             assert time.monotonic() - began < 5.0, (
                 "word that it is gone came before the end of the lease"
             )
@@ -388,9 +388,9 @@ def test_a_run_on_two_hosts(
     """
     one = run(graph(marked), options(4, name="one"))
     heard: list[bytes] = []
-    receive, take = Link.receive, HostLink._take
+    receive, take = ControlSocket.receive, HostLink._take
 
-    def received(link: Link) -> Any:
+    def received(link: ControlSocket) -> Any:
         frames = receive(link)
         heard.extend(frame.payload for frame in frames or ())
         return frames
@@ -399,7 +399,7 @@ def test_a_run_on_two_hosts(
         heard.append(data)
         return take(link, data)
 
-    monkeypatch.setattr(Link, "receive", received)
+    monkeypatch.setattr(ControlSocket, "receive", received)
     monkeypatch.setattr(HostLink, "_take", taken)
     pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
     two = run(

@@ -1,5 +1,4 @@
-"""Prompts that do not fit, in whole runs: dropped, cut or an error; nothing hangs where none fits.
-"""
+"""Prompts that do not fit, in whole runs: dropped, cut or an error; nothing hangs where none fits."""
 
 from __future__ import annotations
 

@@ -45,22 +45,22 @@ from dataflow.schema import Prompt
 from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.messages import (
     ChunkDone,
+    FetchFailed,
     From,
     Produced,
     Release,
     Reported,
     SourceOpened,
-    Unfetched,
     WorkerLost,
     WorkerOpened,
 )
+from engine.launch.control import Open
 from engine.launch.local import CONTROL_BYTES, Supervisor
+from engine.launch.wire import encode
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.plan import Plan
-from engine.runtime.control import Open
-from engine.runtime.wire import encode
-from engine.runtime.workers import KeepRows, Save, WorkerGone
+from engine.run.workers import KeepRows, Save, WorkerGone
 from operators.kernels.scoring_process import Children
 
 pytestmark = pytest.mark.timeout(180)
@@ -244,7 +244,7 @@ def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) 
         assert end.epoch == 0
         assert "was killed by SIGKILL" in end.error
         supervisor.tell(chunk_of(3, old))
-        missing = until(supervisor, Unfetched)[0]
+        missing = until(supervisor, FetchFailed)[0]
         assert (missing.peer, missing.chunk) == ("source", 3)
         with pytest.raises(WorkerGone, match="source"):
             supervisor.ask({"source": Save(directory=Path("nowhere"))})
@@ -258,7 +258,9 @@ def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) 
         supervisor.tell(chunk_of(5, new))
         assert isinstance(until(supervisor, ChunkDone)[0], Produced)
         supervisor.tell(chunk_of(6, old))
-        assert until(supervisor, Unfetched)[0].chunk == 6, "a block of the incarnation that is gone"
+        assert until(supervisor, FetchFailed)[0].chunk == 6, (
+            "a block of the incarnation that is gone"
+        )
 
 
 def test_who_is_asked_before_it_reads_its_first_word_answers(start: Start, tmp_path: Path) -> None:
@@ -364,11 +366,11 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
         )  # else it may still answer
         supervisor.tell(chunk_of(1, ref, node="hangs"))
         heard = until(
-            supervisor, WorkerLost, Unfetched
+            supervisor, WorkerLost, FetchFailed
         )  # host waits for the source's answer, and hears its end, too
-        heard += until(supervisor, *({WorkerLost, Unfetched} - {type(heard[-1])}))
+        heard += until(supervisor, *({WorkerLost, FetchFailed} - {type(heard[-1])}))
         ends = {type(event): event for event in heard}
-        assert ends[WorkerLost].worker == ends[Unfetched].peer == "source"
+        assert ends[WorkerLost].worker == ends[FetchFailed].peer == "source"
         assert "nothing was heard of it for" in ends[WorkerLost].error
 
 

@@ -24,11 +24,12 @@ from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import Channel, PeerLost, Request
 from engine.channels.inproc import InprocChannel
-from engine.channels.rowcast import RowCast, join
+from engine.channels.row_broadcast import RowBroadcast, join
 from engine.channels.shm import ShmChannel
 from engine.coordinator.messages import (
     ChunkDone,
     Event,
+    FetchFailed,
     Gather,
     Go,
     Loaded,
@@ -43,12 +44,11 @@ from engine.coordinator.messages import (
     Slept,
     Stepped,
     TrainStep,
-    Unfetched,
     Wake,
     Woken,
 )
 from engine.options import RunOptions
-from engine.runtime.worker import Worker
+from engine.worker.worker import Worker
 from operators.data import prompts
 from operators.generate import generate
 
@@ -112,7 +112,7 @@ def opened(
     graph: Graph,
     name: str,
     channel: Channel | None = None,
-    cast: RowCast | None = None,
+    cast: RowBroadcast | None = None,
     **options: Any,
 ) -> tuple[Worker, Any]:
     """The Worker of this name, and its kernels by node."""
@@ -258,10 +258,10 @@ def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:
         row=np.arange(3),
     )
     told = list(worker.execute(replace(chunk("rollout", "gen"), inputs={"prompt": (gather,)})))
-    assert told == [Unfetched(node="rollout", worker="gen", peer="data", chunk=7)]
+    assert told == [FetchFailed(node="rollout", worker="gen", peer="data", chunk=7)]
     offer = Offered(model="policy", version=3, worker="train", block=0, digest="")
     assert list(worker.execute(publish(offer, "rollout", "gen", "train"))) == [
-        Unfetched(node="rollout", worker="gen", peer="data")
+        FetchFailed(node="rollout", worker="gen", peer="data")
     ]
     assert kernels["rollout"].asked == []
 

@@ -23,13 +23,13 @@ from engine.coordinator.messages import (
     ChunkDone,
     Evaluate,
     Evaluated,
+    FetchFailed,
     Follow,
     Record,
     RunChunk,
     StepClosed,
     Stepped,
     TrainStep,
-    Unfetched,
 )
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.workers import Simulation, Stored
@@ -265,7 +265,7 @@ class Proof:
         """
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
         dropped = {
-            e.sequence: t for t, e in reversed(self.history.events) if isinstance(e, Unfetched)
+            e.sequence: t for t, e in reversed(self.history.events) if isinstance(e, FetchFailed)
         }
         begins: dict[int, tuple[float, TrainStep]] = {}
         for (
@@ -403,8 +403,7 @@ class Proof:
         )
 
     def followers_moved(self) -> None:
-        """A follower moves once for each version that is a multiple of `every`, never at the start.
-        """
+        """A follower moves once for each version that is a multiple of `every`, never at the start."""
         moves = Counter((m.model, m.reader, m.worker, m.version) for m in self.said(Follow))
         wanted = Counter(
             (model.name, reader, worker, version)
@@ -525,8 +524,7 @@ class Proof:
 
     @cached_property
     def _home(self) -> dict[tuple[str, int, int], set[int]]:
-        """(source, position, attempt) -> the closed Steps that trained on rows of it in this run.
-        """
+        """(source, position, attempt) -> the closed Steps that trained on rows of it in this run."""
         found: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         for message, _ in self.history.trained:
             for position, _, attempt in message.keys.rows() if message.step in self.steps else ():

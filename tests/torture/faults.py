@@ -92,8 +92,7 @@ class _Hooks:
 
 
 def install(faults: Faults) -> None:
-    """From now on, in this process. Call it before what writes is made, and after it is imported.
-    """
+    """From now on, in this process. Call it before what writes is made, and after it is imported."""
     hooks = _Hooks()
     _hook_files(faults, hooks)
     _hook_os(faults, hooks)

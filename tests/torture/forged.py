@@ -129,8 +129,7 @@ def torture(short: bool, seed: int) -> list[Outcome]:
 
 
 def _prepare(folder: Path) -> None:
-    """A model, data, a reward, a finished run; then the victims, and modules that nobody may run.
-    """
+    """A model, data, a reward, a finished run; then the victims, and modules that nobody may run."""
     folder.mkdir()
     rows = [{"prompt": letter * 2, "answer": letter} for letter in "abcdef"]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

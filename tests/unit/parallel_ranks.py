@@ -63,8 +63,7 @@ PICKY = Loss((term(loss_function(_picky, name="picky")),))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A train node; `owners`: the rank that has each prompt of a Step, in the order of positions.
-    """
+    """A train node; `owners`: the rank that has each prompt of a Step, in the order of positions."""
 
     loss: Loss
     owners: Sequence[int]

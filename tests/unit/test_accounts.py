@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.observe.accounts import StepAccounts
-from engine.runtime.workers import Doing
+from engine.run.workers import Doing
 
 IDLE = [Doing(worker="gen"), Doing(worker="train")]
 

@@ -225,8 +225,7 @@ def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
 
 
 def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
-    """The least variance: 1e-8 added to a variance of 1e-8 halves what the clamp leaves as it is.
-    """
+    """The least variance: 1e-8 added to a variance of 1e-8 halves what the clamp leaves as it is."""
     rows = Drawn(0)
     rows.mask = [[1.0] * n for n in rows.lengths]
     count = sum(rows.lengths)

@@ -18,7 +18,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, Schema
 from dataflow.user import Columns, operator
-from engine.runtime.alignment import Alignment
+from engine.worker.alignment import Alignment
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate

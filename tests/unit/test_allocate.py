@@ -23,7 +23,7 @@ from dataflow.schema import Logprobs
 from engine.channels.inproc import InprocChannel
 from engine.channels.outbox import SlabOutbox
 from engine.channels.slabs import POISON, SlabPool
-from engine.runtime.session import Allocate, Modules, NodeSession
+from engine.worker.session import Allocate, Modules, NodeSession
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.generate import TorchGenerate
 

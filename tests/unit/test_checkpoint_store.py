@@ -23,7 +23,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import CheckpointError, StorageError
 from dataflow.schema import Rollout
 from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
-from engine.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore
+from engine.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
 
 _OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 
@@ -41,11 +41,11 @@ def _put(path: Path) -> None:
     path.write_text("{}")
 
 
-def _write(store: CheckpointStore, step: int) -> Checkpoint:
+def _write(store: CheckpointStore, step: int) -> StoredCheckpoint:
     return store.write(step, _fill(step), {"step": step, "loss": 0.5})
 
 
-def _whole(found: Checkpoint | None) -> int:
+def _whole(found: StoredCheckpoint | None) -> int:
     """The Step of a checkpoint, whose files are those that were filled in."""
     assert found is not None
     assert (found.path / "policy" / "model.bin").read_bytes() == bytes([found.step]) * 4096

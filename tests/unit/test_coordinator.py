@@ -15,7 +15,6 @@ from dataflow.batch import Keys
 from engine.coordinator import intake
 from engine.coordinator.blocks import Blocks, _counted, _indexed
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, RUNNING, Lane
 from engine.coordinator.messages import (
     NO_VERSION,
     ChunkDone,
@@ -28,6 +27,7 @@ from engine.coordinator.messages import (
     SourceCut,
     SourceOpened,
 )
+from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes, Timing
@@ -254,15 +254,17 @@ PROMPTS = node("prompts", relation="source", rows=1, inner=1, work="source")
 ROLLOUT = node("rollout", "prompts", relation="expand", inner=1, work="decode")
 
 
-def lane(*more: PlannedNode) -> tuple[Lane, Blocks]:
+def lane(*more: PlannedNode) -> tuple[PromptTable, Blocks]:
     blocks = Blocks(weigh=True)
     return (
-        Lane("prompts", (PROMPTS, ROLLOUT, *more), [more[-1].name if more else "rollout"], blocks),
+        PromptTable(
+            "prompts", (PROMPTS, ROLLOUT, *more), [more[-1].name if more else "rollout"], blocks
+        ),
         blocks,
     )
 
 
-def feed(it: Lane, name: str, keys: Keys, version: int = NO_VERSION) -> list:
+def feed(it: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -> list:
     it.produced(name, ref(keys, version=version))
     return it.pump()
 
@@ -311,7 +313,7 @@ def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
 
 def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> None:
     more = node("more", "prompts", relation="expand", rows=3, inner=1, work="decode")
-    it = Lane("prompts", (PROMPTS, ROLLOUT, more), ["rollout", "more"], Blocks(weigh=True))
+    it = PromptTable("prompts", (PROMPTS, ROLLOUT, more), ["rollout", "more"], Blocks(weigh=True))
     it.admit([0], [0], 1)
     feed(it, "prompts", Keys.of([0]))
     feed(it, "rollout", Keys.of([0, 0], [0, 1]), version=2)

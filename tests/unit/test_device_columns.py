@@ -29,7 +29,7 @@ from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
-from engine.runtime.digest import row_digests
+from engine.worker.digest import row_digests
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.generate import generate

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.schema import MESSAGE
-from engine.runtime.digest import row_digests
+from engine.worker.digest import row_digests
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "text": (pa.utf8(), st.text(max_size=4)),

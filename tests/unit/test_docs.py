@@ -173,8 +173,7 @@ def test_every_metric_in_the_code_is_documented() -> None:
 
 
 def test_every_documented_metric_is_in_the_code() -> None:
-    """Names as they are in the code, or at least their last part where the code puts them together.
-    """
+    """Names as they are in the code, or at least their last part where the code puts them together."""
     ours = {name for _, name in emitted()}
     written = "\n".join(path.read_text() for path in sources())
     first_column = re.findall(

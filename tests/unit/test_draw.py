@@ -43,8 +43,7 @@ def exact_match(completions: list[str], answer: list[str]) -> list[float]:
 
 
 def dapo() -> Graph:
-    """Selection, several outputs, lag and an evaluation, under a name that every form must escape.
-    """
+    """Selection, several outputs, lag and an evaluation, under a name that every form must escape."""
     policy = Model("policy", "models/base", trainable=True)
     rollout = generate(
         policy,

@@ -1,5 +1,4 @@
-"""The language: content equality, rewrites that keep what they do not change, calls, public names.
-"""
+"""The language: content equality, rewrites that keep what they do not change, calls, public names."""
 
 from __future__ import annotations
 

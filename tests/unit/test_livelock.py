@@ -16,8 +16,8 @@ from engine.coordinator.admission import Admission
 from engine.coordinator.ages import ages
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Settings
-from engine.coordinator.lane import RUNNING, Lane
 from engine.coordinator.messages import NO_VERSION, Finish, Ref, SourceCut
+from engine.coordinator.prompt_table import RUNNING, PromptTable
 from engine.plan.plan import (
     Fetch,
     ModelUse,
@@ -28,10 +28,10 @@ from engine.plan.plan import (
     PlannedSource,
 )
 from engine.plan.planner import make_plan
-from engine.runtime.worker import Worker
-from engine.simulate import incarnation
+from engine.simulate import simulated_worker
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.workers import Simulation
+from engine.worker.worker import Worker
 from tests import right_graphs
 from tests.unit.planning import DATA
 
@@ -136,7 +136,7 @@ def stale(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
 def test_a_run_that_gives_everything_up_ends_and_says_who_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(incarnation, "ages", stale)
+    monkeypatch.setattr(simulated_worker, "ages", stale)
     run = simulated(judged("drop", max_lag=1), patience=300.0, until=20_000.0)
     assert run.finish is not None, "it goes on for ever"
     assert run.coordinator.version == 2  # of which version 0 is more than one behind
@@ -152,7 +152,7 @@ def test_a_run_that_gives_everything_up_ends_and_says_who_does(
 
 
 def test_patience_0_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incarnation, "ages", stale)
+    monkeypatch.setattr(simulated_worker, "ages", stale)
     run = simulated(judged("drop", max_lag=1), patience=0.0, until=5_000.0)
     assert run.finish is None
 
@@ -183,7 +183,7 @@ def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None
     """
     plan, blocks = judged("drop", max_lag=1), Blocks()
     stream = [n for n in plan.nodes if n.region == "stream"]
-    lane = Lane("prompts", stream, ["rollout", "judge", "slow"], blocks)
+    lane = PromptTable("prompts", stream, ["rollout", "judge", "slow"], blocks)
     admission = Admission(plan.sources[0], lane, steps=None, last_batch="train")
     admission.rows = 9
     stored = {

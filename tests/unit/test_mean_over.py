@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.lane import DROPPED, FINISHED, REJECTED, Lane, Ready
 from engine.coordinator.messages import Ref, RunChunk
+from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, PromptTable, Ready
 from engine.coordinator.reduced import descendants
-from engine.coordinator.tables import PRESENT, StepRows, Table
+from engine.coordinator.tables import PRESENT, RowTable, StepRows
+from engine.launch.wire import decode, encode
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
-from engine.runtime.session import Modules, NodeSession
-from engine.runtime.wire import decode, encode
+from engine.worker.session import Modules, NodeSession
 from operators.kernels.mean_over import MeanOver
 
 FLOATS = st.floats(-1e3, 1e3, width=32)
@@ -80,7 +80,7 @@ def test_descendants_are_those_of_a_plain_loop(
     data: st.DataObject, slots: int, width: int, fan_in: int
 ) -> None:
     """Above the cut by the tables, below it by keys: the same rows, in the order of their keys."""
-    table = Table(width * fan_in, slots)
+    table = RowTable(width * fan_in, slots)
     states = data.draw(
         st.lists(st.sampled_from([0, 1, 2]), min_size=table.state.size, max_size=table.state.size)
     )
@@ -106,7 +106,7 @@ def test_descendants_are_those_of_a_plain_loop(
 # --- a lane with two generations ------------------------------------------------------------------
 
 
-def lane(*, refill: bool = False, chunking: str = "cohort") -> Lane:
+def lane(*, refill: bool = False, chunking: str = "cohort") -> PromptTable:
     """prompts -> rollout x2 -> later x2 -> left (a select) -> mean, over the rows of rollout."""
 
     def node(
@@ -140,10 +140,10 @@ def lane(*, refill: bool = False, chunking: str = "cohort") -> Lane:
         node("left", "subset", 4, 4, read("later"), refill=refill, work="select"),
         node("mean", "reduce", 2, 2, read("left", "later", fan_in=2), read("rollout")),
     )
-    return Lane("prompts", nodes, ("mean",), Blocks())
+    return PromptTable("prompts", nodes, ("mean",), Blocks())
 
 
-def produced(it: Lane, node: str, *rows: tuple[int, int]) -> None:
+def produced(it: PromptTable, node: str, *rows: tuple[int, int]) -> None:
     keys = Keys.of([p for p, _ in rows], [s for _, s in rows])
     zeros = np.zeros(len(rows), np.int32)
     it.produced(
@@ -151,7 +151,7 @@ def produced(it: Lane, node: str, *rows: tuple[int, int]) -> None:
     )
 
 
-def begun(it: Lane, prompts: int = 1) -> None:
+def begun(it: PromptTable, prompts: int = 1) -> None:
     it.admit(range(prompts), [0] * prompts, 0)
     for node, width in (("prompts", 1), ("rollout", 2), ("later", 4)):
         produced(it, node, *((p, s) for p in range(prompts) for s in range(width)))

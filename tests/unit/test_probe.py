@@ -23,9 +23,7 @@ from engine.channels.inproc import InprocChannel
 from engine.channels.world import leave, world
 from engine.coordinator.messages import Event, Loaded, Offer, Offered, Probed, Publish
 from engine.plan.plan import ModelUse, Plan, PlannedNode
-from engine.runtime.delivery import Delivery
-from engine.runtime.probes import Probes
-from engine.runtime.timing import Timing
+from engine.run.probes import Probes
 from engine.weights.probe import (
     LENGTH,
     ROWS,
@@ -36,6 +34,8 @@ from engine.weights.probe import (
     probe_rows,
     tolerance_of,
 )
+from engine.worker.delivery import Delivery
+from engine.worker.timing import Timing
 from operators import losses
 from operators.kernels.torch.forward import TorchLogprobs, TorchValues
 from operators.kernels.torch.generate import TorchGenerate

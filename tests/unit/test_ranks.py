@@ -14,6 +14,7 @@ from dataflow.batch import Keys
 from dataflow.kernel import Layout
 from engine.coordinator.messages import (
     Event,
+    FetchFailed,
     Gather,
     Go,
     Instruction,
@@ -26,16 +27,15 @@ from engine.coordinator.messages import (
     Release,
     Stepped,
     TrainStep,
-    Unfetched,
     WorkerLost,
 )
-from engine.coordinator.ranks import Ranks
+from engine.coordinator.ranks import RankGroups
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNode
 
 BLOCKS = 3
 
 
-def ranks(world: int = 2, tensor: int = 1) -> Ranks:
+def ranks(world: int = 2, tensor: int = 1) -> RankGroups:
     """`learn` on so many ranks, of which each `tensor` have the same rows, reads `rollout`; `lone`
     has one.
     """
@@ -62,14 +62,15 @@ def ranks(world: int = 2, tensor: int = 1) -> Ranks:
         PlannedModel(name="m", base="b", writer="learn"),
         PlannedModel(name="n", base="b", writer="lone"),
     )
-    return Ranks(Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models))
+    return RankGroups(
+        Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models)
+    )
 
 
 def assignment(
     lengths: list[int], n: int = 1, sequence: int = 0, node: str = "learn"
 ) -> tuple[TrainStep, list[Ref]]:
-    """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks.
-    """
+    """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks."""
     keys = Keys.of(range(len(lengths) // n)).expand(n)
     block = np.arange(len(keys), dtype=np.int32) % BLOCKS
     row = (np.arange(len(keys)) // BLOCKS).astype(np.int32)
@@ -98,7 +99,7 @@ def assignment(
     )
 
 
-def told(it: Ranks, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
+def told(it: RankGroups, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
     for ref in refs:
         produced = Produced(chunk=0, node="rollout", ref=ref)
         assert it.heard(produced) == ([produced], [])
@@ -184,7 +185,7 @@ def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> No
     _, begun = it.heard(Prepared(node="learn", worker="t0", sequence=0))
     assert begun == [Go(node="learn", worker=f"t{rank}", sequence=0) for rank in range(4)]
     first, *_ = told(it, *assignment([5] * 6, sequence=1))
-    gone = Unfetched(node="learn", worker="t2", peer="gen", sequence=1)
+    gone = FetchFailed(node="learn", worker="t2", peer="gen", sequence=1)
     assert it.heard(gone) == ([gone], [])
     awaited = tuple(block for _, block in first.inputs["rows"][0].refs)
     left = tuple(block for block in (10, 11, 12) if block not in awaited)
@@ -219,7 +220,7 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
     it = ranks(2)
     message, refs = assignment([5] * 6)
     told(it, message, refs)
-    gone = Unfetched(node="learn", worker="t1", peer="gen", sequence=0)
+    gone = FetchFailed(node="learn", worker="t1", peer="gen", sequence=0)
     assert it.heard(gone) == ([gone], [])
     assert it.heard(gone) == ([], [])
     assert it.heard(Prepared(node="learn", worker="t0", sequence=0)) == ([], [])
@@ -237,7 +238,7 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
     it = ranks(3)
     shares = told(it, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs
-    gone = Unfetched(node="learn", worker="t0", peer="gen2", sequence=0)
+    gone = FetchFailed(node="learn", worker="t0", peer="gen2", sequence=0)
     assert it.heard(gone) == ([gone], [])
     assert it.heard(Prepared(node="learn", worker="t1", sequence=0)) == ([], [])
     others = tuple(block for block in (10, 11, 12) if block != mine[1])
@@ -247,7 +248,7 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
     told(it, *assignment([5, 5, 5], sequence=1))
     kinds: dict[str, Event] = {
         "prepared": Prepared(node="learn", worker="t2", sequence=0),
-        "unfetched": Unfetched(node="learn", worker="t2", peer="gen2", sequence=0),
+        "unfetched": FetchFailed(node="learn", worker="t2", peer="gen2", sequence=0),
     }
     assert it.heard(kinds[last]) == ([], [])  # the same blocks are read once more
     answers = [
@@ -261,7 +262,7 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
 def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost() -> None:
     it = ranks(2)
     shares = told(it, *assignment([5, 5, 5]))
-    gone = Unfetched(node="learn", worker="t0", peer="gen", sequence=0)
+    gone = FetchFailed(node="learn", worker="t0", peer="gen", sequence=0)
     assert it.heard(gone) == ([gone], [])
     blocks = tuple(block for _, block in shares[1].inputs["rows"][0].refs)
     assert it.told([Release(worker="gen", blocks=blocks)]) == []

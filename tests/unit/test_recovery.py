@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.fence import Fence
-from engine.coordinator.lane import FINISHED, RUNNING, Lane
 from engine.coordinator.messages import (
     NO_VERSION,
     ChunkDone,
+    FetchFailed,
     Finish,
     From,
-    GoBack,
     Instruction,
     Loaded,
     Offer,
@@ -32,14 +30,16 @@ from engine.coordinator.messages import (
     Ref,
     Release,
     Respawn,
+    Rollback,
     RunChunk,
     SourceOpened,
     Stepped,
     TrainStep,
-    Unfetched,
     WorkerLost,
     WorkerOpened,
 )
+from engine.coordinator.ordered_inbox import OrderedInbox
+from engine.coordinator.prompt_table import FINISHED, RUNNING, PromptTable
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.plan.plan import (
     Fetch,
@@ -52,7 +52,7 @@ from engine.plan.plan import (
 )
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.faults import Faults
-from engine.simulate.incarnation import Incarnation
+from engine.simulate.simulated_worker import SimulatedWorker
 from engine.simulate.workers import Simulation
 
 # --- the fence ------------------------------------------------------------------------------------
@@ -66,13 +66,13 @@ def test_whatever_the_order_and_however_often_each_comes_once_and_in_order(
     sent = data.draw(
         st.permutations([n for n in range(count) for _ in range(data.draw(st.integers(1, 3)))])
     )
-    fence: Fence[int] = Fence(4)
+    fence: OrderedInbox[int] = OrderedInbox(4)
     assert [m for n in sent for m in fence.take(4, n, n)] == list(range(count))
     assert fence.missing is None
 
 
 def test_a_zombie_is_not_heard() -> None:
-    fence: Fence[str] = Fence()
+    fence: OrderedInbox[str] = OrderedInbox()
     assert fence.take(0, 1, "early") == []
     assert fence.missing == 0
     fence.close()
@@ -316,7 +316,7 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     it.die("judge")
     it.come_back("judge")
     score = it.chunk("score")
-    it.hear(Unfetched(node="score", worker="judge", peer="gen", chunk=score.id))
+    it.hear(FetchFailed(node="score", worker="judge", peer="gen", chunk=score.id))
     assert it.new(RunChunk) == []  # until the loss is told here, too
     it.die("gen")
     it.come_back("gen")
@@ -365,7 +365,7 @@ def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel()
     rollout = it.chunk("rollout")
     it.die("data")
     it.come_back("data")
-    it.hear(Unfetched(node="rollout", worker="gen", peer="data", chunk=rollout.id))
+    it.hear(FetchFailed(node="rollout", worker="gen", peer="data", chunk=rollout.id))
     it.run(it.chunk("prompts"), content=6)
     (finish,) = it.new(Finish)
     assert "prompts: its chunk was run again" in finish.error
@@ -380,7 +380,7 @@ def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
     it.run(it.chunk("score"))
     (train,) = it.new(TrainStep)
     it.die("judge")
-    it.hear(Unfetched(node="learn", worker="train", peer="judge", sequence=train.sequence))
+    it.hear(FetchFailed(node="learn", worker="train", peer="judge", sequence=train.sequence))
     it.come_back("judge")
     it.run(it.chunk("score"))
     (again,) = it.new(TrainStep)
@@ -391,7 +391,7 @@ def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
 def test_a_worker_with_state_takes_the_run_back() -> None:
     it = ByHand(plan())
     it.hear(lost("train", error="out of memory"))
-    assert it.new(GoBack) == [GoBack(worker="train", error="out of memory")]
+    assert it.new(Rollback) == [Rollback(worker="train", error="out of memory")]
     it.said.clear()
     it.run(RunChunk(id=0, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
     assert it.said == []
@@ -408,11 +408,11 @@ def test_what_the_weights_have_moved_on_from_takes_the_run_back() -> None:
     (train,) = it.new(TrainStep)
     it.die("gen")
     it.come_back("gen")
-    assert it.new(GoBack) == []
+    assert it.new(Rollback) == []
     assert it.new(Offer) == []  # the writer may be training already
 
     it.hear(Stepped(node=train.node, step=1, worker="train"))
-    assert [g.worker for g in it.new(GoBack)] == ["gen"]
+    assert [g.worker for g in it.new(Rollback)] == ["gen"]
 
 
 def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> None:
@@ -434,7 +434,7 @@ def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> No
 
 def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
     base = plan(max_lag=1)
-    it = Lane("prompts", base.nodes[:3], ["rollout", "score"], Blocks())
+    it = PromptTable("prompts", base.nodes[:3], ["rollout", "score"], Blocks())
     it.admit([0, 1], [0, 0], 0)
     keys = Keys.of([0, 1])
     for number, name in enumerate(("prompts", "rollout", "score")):
@@ -482,7 +482,7 @@ def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_ha
     world = Simulation(
         plan(1), Settings(steps=1), rows={"prompts": 1}, timing=Timing(), outcomes=Outcomes()
     )
-    it, done = Incarnation(world, "rollout", 0), list[tuple[float, int]]()
+    it, done = SimulatedWorker(world, "rollout", 0), list[tuple[float, int]]()
     for when, seconds in stops:
         world.clock.after(when, partial(it.stop, seconds))
     for number, when in enumerate(times):

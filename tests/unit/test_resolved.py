@@ -52,8 +52,7 @@ def scored(rollout: Port[Rollout]) -> Port[Advantage]:
 def trained_at(
     loss: Loss, *, sampled_at: float, temperature: float | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of a train node on the rows `sampled`, and what is noted of its temperature.
-    """
+    """The parameters of a train node on the rows `sampled`, and what is noted of its temperature."""
     rollout = sampled(temperature=sampled_at)
     best = select(rollout, where=best_of(reward(exact, rollout, name="score")))
     plan = planned(Graph("g", train(policy, best, loss=loss, temperature=temperature, lr=1e-3)))

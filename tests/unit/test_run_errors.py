@@ -23,7 +23,7 @@ from dataflow.schema import Advantage, Prompt, Reward
 from dataflow.user import Columns, operator
 from engine import api
 from engine.channels.contract import PeerLost
-from engine.runtime.timing import Timing
+from engine.worker.timing import Timing
 from operators.data import prompts
 from operators.generate import generate
 from operators.losses import supervised_loss

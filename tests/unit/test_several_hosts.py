@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dataflow.errors import PlanError, RunError
 from engine import options as run_options
-from engine.channels.keys import Keys
+from engine.channels.curve_keys import CurveKeyPair
 from engine.cli import main
 from engine.launch.hosts import of_this_clock
 from engine.launch.keyfile import make_keys, read_keys
@@ -162,7 +162,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     path = tmp_path / "cluster.toml"
     path.write_text('[hosts.a]\naddress = "10.0.0.1"\n')
     assert main(["keys", str(path)]) == 0
-    assert isinstance(read_keys(tmp_path / "cluster.keys").run, Keys)
+    assert isinstance(read_keys(tmp_path / "cluster.keys").run, CurveKeyPair)
     assert main(["keys", str(path)]) == 3
     assert main(["keys"]) == 2
     assert main(["host", str(path)]) == 2

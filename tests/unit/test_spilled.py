@@ -15,14 +15,14 @@ from dataflow.batch import Batch, Keys
 from engine.channels.shm import ShmChannel
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.lane import Lane
 from engine.coordinator.messages import From, Spilled, WorkerLost
+from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.recovery import Recovery
+from engine.launch.control import WorkerUpdate
+from engine.launch.control_socket import ControlSocket
+from engine.launch.wire import decode
+from engine.launch.worker_process import Outgoing
 from engine.plan.plan import PlannedNode, PlannedSource
-from engine.runtime.control import Told
-from engine.runtime.link import Link
-from engine.runtime.process import Outgoing
-from engine.runtime.wire import decode
 
 MIB = 1 << 20
 
@@ -80,7 +80,7 @@ def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -
     )
     planned = PlannedSource(name="p", batch=4, max_lag=max_lag)
     admission = Admission(
-        planned, Lane("p", (source,), ["prompts"], Blocks()), steps=9, last_batch="train"
+        planned, PromptTable("p", (source,), ["prompts"], Blocks()), steps=9, last_batch="train"
     )
     assert sum(len(ready.keys) for ready in admission.admit(0, sparing=True)) == 4
     assert admission.admit(0, sparing=True) == []
@@ -90,7 +90,7 @@ def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -
 
 def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     mine, its = socket.socketpair()
-    link, other = Link(mine), Link(its)
+    link, other = ControlSocket(mine), ControlSocket(its)
     out = Outgoing(link, "w", 3)
     assert [out.spilled(lambda n=n: n) for n in (0, 5, 9, 0, 0)] == [
         False,
@@ -102,7 +102,7 @@ def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     out.flush()
     frames = other.receive()
     assert frames is not None
-    (told,) = [decode(frame.payload, (Told,)) for frame in frames]
+    (told,) = [decode(frame.payload, (WorkerUpdate,)) for frame in frames]
     assert [e.event for e in told.events] == [
         Spilled(worker="w", nbytes=5),
         Spilled(worker="w", nbytes=0),

@@ -1,5 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do to a process, one after another; each in a process of its own.
-"""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a process, one after another; each in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 RUN = """
 import sys, threading
 from contextlib import nullcontext
-from engine.runtime.signals import Signalled, StopSignals, code, ending_command
+from engine.run.signals import Signalled, StopSignals, code, ending_command
 grace, command = float(sys.argv[1]), sys.argv[2] == "command"
 with ending_command() if command else nullcontext():
     print("ready", flush=True)
@@ -226,7 +225,7 @@ def test_a_process_of_a_run_leaves_them_alone_from_its_very_start() -> None:
 
 FORKS = """
 import multiprocessing, sys
-from engine.runtime.signals import StopSignals
+from engine.run.signals import StopSignals
 from dataflow.signals import left_to_the_run
 import threading
 left_to_the_run() if sys.argv[1] == "worker" else None
@@ -265,7 +264,7 @@ HOST = """
 import os, signal, subprocess, sys, threading
 from pathlib import Path
 from engine.launch import host
-from engine.runtime.signals import StopSignals
+from engine.run.signals import StopSignals
 
 heard, start = threading.Event(), subprocess.Popen
 

@@ -30,6 +30,7 @@ from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.launch.keyfile import make_keys
+from engine.launch.worker_process import KINDS, failure
 from engine.observe.logs import LogFile, logged
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
@@ -37,7 +38,6 @@ from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace, read_trace
 from engine.observe.views import View
 from engine.plan.plan import Plan, PlannedModel
-from engine.runtime.process import KINDS, failure
 from tests.torture.faults import Faults, installed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -411,7 +411,7 @@ def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     def nothing() -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr("engine.channels.outbox.Board", nothing)
+    monkeypatch.setattr("engine.channels.outbox.BlockIndex", nothing)
     with pytest.raises(
         StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "
     ):

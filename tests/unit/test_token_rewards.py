@@ -1,5 +1,4 @@
-"""Rewards that are spread over tokens stay so: `add` and `overlong_penalty`, and what reads them.
-"""
+"""Rewards that are spread over tokens stay so: `add` and `overlong_penalty`, and what reads them."""
 
 from __future__ import annotations
 

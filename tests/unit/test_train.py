@@ -1,5 +1,4 @@
-"""The train kernel: the same update as a naive padded forward, however the rows are cut and packed.
-"""
+"""The train kernel: the same update as a naive padded forward, however the rows are cut and packed."""
 
 from __future__ import annotations
 

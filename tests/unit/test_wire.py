@@ -33,14 +33,14 @@ from engine.coordinator.messages import (
     StopRequested,
     TrainStep,
 )
-from engine.runtime.control import Asked, Quit, Tell, Told
-from engine.runtime.inbox import Inbox
-from engine.runtime.link import LIMIT, Link
-from engine.runtime.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
-from engine.runtime.workers import Save
+from engine.launch.control import Command, Quit, Request, WorkerUpdate
+from engine.launch.control_socket import LIMIT, ControlSocket
+from engine.launch.inbox import Inbox
+from engine.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
+from engine.run.workers import Save
 
 CLASSES = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
-UNIONS = {From: EVENTS, Tell: INSTRUCTIONS, Asked: ASKS}
+UNIONS = {From: EVENTS, Command: INSTRUCTIONS, Request: ASKS}
 
 text = st.text(max_size=6)
 integer = st.integers(-(2**63), 2**63 - 1)
@@ -127,7 +127,9 @@ def test_changed_bytes_are_an_error_or_a_message() -> None:
     """Whatever bit is flipped: a message of the table comes out, or one RunError."""
     keys = Keys.of(range(3))
     good = encode(
-        Tell(epoch=0, number=1, instruction=RunChunk(id=1, node="n", worker="w", step=1, keys=keys))
+        Command(
+            epoch=0, number=1, instruction=RunChunk(id=1, node="n", worker="w", step=1, keys=keys)
+        )
     )
     refused = 0
     for at in range(len(good)):
@@ -189,7 +191,7 @@ def test_only_what_is_expected_is_taken() -> None:
     data = encode(Quit())
     assert decode(data, (Quit,)) == Quit()
     with pytest.raises(RunError, match="Quit"):
-        decode(data, (Told,))
+        decode(data, (WorkerUpdate,))
 
 
 def test_what_cannot_be_sent_says_so() -> None:
@@ -213,14 +215,14 @@ def test_what_cannot_be_sent_says_so() -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Link, Link]]:
-    ends = [Link(s) for s in socket.socketpair()]
+def pair() -> Iterator[tuple[ControlSocket, ControlSocket]]:
+    ends = [ControlSocket(s) for s in socket.socketpair()]
     yield ends[0], ends[1]
     for link in ends:
         link.close()
 
 
-def all_of(link: Link, count: int) -> list[Any]:
+def all_of(link: ControlSocket, count: int) -> list[Any]:
     found: list[Any] = []
     while len(found) < count:
         frames = link.receive()
@@ -229,7 +231,7 @@ def all_of(link: Link, count: int) -> list[Any]:
     return found
 
 
-def test_frames_come_whole_and_in_order(pair: tuple[Link, Link]) -> None:
+def test_frames_come_whole_and_in_order(pair: tuple[ControlSocket, ControlSocket]) -> None:
     sent = [bytes([i]) * size for i, size in enumerate((0, 1, 100_000, 3_000_000, 7))]
     writer = threading.Thread(target=lambda: [pair[0].send(payload) for payload in sent])
     writer.start()
@@ -237,7 +239,9 @@ def test_frames_come_whole_and_in_order(pair: tuple[Link, Link]) -> None:
     writer.join()
 
 
-def test_descriptors_come_with_their_frame_and_are_closed_here(pair: tuple[Link, Link]) -> None:
+def test_descriptors_come_with_their_frame_and_are_closed_here(
+    pair: tuple[ControlSocket, ControlSocket],
+) -> None:
     read, write = os.pipe()
     before = len(os.listdir("/proc/self/fd"))
     pair[0].send(b"none")
@@ -254,7 +258,9 @@ def test_descriptors_come_with_their_frame_and_are_closed_here(pair: tuple[Link,
     os.close(back)
 
 
-def test_what_does_not_fit_waits_and_flush_goes_on(pair: tuple[Link, Link]) -> None:
+def test_what_does_not_fit_waits_and_flush_goes_on(
+    pair: tuple[ControlSocket, ControlSocket],
+) -> None:
     pair[0].sock.setblocking(False)
     payload = os.urandom(4_000_000)
     pair[0].send(payload)
@@ -267,7 +273,7 @@ def test_what_does_not_fit_waits_and_flush_goes_on(pair: tuple[Link, Link]) -> N
     assert not pair[0].unsent
 
 
-def test_the_other_end_gone(pair: tuple[Link, Link]) -> None:
+def test_the_other_end_gone(pair: tuple[ControlSocket, ControlSocket]) -> None:
     pair[1].close()
     assert pair[0].receive() is None
     read, write = os.pipe()
@@ -277,13 +283,15 @@ def test_the_other_end_gone(pair: tuple[Link, Link]) -> None:
     os.close(read)
 
 
-def test_absurd_frames_are_refused(pair: tuple[Link, Link]) -> None:
+def test_absurd_frames_are_refused(pair: tuple[ControlSocket, ControlSocket]) -> None:
     pair[0].sock.sendall((LIMIT + 1).to_bytes(8, "little") + b"\0")
     with pytest.raises(RunError, match="at most"):
         pair[1].receive()
 
 
-def test_descriptors_that_were_announced_must_come(pair: tuple[Link, Link]) -> None:
+def test_descriptors_that_were_announced_must_come(
+    pair: tuple[ControlSocket, ControlSocket],
+) -> None:
     pair[0].sock.sendall((1).to_bytes(8, "little") + b"\x02" + b"x")
     with pytest.raises(RunError, match="2 descriptors, found 0"):
         pair[1].receive()
@@ -302,7 +310,7 @@ def publish(version: int) -> Publish:
 
 TRAIN = TrainStep(sequence=0, node="t", worker="w", step=1, keys=Keys.of([0]), inputs={})
 RECORD = Record(step=1, keys={"t": Keys.of([0])}, inputs={}, worker="w")
-SAVE = Asked(number=1, request=Save(directory=Path("x")))
+SAVE = Request(number=1, request=Save(directory=Path("x")))
 
 
 def order(*items: Any) -> list[Any]:
@@ -372,7 +380,7 @@ def test_close_wakes_whoever_waits() -> None:
 
 def test_an_event_is_small() -> None:
     """What the coordinator decodes for each event: a few dozen bytes beside the arrays."""
-    told = Told(
+    told = WorkerUpdate(
         events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(chunk=3, node="rollout")),),
         ended=4,
     )
@@ -380,4 +388,4 @@ def test_an_event_is_small() -> None:
     assert decode(encode(told)).events[0].event == ChunkDone(chunk=3, node="rollout")
     assert len(encode(Stepped(node="t", step=1))) < 60
     with pytest.raises(RunError):
-        decode(encode(StopRequested(reason="x")), (Told,))
+        decode(encode(StopRequested(reason="x")), (WorkerUpdate,))

@@ -13,14 +13,14 @@ import pytest
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from engine.channels.contract import Request
-from engine.runtime.control import Open
-from engine.runtime.places import Place, place
+from engine.launch.control import Open
+from engine.launch.worker_channel import WorkerChannel, place
 
 Verify = Literal["structure", "content"]
 
 
 @contextmanager
-def two(verify: Verify) -> Iterator[tuple[Place, Place]]:
+def two(verify: Verify) -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
     """Two Workers of one host, of which the second reads from the first."""
     ends = socket.socketpair()
     a, b = (

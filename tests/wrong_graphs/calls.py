@@ -1,5 +1,4 @@
-"""Calls that cannot mean anything: refused where they are written, each with the nearest that can.
-"""
+"""Calls that cannot mean anything: refused where they are written, each with the nearest that can."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which nodes share a module, and how each Model's versions reach its readers.
 
 Owns: the modules' names (uses of one name in one Worker share a module), the PlannedModels. Does
-not own: the Workers (place.py), loading (engine/runtime/worker.py).
+not own: the Workers (place.py), loading (engine/worker/worker.py).
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ def default_device() -> torch.device:
 
 
 def _config(where: str, base: str) -> Any:
-    """The base's configuration, after checks whose messages transformers would spread over a page.
-    """
+    """The base's configuration, after checks whose messages transformers would spread over a page."""
     local = Path(base).expanduser()
     if local.is_file():
         raise KernelError(

@@ -1,0 +1,72 @@
+"""Who is let in at a socket with keys: the answers to ZeroMQ's questions (RFC 27), within the
+process.
+
+Owns: the list of known keys, counting whoever was refused. Does not own: the socket, nor what those
+who are let in may say.
+
+Asked of a peer's key: by `socket`. Peers that speak without a key or in another way are refused by
+ZeroMQ itself, which says so at `monitor`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+_log = logging.getLogger(__name__)
+
+_ZAP = "inproc://zeromq.zap.01"
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+class CurveAuthenticator:
+    """One for a context; to be answered by the thread that has the guarded socket. allowed: public
+    key -> name.
+    """
+
+    def __init__(
+        self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        self._allowed = allowed
+        self._guarded = guarded
+        self.socket: zmq.Socket = context.socket(zmq.REP)
+        self.socket.bind(_ZAP)
+        self.monitor: zmq.Socket = guarded.get_monitor_socket(_FAILED)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Wait for questions and failures with this poller."""
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self.monitor, zmq.POLLIN)
+
+    def answer(self, ready: Mapping[object, int]) -> None:
+        """Answer the question, and count the failure, that is there."""
+        if self.socket in ready:
+            self._answer()
+        if self.monitor in ready:
+            where = recv_monitor_message(self.monitor)["endpoint"].decode(errors="replace")
+            self.refused[where] += 1
+            _log.warning("%s: refused: whoever connects here speaks without a key", where)
+
+    def close(self) -> None:
+        """Close both sockets; the guarded one is its owner's."""
+        self._guarded.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+
+    def _answer(self) -> None:
+        version, request, _, address, _, mechanism, *credentials = self.socket.recv_multipart()
+        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
+        peer = self._allowed.get(key)
+        if peer is None:
+            self.refused[address.decode(errors="replace")] += 1
+            _log.warning(
+                "%s: refused: its key is none of this run's", address.decode(errors="replace")
+            )
+        status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
+        self.socket.send_multipart([version, request, status, text, (peer or "").encode(), b""])

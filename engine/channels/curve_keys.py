@@ -1,0 +1,59 @@
+"""Who may speak to whom between hosts: keys, addresses, and which of them are safe without keys.
+
+Owns: key pairs made for one run, the address of a channel, the rule for binding. Does not own:
+how keys get to their Workers (over the control channel, at launch), nor sockets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+import zmq
+
+from dataflow.errors import RunError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveKeyPair:
+    """A CURVE key pair, 40 characters of Z85 each. The secret one is not shown."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @staticmethod
+    def make() -> CurveKeyPair:
+        """New ones, of the system's randomness."""
+        public, secret = zmq.curve_keypair()
+        return CurveKeyPair(public=public, secret=secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a peer's channel answers. key: its public key; none where it speaks plainly."""
+
+    endpoint: str
+    key: bytes | None = None
+
+
+def require_safe(endpoint: str, keys: CurveKeyPair | None, *, private: bool = False) -> None:
+    """Raises RunError where others than this host's processes could read or write without a key,
+    unless somebody said that the network is private.
+    """
+    if keys is None and not private and not is_local(endpoint):
+        raise RunError(
+            f"expected keys for {endpoint}, which other hosts can reach, found none. Fix: give the"
+            " channel keys (they are made for each run), or bind to tcp://127.0.0.1:* or ipc://"
+        )
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether only processes of this host can reach it."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc":
+        return True
+    host = rest.rpartition(":")[0].strip("[]")
+    try:
+        return scheme == "tcp" and ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return scheme == "tcp" and host == "localhost"

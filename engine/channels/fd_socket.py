@@ -1,0 +1,166 @@
+"""Messages with descriptors over a connected AF_UNIX stream socket.
+
+Owns: the framing (four bytes of length, then the message), descriptors that travel beside a
+message, and what happens where a peer stops in the middle. Does not own: what messages mean.
+
+One descriptor at most goes with a message, on its first byte, so the order of the descriptors is
+that of the messages that speak of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+
+from dataflow.errors import RunError
+
+LARGEST = 64 << 20
+"""Bytes of one message, at most: descriptors and requests, never rows."""
+_HEAD = struct.Struct("<I")
+_READ = 1 << 18
+_DESCRIPTORS = 64
+"""Descriptors taken by one read."""
+
+
+class SocketClosed(Exception):
+    """The other end is gone."""
+
+
+class FdSocket:
+    """One end of a socket, which never blocks: what cannot be sent yet waits here."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.descriptors: deque[int] = deque()
+        """Descriptors that came and that nobody has taken yet."""
+        self._in = bytearray()
+        self._out: deque[tuple[memoryview, int | None]] = deque()
+        self.waiting = 0
+        """Bytes that wait to be sent."""
+
+    def send(self, message: bytes, descriptor: int | None = None) -> None:
+        """Send what the socket takes now; `flush` sends the rest. The descriptor is duplicated
+        where it has to wait.
+
+        Raises Closed where the other end is gone, RunError where there is no descriptor left for
+        the duplicate.
+        """
+        data = memoryview(_HEAD.pack(len(message)) + message)
+        if not self._out:
+            sent = self._send_some(data, descriptor)
+            if sent == len(data):
+                return
+            data, descriptor = data[sent:], None if sent else descriptor
+        try:
+            self._out.append((data, None if descriptor is None else os.dup(descriptor)))
+        except OSError as error:
+            raise RunError(
+                f"expected a free file descriptor, found {error}. Fix: ulimit -n, a higher number"
+            ) from error
+        self.waiting += len(data)
+
+    def flush(self) -> bool:
+        """Send on; whether everything is sent. Raises SocketClosed."""
+        while self._out:
+            data, descriptor = self._out[0]
+            sent = self._send_some(data, descriptor)
+            if not sent:
+                return False
+            self.waiting -= sent
+            if descriptor is not None:
+                os.close(descriptor)
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = (data[sent:], None)
+        return True
+
+    def drain(self, deadline: float) -> bool:
+        """Send all that waits, reading nothing; whether that was done before this monotonic time.
+        Raises SocketClosed.
+        """
+        while not self.flush():
+            left = deadline - time.monotonic()
+            poll = select.poll()
+            poll.register(self.socket, select.POLLOUT)
+            if left <= 0 or not poll.poll(left * 1e3):
+                return False
+        return True
+
+    def _send_some(self, data: memoryview, descriptor: int | None) -> int:
+        """Bytes that the socket took, 0 for none at present. Raises SocketClosed."""
+        try:
+            if descriptor is None:
+                return self.socket.send(data, socket.MSG_NOSIGNAL)
+            return socket.send_fds(self.socket, [data], [descriptor], socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise SocketClosed(str(error)) from error
+
+    def receive(self) -> list[bytes]:
+        """Every whole message that is there; none where none is. Raises SocketClosed, and RunError for an
+        absurd length.
+        """
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(
+                self.socket, _READ, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise SocketClosed(str(error)) from error
+        self.descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            raise RunError(
+                "descriptors that came with a message were lost. Fix: ulimit -n, a higher number"
+            )
+        if not data:
+            raise SocketClosed("end of file")
+        self._in += data
+        return list(self._whole())
+
+    def _whole(self) -> list[bytes]:
+        found, start = [], 0
+        while len(self._in) - start >= _HEAD.size:
+            (length,) = _HEAD.unpack_from(self._in, start)
+            if length > LARGEST:
+                raise RunError(
+                    f"expected a message of at most {LARGEST} bytes, found one of {length}"
+                )
+            end = start + _HEAD.size + length
+            if len(self._in) < end:
+                break
+            found.append(bytes(self._in[start + _HEAD.size : end]))
+            start = end
+        del self._in[:start]
+        return found
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until there is something to read, sending on meanwhile; whether there is, before
+        this monotonic time.
+
+        Raises SocketClosed.
+        """
+        while (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self.socket, select.POLLIN | (0 if self.flush() else select.POLLOUT))
+            if any(what & ~select.POLLOUT for _, what in poll.poll(left * 1e3)):
+                return True
+        return False
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that is still here."""
+        self.socket.close()
+        waiting = [d for _, d in self._out if d is not None]
+        for descriptor in (*waiting, *self.descriptors):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._out.clear()
+        self.descriptors.clear()

@@ -1,0 +1,181 @@
+"""One end of a control socket: frames with descriptors, over a socket pair that two processes hold
+and nobody else.
+
+Owns: framing, limits, descriptors on their way. Does not own: what the frames say (wire.py).
+
+    frame   8 bytes of length, 1 byte: how many descriptors come with it, then the payload
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dataflow.errors import RunError
+
+LIMIT = 1 << 28
+"""Bytes of the greatest frame."""
+_MOST_DESCRIPTORS = 64
+_HEADER = struct.Struct("<QB")
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One message as it came; the descriptors are the receiver's to close."""
+
+    payload: bytes
+    descriptors: tuple[int, ...] = ()
+
+
+class ControlSocket:
+    """Whole frames in both directions. With a blocking socket `send` and `receive` block; else they
+    do what they can.
+
+    Sending is safe from several threads; receiving is one thread's.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._read = bytearray()
+        self._came: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self.moved = 0
+        """Bytes sent and received."""
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is left to send."""
+        return bool(self._unsent)
+
+    def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send one frame, or keep what a socket that does not block has no room for: `flush` goes
+        on with it.
+
+        The descriptors are closed here once they are sent. Raises RunError for what is too large,
+        OSError where the other end is gone.
+        """
+        if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
+            raise RunError(
+                f"control message: expected at most {LIMIT} bytes, found {len(payload)}. Fix: send"
+                " less at once."
+            )
+        head = _HEADER.pack(len(payload), len(descriptors))
+        with self._lock:
+            self._unsent.append((memoryview(head + payload), tuple(descriptors)))
+            self._flush()
+
+    def flush(self) -> None:
+        """Send what is left, as far as there is room."""
+        with self._lock:
+            self._flush()
+
+    def receive(self) -> list[Frame] | None:
+        """The frames that one read completes (none, one or several); None where the other end is
+        gone.
+
+        Raises RunError where what comes is no frame.
+        """
+        try:
+            data, ancillary, flags, _ = self.sock.recvmsg(
+                _CHUNK, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return []
+        except ConnectionError:
+            return None
+        self._take(ancillary)
+        if flags & socket.MSG_CTRUNC:
+            raise RunError(
+                "control socket: descriptors were cut off. Fix: raise the limit of open files"
+                " (ulimit -n)."
+            )
+        if not data:
+            return None
+        self.moved += len(data)
+        self._read += data
+        return self._whole()
+
+    def close(self) -> None:
+        """Close the socket and every descriptor on its way. Closing twice does nothing."""
+        with self._lock:
+            self._drop()
+            _close(self._came)
+            self._came.clear()
+            self.sock.close()
+
+    def _drop(self) -> None:
+        for _, descriptors in self._unsent:
+            _close(descriptors)
+        self._unsent.clear()
+
+    def _take(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self._came.extend(numbers)
+
+    def _whole(self) -> list[Frame]:
+        found: list[Frame] = []
+        start = 0
+        while len(self._read) - start >= _HEADER.size:
+            size, count = _HEADER.unpack_from(self._read, start)
+            if size > LIMIT or count > _MOST_DESCRIPTORS:
+                raise RunError(
+                    f"control socket: expected a frame of at most {LIMIT} bytes, found one of"
+                    f" {size}."
+                )
+            end = start + _HEADER.size + size
+            if len(self._read) < end:
+                break
+            if count > len(self._came):
+                raise RunError(
+                    f"control socket: expected {count} descriptors, found {len(self._came)}."
+                )
+            payload = bytes(memoryview(self._read)[start + _HEADER.size : end])
+            found.append(
+                Frame(
+                    payload=payload, descriptors=tuple(self._came.popleft() for _ in range(count))
+                )
+            )
+            start = end
+        del self._read[:start]
+        return found
+
+    def _flush(self) -> None:
+        while self._unsent:
+            data, descriptors = self._unsent[0]
+            rights = (
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                if descriptors
+                else []
+            )
+            try:
+                sent = self.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError:  # nobody will read any of it
+                self._drop()
+                raise
+            self.moved += sent
+            _close(descriptors)  # they travel with the first byte
+            if sent == len(data):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = (data[sent:], ())
+
+
+def _close(descriptors: Sequence[int] | deque[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,141 @@
+"""What the process of the run and the Supervisor of another host say to each other.
+
+Owns: these messages. Does not own: their bytes (wire.py), their order and that none is lost
+(engine/launch/line.py), what either end does about them (engine/launch/hosts.py, host.py).
+
+    to the host       Begin (first), Relay, RelayRequest, Forget, RespawnThere, Whereabouts, Quit; Look, at any time
+    to the run        HostUpdate, HostAnswer, Failed, Ended; HostBeat, Here, Refused, which may be lost
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.coordinator.messages import From, Ref, StopRequested, ToWorker, WorkerLost
+from engine.launch.control import Network
+from engine.run.workers import Ask, Doing, SpanOf
+from engine.worker.session import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """A run (one attempt at it) wants the Workers that its plan puts on this host.
+
+    plan: by cloudpickle; the only pickle that there is. folder: the run's, which every host has to
+    see; planned: the text of its plan.json, by which the host knows it. directory: where relative
+    paths begin. path: folders that the run imports from. options: in their form of a run folder.
+    networks: of this host's Workers. lease: seconds without a word after which each side gives the
+    other up.
+    """
+
+    host: str
+    plan: bytes
+    folder: Path
+    directory: Path
+    planned: str
+    path: tuple[str, ...]
+    networks: tuple[Network, ...]
+    lease: float
+    options: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """An instruction to a Worker of this host."""
+
+    instruction: ToWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayRequest:
+    """A request to each of these Workers, which want one HostAnswer of this number."""
+
+    number: int
+    workers: tuple[str, ...]
+    requests: tuple[Ask, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RespawnThere:
+    """Start these Workers anew."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What do you have?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """The answer: cores that may be used, bytes of memory, bytes of each GPU's."""
+
+    cores: int
+    memory: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUpdate:
+    """What came about on a host. endpoints: where its Workers' channels answer. carried: how many
+    messages of the run it has carried out. busy: whether something is still to be expected of its
+    Workers then.
+    """
+
+    events: tuple[From | WorkerLost | StopRequested, ...] = ()
+    reports: tuple[Report, ...] = ()
+    spans: tuple[SpanOf, ...] = ()
+    endpoints: tuple[tuple[str, str, int], ...] = ()
+    """(worker, endpoint, epoch)."""
+    carried: int = 0
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAnswer:
+    """All requests of a number were carried out, with what they answer; or not: `gone` was lost
+    meanwhile.
+    """
+
+    number: int
+    workers: tuple[str, ...] = ()
+    refs: tuple[Ref | None, ...] = ()
+    gone: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Every Worker of the run on this host has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBeat:
+    """The host is there, its monotonic clock says `now`, and its Workers do this."""
+
+    now: float
+    doing: tuple[Doing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The host does not serve this run, for this reason."""
+
+    why: str
+
+
+Hosting = (
+    Begin
+    | Relay
+    | RelayRequest
+    | RespawnThere
+    | Look
+    | Here
+    | HostUpdate
+    | HostAnswer
+    | Ended
+    | HostBeat
+    | Refused
+)

@@ -1,0 +1,168 @@
+"""Messages as bytes: msgpack, each tagged by the name of its class out of one closed table; no
+pickle.
+
+Owns: the codec of events, instructions, requests and control messages. Does not own: the
+messages (engine/coordinator/messages.py, workers.py, control.py), nor framing (link.py).
+
+    message   [name of its class, {field: value}]
+    array     [dtype, bytes]; one dimension, of the dtypes below
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from dataflow.errors import RunError
+from engine.coordinator.messages import Event, From, StopRequested, ToWorker, WorkerLost
+from engine.launch.control import Command, Control, Request, WorkerUpdate
+from engine.launch.host_messages import Hosting, HostUpdate, Relay, RelayRequest
+from engine.run.workers import Ask
+
+_DTYPES = {
+    np.dtype(kind).str: np.dtype(kind)
+    for kind in ("bool", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")
+}
+EVENTS: tuple[type, ...] = get_args(Event)
+INSTRUCTIONS: tuple[type, ...] = get_args(ToWorker)
+ASKS: tuple[type, ...] = get_args(Ask)
+CONTROL: tuple[type, ...] = get_args(Control)
+HOSTING: tuple[type, ...] = get_args(Hosting)
+_CLASSES = {
+    kind.__name__: kind for kind in (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
+}
+_INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
+    From: ("event", EVENTS),
+    Command: ("instruction", INSTRUCTIONS),
+    Request: ("request", ASKS),
+    WorkerUpdate: ("events", (From,)),
+    Relay: ("instruction", INSTRUCTIONS),
+    RelayRequest: ("requests", ASKS),
+    HostUpdate: ("events", (From, WorkerLost, StopRequested)),
+}
+"""Classes with a field that holds any message of several classes, or a tuple of such: the field,
+the classes.
+"""
+_WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
+"""All that bytes of somebody else can lead to here."""
+
+
+def encode(message: Any) -> bytes:
+    """The bytes of a message. Raises RunError for a class that is not in the table and a value that
+    no field has.
+    """
+    name = type(message).__name__
+    if _CLASSES.get(name) is not type(message):
+        raise RunError(
+            f"control message: expected one of {', '.join(_CLASSES)}, found a {name}. Fix: put it"
+            " in wire.py."
+        )
+    try:
+        return _ENCODER.encode((name, _plain(message)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunError(
+            f"control message {name}: {error}. Fix: see its class for what each field is."
+        ) from error
+
+
+def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
+    """The message in these bytes. among: classes that are expected. Raises RunError for anything
+    else, whatever it is.
+
+    Arrays are views of the bytes, and read-only.
+    """
+    try:
+        return _decode(data, among)
+    except _WRONG as error:
+        raise RunError(
+            f"control message of {len(data)} bytes: expected one of the table in wire.py, found"
+            f" {error}. Fix: both ends have to be of the same version."
+        ) from error
+
+
+def _decode(data: Any, among: Sequence[type] | None) -> Any:
+    name, body = _OUTER.decode(data)
+    kind = _CLASSES.get(name)
+    if kind is None or (among is not None and kind not in among):
+        raise ValueError(f"the class {name[:60]!r}")
+    return _decoder(kind)(body)
+
+
+def _plain(message: Any) -> Any:
+    """The message, or its fields where some of them hold messages of several classes."""
+    inside = _INSIDE.get(type(message))
+    if inside is None:
+        return message
+    field = inside[0]
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    held = fields[field]
+    fields[field] = tuple(map(_raw, held)) if isinstance(held, tuple) else _raw(held)
+    return fields
+
+
+def _raw(message: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(message))
+
+
+@cache
+def _decoder(kind: type) -> Callable[[Any], Any]:
+    """What makes a message of one class out of its body."""
+    if kind not in _INSIDE:
+        return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain).decode
+    field, among = _INSIDE[kind]
+    hints = get_type_hints(kind)
+    several = get_origin(hints[field]) is tuple
+    hints[field] = list[msgspec.Raw] if several else msgspec.Raw
+    mirror = msgspec.defstruct(kind.__name__, list(hints.items()), kw_only=True)
+    read = msgspec.msgpack.Decoder(mirror, dec_hook=_from_plain).decode
+
+    def decoded(body: Any) -> Any:
+        fields = msgspec.structs.asdict(read(body))
+        held = fields[field]
+        fields[field] = tuple(_decode(h, among) for h in held) if several else _decode(held, among)
+        return kind(**fields)
+
+    return decoded
+
+
+def _to_plain(value: Any) -> Any:
+    """What msgspec does not know: arrays, numbers of NumPy, paths."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.str not in _DTYPES:
+            raise TypeError(
+                f"expected an array of one dimension of {', '.join(_DTYPES)}, found {value.dtype}"
+                f" {value.shape}"
+            )
+        return value.dtype.str, np.ascontiguousarray(value).data
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if kind is Path:
+        if not isinstance(value, str):
+            raise ValueError(f"expected a path, found a {type(value).__name__}")
+        return Path(value)
+    if kind is np.ndarray:
+        return _array(value)
+    raise TypeError(f"a {kind.__name__} cannot be received")
+
+
+def _array(value: Any) -> np.ndarray:
+    match value:
+        case [str() as name, bytes() as data] if name in _DTYPES:
+            return np.frombuffer(data, _DTYPES[name])
+    raise ValueError("an array that is none of one dimension and a known dtype")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+_OUTER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

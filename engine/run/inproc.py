@@ -1,0 +1,109 @@
+"""The Workers of a run in which there is one, in the loop's own process.
+
+Owns: the order of what it was told. Does not own: the Worker's kernels (worker.py), nor any
+decision.
+
+Instructions are carried out in the order in which they were given, one when the loop asks for the
+next event; the kernel goes on when the event before has been heard. Nothing is under way while the
+loop decides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.coordinator.messages import Event, Release, ToWorker, WorkerOpened
+from engine.run.workers import Ask, Doing, SpanOf
+from engine.worker.session import Report
+from engine.worker.worker import Worker
+
+
+class InprocWorkers:
+    """One Worker, called. See `engine.run.workers.Workers`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._told: deque[ToWorker] = deque()
+        self._under_way: Generator[Event, None, None] | None = None
+        self._heard: deque[Event] = deque()
+        self._spans: list[SpanOf] = []
+        worker.span = lambda node, what, start, end: self._spans.append(
+            (f"{worker.name}/{node}", what, start, end)
+        )
+
+    def open(self) -> Iterator[Event]:
+        """Open its kernels. Raises what a kernel refuses its node with."""
+        yield from self._worker.open()
+        yield WorkerOpened(worker=self._worker.name, epoch=0)
+
+    def tell(self, instruction: ToWorker) -> None:
+        """It comes after all that was told before."""
+        self._told.append(instruction)
+
+    def next(self, timeout: float | None = None) -> Event | None:
+        """The next event; None where nothing is left to do. Takes as long as the kernel does.
+        Raises what it raises.
+        """
+        del timeout
+        return self._heard.popleft() if self._heard else self._made()
+
+    def _made(self) -> Event | None:
+        """Go on with what is under way, then with what was told, until an event comes of it."""
+        while self._under_way is not None or self._told:
+            if self._under_way is None:
+                self._under_way = self._worker.execute(self._told.popleft())
+            event = next(self._under_way, None)
+            if event is not None:
+                return event
+            self._under_way = None
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way, told, or not heard."""
+        return self._under_way is not None or bool(self._told or self._heard)
+
+    def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
+        """Answered after everything that was told before."""
+        while (event := self._made()) is not None:
+            self._heard.append(event)
+        return {name: self._worker.answer(request) for name, request in requests.items()}
+
+    def forget(self) -> None:
+        """Of what was not begun only releases stay."""
+        self._told = deque(i for i in self._told if isinstance(i, Release))
+
+    def respawn(self, workers: Sequence[str]) -> None:
+        """Never: this process would be gone with it."""
+        raise AssertionError(
+            f"{', '.join(workers)}: the only Worker is the process that would start it anew"
+        )
+
+    def reports(self) -> list[Report]:
+        """Its metrics since the last call."""
+        return self._worker.reports()
+
+    def spans(self) -> list[SpanOf]:
+        """What it did since the last call."""
+        found, self._spans = self._spans, []
+        return found
+
+    def doing(self) -> list[Doing]:
+        """From any thread."""
+        return [self._worker.doing]
+
+    def stacks(self) -> list[str]:
+        """Of this process the watchdog shows them."""
+        return []
+
+    def close(self) -> None:
+        """End what is under way, and close its kernels."""
+        under_way, self._under_way = self._under_way, None
+        try:
+            if under_way is not None:
+                under_way.close()
+        finally:
+            self._worker.close()
+            self._worker.channel.close()

@@ -1,0 +1,273 @@
+"""Ctrl-C, SIGTERM and SIGHUP: a run that is asked to stop from outside.
+
+    signal                    does
+    the first                 the Step under way ends, a checkpoint is written; exit 130, 143 or 129
+    `grace` seconds later     the process ends without a checkpoint; the last one stays good
+    a second                  the process ends at once
+
+Owns: the handlers, the time that stopping may take, how the process of a command ends. Does not
+own: what ends a Step (the coordinator), processes that only serve a run (dataflow/signals.py).
+
+Some send one request several times: `timeout` to a process and to its group, `uv run` on top of the
+terminal, a shell on top of the kernel. What comes within 0.1 s of the first is the same request.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from dataflow.signals import STOPS, ignored, in_forked_child
+
+SAME = 0.1
+"""Seconds within which a further signal is the same request."""
+
+_OVER = 0
+"""In the place of a signal: the run is over."""
+
+_command = False
+"""Whether this process is a command's own, which may be ended; else a notebook's or a script's,
+which may go on.
+"""
+
+
+class Signalled(KeyboardInterrupt):
+    """A signal ended a run at once, in a process that is not a command's own."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+class StopSignals:
+    """`requested` after the first signal. A context manager; outside of the main thread it never
+    hears of any.
+
+    grace: seconds after the first, after which the run ends without a checkpoint. kept: says which
+    checkpoint there is. asked: called at the first, in a thread of its own. doing: what is done
+    then, in words.
+
+    A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may
+    be in a kernel for long, and Python's handlers wait for it.
+    """
+
+    def __init__(
+        self,
+        grace: float = 60.0,
+        kept: Callable[[], str] = lambda: "",
+        asked: Callable[[], None] = lambda: None,
+        doing: str = "stopping after this Step with a checkpoint",
+    ) -> None:
+        self.number = 0
+        """The first signal; 0 while there is none."""
+        self._grace = grace
+        self._kept = kept
+        self._asked = asked
+        self._doing = doing
+        self._raises = ""
+        self._runs = 0
+        self._previous: dict[int, Any] = {}
+        self._previous_fd = -1
+        self._terminals: list[int] = []
+        self._heard: socket.socket | None = None
+        self._told: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to end."""
+        return self.number != 0
+
+    @property
+    def reason(self) -> str:
+        """Why it ends, for its last line."""
+        return f"stopped by {name(self.number)}" if self.number else ""
+
+    @property
+    def handles(self) -> bool:
+        """Whether signals come here."""
+        return bool(self._previous)
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._runs = threading.get_ident()
+        self._terminals = [fd for fd in (1, 2) if _is_terminal(fd)]
+        self._heard, self._told = socket.socketpair()
+        self._told.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
+        self._thread.start()
+        self._previous_fd = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        self._previous = {
+            number: signal.getsignal(number) for number in STOPS if not _nohup(number)
+        }
+        for number in self._previous:
+            signal.signal(number, self._on_signal)
+        _handling.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is None or self._heard is None or self._told is None:
+            return
+        _handling.remove(self)
+        self.let_go()
+        self._told.send(bytes([_OVER]))
+        self._thread.join()
+        self._heard.close()
+        self._told.close()
+
+    def let_go(self) -> None:
+        """Signals do what they did before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        with suppress(ValueError, OSError):  # whoever had it before may have closed it
+            signal.set_wakeup_fd(self._previous_fd)
+
+    def interrupt(self, why: str) -> None:
+        """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a
+        lock.
+        """
+        self._raises = why
+        signal.pthread_kill(self._runs, signal.SIGINT)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """In the thread that runs; all else is done by the one that watches."""
+        del frame
+        if self._raises:
+            raise Signalled(self.number or number, self._raises)
+
+    # --- the thread that watches ------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        first = self._until(None)
+        if not first:
+            return
+        began = time.monotonic()
+        self.number = first
+        self._asked()
+        same: int | None = first
+        while same not in (None, _OVER):
+            same = self._until(began + min(SAME, self._grace))
+        again = "Ctrl-C again" if first == signal.SIGINT else "another signal"
+        _say(f"\n{name(first)}: {self._doing}, within {self._grace:g} s; {again} to stop now")
+        if same == _OVER:
+            return
+        second = self._until(began + self._grace)
+        if second is None:
+            late = f"{self._doing} took longer than --grace {self._grace:g} s"
+            self._end(first, f"ended by {name(first)}: {late}; {self._kept()}")
+        elif second != _OVER:
+            self._end(second, f"ended at once by {name(second)}; {self._kept()}")
+
+    def _until(self, end: float | None) -> int | None:
+        """The next stop signal, _OVER where the run is over; None where neither comes before this
+        time.
+        """
+        assert self._heard is not None
+        poller = select.poll()
+        poller.register(self._heard, select.POLLIN)
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not poller.poll(None if left is None else math.ceil(left * 1e3)):
+                return None
+            number = self._heard.recv(1)[0]
+            if number == signal.SIGHUP:
+                _leave_terminals(self._terminals)
+            if number == _OVER or (number in self._previous and not self._raises):
+                return number
+
+    def _end(self, number: int, why: str) -> None:
+        if _command:
+            end_command(number, why)
+        self.interrupt(why)
+
+
+_handling: list[StopSignals] = []
+"""Those that handle signals now."""
+
+
+def _forget_in_child() -> None:
+    """A forked child is none of the run's: a signal to it asks the run nothing, and ends it as it
+    would any process.
+    """
+    for each in _handling:
+        each.let_go()
+    _handling.clear()
+
+
+in_forked_child(_forget_in_child)
+
+
+@contextmanager
+def ending_command() -> Iterator[None]:
+    """Within it this process is a command's: a stop signal that no run handles ends it at once,
+    with one line.
+    """
+    global _command
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOPS if not _nohup(number)}
+    for number in before:
+        signal.signal(number, lambda number, frame: end_command(number, f"ended by {name(number)}"))
+    _command = True
+    try:
+        yield
+    finally:
+        _command = False
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def end_command(number: int, why: str) -> NoReturn:
+    """End this process now, as its shell expects of one that a signal ended. No clean-up is run,
+    which may be what hangs: processes below it are ended by the kernel, and files are whole or
+    temporary at any moment.
+    """
+    with suppress(OSError):
+        os.write(2, f"{why}\n".encode())
+    os._exit(code(number))
+
+
+def code(number: int) -> int:
+    """The exit code of what this signal ended."""
+    return 128 + number
+
+
+def name(number: int) -> str:
+    """As a user knows it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _nohup(number: int) -> bool:
+    return number == signal.SIGHUP and ignored(number)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+def _leave_terminals(terminals: list[int]) -> None:
+    """A terminal that is gone refuses every write: what was to be shown there is shown to nobody."""
+    for fd in [fd for fd in terminals if not _is_terminal(fd)]:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, fd)
+        os.close(nowhere)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # whoever read it has gone
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""From Gathers to the batches that a kernel sees.
+
+Owns: asking for the rows of every gather at once, and joining the columns of one input. Does not
+own: which rows (coordinator), transport (channels), nor values that are on devices
+(device_columns.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.device import offsets_of, taken
+from engine.channels.contract import Pull, Request
+from engine.coordinator.messages import Gather
+from engine.worker.device_columns import DeviceColumns
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledRows:
+    """AssembledRows of one producer: a record batch, and the values of its device columns."""
+
+    records: pa.RecordBatch
+    device: Mapping[str, Any]
+
+
+def assemble(
+    keys: Keys,
+    inputs: Mapping[str, Sequence[Gather]],
+    channel: Pull,
+    device: DeviceColumns | None = None,
+) -> dict[str, Batch]:
+    """The batch of each input, rows in the order of the keys; of one that is reduced, each row with
+    the key that it belongs to. device: None where no column is on one.
+
+    Raises PeerLost.
+    """
+    gathers = [gather for many in inputs.values() for gather in many]
+    found = iter(collect(gathers, channel, device))
+    return {
+        name: _joined(_keys_of(many, keys), [next(found) for _ in many])
+        for name, many in inputs.items()
+    }
+
+
+def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
+    own = gathers[0].keys if gathers else None
+    return keys if own is None else own
+
+
+def collect(
+    gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None
+) -> list[AssembledRows]:
+    """The rows of each gather, in its order; no columns named means all of them. Raises PeerLost."""
+    asked = [requests(gather) for gather in gathers]
+    parts = iter(channel.fetch([request for many in asked for request in many]))
+    found = [[next(parts) for _ in many] for many in asked]
+    values = [{} for _ in gathers] if device is None else device.read(gathers, asked, found)
+    return [_ordered(*each) for each in zip(gathers, found, values, strict=True)]
+
+
+def requests(gather: Gather) -> list[Request]:
+    """What a gather asks for: one request a block, of the rows that it has there, in its order."""
+    one = len(gather.refs) == 1
+    return [
+        Request(
+            worker=worker,
+            block=block,
+            columns=gather.columns,
+            rows=gather.row if one else gather.row[gather.block == number],
+        )
+        for number, (worker, block) in enumerate(gather.refs)
+    ]
+
+
+def _ordered(
+    gather: Gather, parts: Sequence[pa.RecordBatch], device: Mapping[str, Any]
+) -> AssembledRows:
+    """The blocks' rows in the order of the gather. device: the values of all blocks, one after
+    another.
+    """
+    if len(parts) == 1:
+        return AssembledRows(parts[0], device)
+    if not parts or not parts[0].num_columns:
+        return AssembledRows(pa.RecordBatch.from_arrays([], names=[]), {})
+    joined = pa.concat_batches(parts)
+    if (np.diff(gather.block) >= 0).all():
+        return AssembledRows(joined, device)
+    place = np.empty(len(gather.block), dtype=np.int64)
+    place[np.argsort(gather.block, kind="stable")] = np.arange(len(place))
+    lengths = {name: offsets_of(joined.column(name)) for name in device}
+    moved = {
+        name: taken(Ragged(values, lengths[name]), place).values for name, values in device.items()
+    }
+    return AssembledRows(joined.take(pa.array(place)), moved)
+
+
+def _joined(keys: Keys, parts: Sequence[AssembledRows]) -> Batch:
+    if len(parts) == 1:
+        return Batch(keys, parts[0].records, parts[0].device)
+    columns = {
+        name: part.records.column(name) for part in parts for name in part.records.schema.names
+    }
+    unique = {field.name: field for part in parts for field in part.records.schema}
+    schema = pa.schema([unique[name] for name in columns])
+    device = {name: values for part in parts for name, values in part.device.items()}
+    return Batch(keys, pa.RecordBatch.from_arrays(list(columns.values()), schema=schema), device)

@@ -1,0 +1,121 @@
+"""The session: all of the engine that a kernel sees.
+
+Owns: random streams, metrics and tombstones of one node, the modules that nodes of a Worker
+share, and the kernels' door to the outbox's memory. Does not own: the kernels, that memory
+(engine/channels), nor where reports go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dataflow.batch import Keys
+from dataflow.errors import KernelError
+from dataflow.randomness import row_seeds
+
+T = TypeVar("T")
+
+Report = tuple[str, float, float]
+"""(metric, value, count)."""
+
+Grave = tuple[tuple[int, int, int], str, bool]
+"""(key, error, failed) of a row that was given up."""
+
+Allocate = Callable[[int], np.ndarray]
+"""A number of bytes -> uint8 [bytes]: `engine.channels.contract.Outbox.allocate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRanks:
+    """A Worker's place among the ranks of a node. group: their torch.distributed process group."""
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None
+
+
+class Modules:
+    """The modules of one Worker by the name that the plan gave them."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def get(self, name: str, make: Callable[[], T]) -> T:
+        """The module of that name, made at its first use."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+class NodeSession:
+    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group,
+    where it has one. memory: where `allocate` takes it from; ordinary memory where there is no
+    outbox.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        seed: int,
+        modules: Modules,
+        names: Mapping[str, str],
+        ranks: SessionRanks | None = None,
+        memory: Allocate | None = None,
+    ) -> None:
+        ranks = ranks or SessionRanks()
+        self.seed = seed
+        self.rank = ranks.rank
+        self.world = ranks.world
+        self.group: Any = ranks.group
+        self._node = node
+        self._modules = modules
+        self._names = names
+        self._memory = memory or _ordinary
+        self._reports: list[Report] = []
+        self._tombstones: list[Grave] = []
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        """uint64 [rows], keyed by seed, node and row."""
+        return row_seeds(self.seed, self._node, keys)
+
+    def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        """Kept until the Worker reports."""
+        self._reports.append((name, float(value), float(count)))
+
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+        """Kept until the Worker reports."""
+        self._tombstones.append((key, error, failed))
+
+    def module(self, model: Any, make: Callable[[], T]) -> T:
+        """The module that the plan lets this node use for a Model."""
+        return self._modules.get(self._names[model.name], make)
+
+    def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
+        """[count] of the outbox's memory, one allocation a call."""
+        kind = np.dtype(dtype)
+        if count < 0 or kind.hasobject:
+            raise KernelError(
+                f"{self._node}: allocate: expected at least 0 numbers of a fixed size, found"
+                f" {count} of {kind}. Fix: the length of the column, and the type that its schema"
+                " declares."
+            )
+        return self._memory(count * kind.itemsize).view(kind)
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call."""
+        found, self._reports = self._reports, []
+        return found
+
+    def tombstones(self) -> list[Grave]:
+        """Given up rows since the last call."""
+        found, self._tombstones = self._tombstones, []
+        return found
+
+
+def _ordinary(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)

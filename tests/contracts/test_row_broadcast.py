@@ -1,0 +1,302 @@
+"""Rows by broadcast, over gloo between real processes: what arrives is what was given, to the bit,
+or is refused.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import RunError
+from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
+from engine.channels.collective import CollectiveChannel
+from engine.channels.contract import PeerLost
+from engine.channels.descriptors import Lacks, Unknown
+from engine.channels.frames import checksums
+from engine.channels.hashes import of_tensors
+from engine.channels.multipart import Header, Sent, reply_bytes, sent
+from engine.channels.row_broadcast import BufferLayout, RowBroadcast, Taken
+from tests.contracts.pull_rows import batch, rollouts
+from tests.contracts.ranks import Ranks, client
+
+pytestmark = pytest.mark.timeout(120)
+RANKS = 3
+
+
+class Hidden(Schema):
+    """Vectors of each token, and a number of each row, on a device."""
+
+    hidden = column(pa.list_(pa.float32(), 8), "T", device=True)
+    weight = column(pa.int64(), device=True)
+    reward = column(pa.float32())
+
+
+def on_devices() -> Batch:
+    hidden = Ragged(torch.arange(48.0).reshape(6, 8), np.array([0, 2, 2, 6]))
+    columns = {
+        "hidden": hidden,
+        "weight": torch.tensor([7, 8, 9]),
+        "reward": np.ones(3, np.float32),
+    }
+    return Batch.make(Keys.of(range(3)), columns, Hidden)
+
+
+def rows() -> list[dict[str, Batch]]:
+    """What is given, one broadcast after another: schemas of the vocabulary, with nulls, empty,
+    sliced, large; columns on devices.
+    """
+    many = {
+        kind.__name__: batch(kind, 40, seed) for seed, kind in enumerate((Prompt, Rollout, Reward))
+    }
+    nulls = pa.record_batch(
+        {"a": pa.array([1, None, 3]), "b": pa.array([["x"], None, []]), "c": pa.nulls(3)}
+    )
+    none = pa.RecordBatch.from_arrays([], names=[])
+    return [
+        many,
+        {"rows": batch(Rollout, 0, 1), "loss.advantage": batch(Advantage, 0, 2)},
+        {"nulls": Batch(Keys.of(range(3)), nulls), "none": Batch(Keys.of([]), none)},
+        {"part": Batch(Keys.of(range(11)), many["Rollout"].records.slice(7, 11))},
+        {"large": rollouts(4000, 1200)},
+        {
+            "plain": many["Reward"],
+            "hidden": on_devices(),
+            "some": on_devices().take(np.array([2, 0])),
+        },
+        {},
+    ]
+
+
+def same(given: Batch, taken: Taken) -> bool:
+    records, values = taken
+    records.validate(full=True)
+    equal = [torch.equal(given.device[name], tensor) for name, tensor in values.items()]
+    return records.equals(given.records) and values.keys() == given.device.keys() and all(equal)
+
+
+def cast_of(
+    rank: int, size: int, port: int, name: str, *, timeout: float = 20.0, content: bool = False
+) -> RowBroadcast:
+    names = [f"t{r}" for r in range(size)]
+    channel = CollectiveChannel(rank, size, client(port), name=name, names=names, timeout=timeout)
+    return RowBroadcast(channel, giver="t0", content=content)
+
+
+def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
+    """Rank 0 gives everything; each other rank says whether it has the same, and how many bytes
+    came.
+    """
+    ends = cast_of(rank, size, port, f"given {size} {content}", content=content)
+    said: list[Any] = []
+    for inputs in rows():
+        if rank == 0:
+            ends.give(inputs)
+            continue
+        found = ends.take(list(inputs))
+        said.append(list(found) == list(inputs))
+        said += [same(given, found[name]) for name, given in inputs.items()]
+    moved = ends.moved()
+    ends.close()
+    return [*said, moved, ends.moved()]
+
+
+@pytest.mark.parametrize(("size", "content"), [(2, False), (3, False), (2, True)])
+def test_rows_arrive_to_the_bit(ranks: Ranks, size: int, content: bool) -> None:
+    giver, *others = ranks.do(size, given, size, content)
+    assert giver == [0, 0], "nothing comes to the rank that gives"
+    large = rows()[4]["large"].nbytes
+    for *found, moved, again in others:
+        assert len(found) == len(rows()) + sum(len(inputs) for inputs in rows())
+        assert all(each is True for each in found)
+        assert large <= moved < 1.1 * large
+        assert again == 0
+
+
+def changed(rank: int, port: int) -> str:
+    """Rank 0 gives a column on a device that has another hash than it says."""
+    ends = cast_of(rank, 2, port, "changed", content=True)
+    inputs = {"hidden": on_devices()}
+    if rank == 0:
+        with mock.patch(
+            "engine.channels.row_broadcast.of_tensors",
+            lambda tensors: [n ^ 1 for n in of_tensors(tensors)],
+        ):
+            ends.give(inputs)
+        return ""
+    with pytest.raises(RunError) as found:
+        ends.take(list(inputs))
+    return str(found.value)
+
+
+def test_values_that_were_changed_on_their_way_are_refused_where_content_is_checked(
+    ranks: Ranks,
+) -> None:
+    assert (
+        "t0: refused the rows that it gives: columns on a device whose values were"
+        in ranks.do(2, changed)[1]
+    )
+
+
+LIES = (
+    "another number",
+    "too few inputs",
+    "a changed byte",
+    "no header",
+    "a long header",
+    "no numbers",
+    "too much",
+)
+
+
+def lies(rank: int, port: int) -> list[str]:
+    """Rank 0 says what is not so, each in a world of its own; what rank 1 says of it, and what
+    becomes of rank 0.
+    """
+    said = []
+    for lie in LIES:
+        channel = CollectiveChannel(
+            rank, 2, client(port), name=lie, names=["t0", "t1"], timeout=20.0
+        )
+        if rank == 1:
+            with pytest.raises(RunError) as found:
+                RowBroadcast(channel, giver="t0").take(["a", "b"])
+            assert not isinstance(found.value, PeerLost)
+            said.append(str(found.value))
+            channel.close()
+            continue
+        records = batch(Reward, 5, 3).records
+        answer, buffers = sent(0, records)
+        second = sent(1, records)
+        answers: list[Sent | Unknown | Lacks] = (
+            [answer] if lie == "too few inputs" else [answer, second[0]]
+        )
+        number, sums = 2 if lie == "another number" else 1, checksums([*buffers, *second[1]])
+        header = bytearray(reply_bytes(Header(number, answers, sums, 0)))
+        header[20] ^= lie == "no header"
+        shape, kind = (
+            ([1 << 30, 99] if lie == "too much" else [1]),
+            "load" if lie == "no numbers" else "float32",
+        )
+        forms = bytearray(msgspec.msgpack.encode([BufferLayout(0, "x", kind, shape)]))
+        data = [np.frombuffer(b, np.uint8).copy() for b in (*buffers, *second[1])]
+        data[-1][0] ^= 1
+        length = 1 << 40 if lie == "a long header" else len(header)
+        messages = [
+            [torch.tensor([length, len(forms)])],
+            [
+                torch.frombuffer(header, dtype=torch.uint8),
+                torch.frombuffer(forms, dtype=torch.uint8),
+            ],
+            [*map(torch.from_numpy, data)],
+            [torch.zeros(1)],
+        ]
+        try:
+            for number, tensors in enumerate(messages):
+                channel.broadcast(0, number, tensors)
+            said.append("nothing")
+        except PeerLost as lost:
+            said.append(str(lost))
+        channel.close()
+    return said
+
+
+def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: Ranks) -> None:
+    first, second = ranks.do(2, lies)
+    for lie, told, wanted in zip(
+        LIES,
+        second,
+        (
+            "found rows 2 of 2",
+            "found rows 1 of 1",
+            "was changed on its way",
+            "checksum is wrong",
+            "1099511627776",
+            "found BufferLayout(input=0, name='x', dtype='load'",
+            "expected at most 68719476736",
+        ),
+        strict=True,
+    ):
+        assert "t0: refused the rows that it gives" in told, lie
+        assert wanted in told, lie
+    assert all(
+        "did not end" in told
+        for lie, told in zip(LIES, first, strict=True)
+        if lie != "a changed byte"
+    )
+
+
+def waits(rank: int, port: int) -> str:
+    ends = cast_of(rank, 2, port, "waits")
+    client(port).set(f"waits {rank}", "1")
+    with pytest.raises(PeerLost) as found:
+        ends.take(["a"])
+    return str(found.value)
+
+
+def test_a_giver_that_is_killed_leaves_nobody_waiting(ranks: Ranks) -> None:
+    ranks.tell(1, waits)
+    ranks.tell(0, stalls)
+    ranks.store.wait(["waits 1", "stalls 0"], timedelta(seconds=30))
+    ranks.signal(0, signal.SIGKILL)
+    (told,) = ranks.answers([1])
+    assert "t0: broadcast 0 with t1 did not end" in str(told)
+
+
+def stalls(rank: int, port: int) -> None:
+    """Joins, and then does nothing any more."""
+    ends = cast_of(rank, 2, port, "waits")
+    client(port).set(f"stalls {rank}", "1")
+    threading.Event().wait()
+    ends.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_go_through_a_device() -> None:
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    channel = CollectiveChannel(0, 1, store, name="device", device="cuda:0", timeout=20)
+    ends = RowBroadcast(channel, giver="t0", device="cuda:0")
+    for inputs in rows():
+        ends.give(inputs)
+    ends.close()
+
+
+def on_host(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in values.items()}
+
+
+def through_devices(rank: int, port: int) -> list[bool]:
+    torch.cuda.set_device(rank)
+    channel = CollectiveChannel(
+        rank, 2, client(port), name="devices", device=f"cuda:{rank}", timeout=20
+    )
+    ends = RowBroadcast(channel, giver="t0", device=f"cuda:{rank}")
+    said = []
+    for inputs in rows():
+        if rank == 0:
+            ends.give(inputs)
+        else:
+            found = ends.take(list(inputs))
+            said += [
+                same(given, (found[name][0], on_host(found[name][1])))
+                for name, given in inputs.items()
+            ]
+    ends.close()
+    return said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_rows_go_from_device_to_device(ranks: Ranks) -> None:
+    assert all(ranks.do(2, through_devices)[1])
