@@ -339,7 +339,8 @@ def make_data(folder: Path) -> None:
     """A tiny model and its prompts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from torch_models import save_tiny
+
+    from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]

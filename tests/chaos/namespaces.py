@@ -303,7 +303,8 @@ def make_inputs(folder: Path) -> None:
     """Model and prompts of `run_graphs.small`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from torch_models import save_tiny
+
+    from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]

@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with model/, train.parquet, test.parquet, demos.parquet and verl.parquet."""
-    from torch_models import save_tiny
+    from tests.kit.models import save_tiny
 
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny(folder / "model", layers=1)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_rows import padded_logits, plain
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from dataflow.batch import Batch
 from operators.kernels.torch import train as train_kernel
 from operators.kernels.torch.optimizer import Optimizer
 from operators.kernels.torch.train import TorchTrain
+from tests.kit.rows import padded_logits, plain
 
 EPS = 1e-3
 """Of Adam: large, so that a gradient's last digits stay last digits of the update."""

@@ -13,10 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 MODEL = """
-import sys
-sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from torch_models import save_tiny
+from tests.kit.models import save_tiny
 save_tiny(Path("model"), layers=1)
 """
 CALL = "import sys; from engine.cli import main; sys.exit(main())"
@@ -47,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"prompt": letter * 2, "answer": letter} for letter in "abcdef"]
     (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (made / "my_rewards.py").write_text(REWARDS)
-    done = python(made, MODEL, str(ROOT / "tests" / "unit"))
+    done = python(made, MODEL)
     assert done.returncode == 0, done.stderr
     return made
 

@@ -14,7 +14,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -55,8 +54,7 @@ def torture(short: bool, seed: int) -> list[Outcome]:
 
 
 def _model(folder: Path) -> Path:
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "unit")]
-    from torch_models import save_tiny
+    from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
     (folder / "good.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')

@@ -22,7 +22,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,8 +56,7 @@ def torture(short: bool, seed: int) -> list[Outcome]:
 
 
 def _inputs(folder: Path) -> None:
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "unit")]
-    from torch_models import save_tiny
+    from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
     asked = [a + b for a in "abcdefgh" for b in "xyz"]

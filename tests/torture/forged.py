@@ -74,7 +74,7 @@ LIMIT = 600.0
 MARK = "DATAFLOW_TORTURE"
 _CALL = "from engine.cli import main; sys.exit(main())"
 _MODEL = (
-    "from pathlib import Path; from torch_models import save_tiny; save_tiny(Path('model'),"
+    "from pathlib import Path; from tests.kit.models import save_tiny; save_tiny(Path('model'),"
     " layers=1)"
 )
 _RUN = [
@@ -137,9 +137,7 @@ def _prepare(folder: Path) -> None:
         "def same(completions, answer):\n    return [0.0 for _ in completions]\n"
     )
     for code, words in ((_MODEL, []), (_CALL, [*_RUN, "--name", "run", "--runs", "."])):
-        done = _python(
-            folder, f"import sys; sys.path.append({str(ROOT / 'tests' / 'unit')!r}); {code}", *words
-        )
+        done = _python(folder, f"import sys; sys.path.append({str(ROOT)!r}); {code}", *words)
         if done.returncode:
             raise RuntimeError(f"no run to forge: {done.stderr}")
     for module in (*SHADOWS, LOUD):

@@ -232,7 +232,7 @@ def prepare(folder: Path, seed: int) -> None:
     """A good model, a spoilt copy for each case, the graphs, and their data."""
     import shutil
 
-    from tests.unit.torch_models import save_tiny
+    from tests.kit.models import save_tiny
 
     save_tiny(folder / "good")
     for case in cases():

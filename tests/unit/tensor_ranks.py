@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from parallel_ranks import (
+from torch.distributed.tensor import DTensor
+
+from operators.kernels.torch import heads, parallel
+from operators.kernels.torch.parallel import Ranks
+from operators.kernels.torch.train import TorchTrain
+from tests.kit.kernels import FakeSession
+from tests.kit.train_ranks import (
     CASES,
     FAULTY,
     GRPO,
@@ -32,12 +38,6 @@ from parallel_ranks import (
     train,
     weights,
 )
-from torch.distributed.tensor import DTensor
-from torch_models import FakeSession
-
-from operators.kernels.torch import heads, parallel
-from operators.kernels.torch.parallel import Ranks
-from operators.kernels.torch.train import TorchTrain
 
 QWEN3 = Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="qwen3", params={"minibatches": 2})
 BIASED = Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="biased", params={"minibatches": 2})

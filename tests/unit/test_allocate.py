@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from torch_models import FakeSession, prompt_chunk, save_tiny
-from torch_rows import random_rows
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import KernelError
@@ -26,6 +24,9 @@ from engine.channels.slabs import POISON, SlabPool
 from engine.worker.session import Allocate, Modules, NodeSession
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.generate import TorchGenerate
+from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.models import save_tiny
+from tests.kit.rows import random_rows
 
 
 class Heard:

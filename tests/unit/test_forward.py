@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_models import FakeSession, save_tiny
-from torch_rows import padded_logits, padded_logprobs, plain, random_rows, rollout
 from transformers import AutoModelForTokenClassification
 
 from dataflow.batch import Batch
@@ -21,6 +19,9 @@ from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchVal
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import pack
+from tests.kit.kernels import FakeSession
+from tests.kit.models import save_tiny
+from tests.kit.rows import padded_logits, padded_logprobs, plain, random_rows, rollout
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_models import EOS, FakeSession, prompt_chunk, save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dataflow.batch import Batch, Keys
@@ -28,6 +27,8 @@ from operators.kernels.torch import decode
 from operators.kernels.torch.decode import common_prefix
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
+from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.models import EOS, save_tiny
 
 PREFIXED = [
     "Reverse this word: abc",

@@ -18,7 +18,7 @@ from dataflow.errors import Fault, GraphError
 from dataflow.kernel import Assignment, KernelNode, Layout
 from operators.data_sources import overlap, row_count
 from operators.kernels.host import Evaluate
-from tests.unit.torch_models import FakeSession
+from tests.kit.kernels import FakeSession
 from tests.wrong_graphs.held_out import trained_and_evaluated
 
 TASK = "reasoning_gym:spell_backward"

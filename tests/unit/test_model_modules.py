@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_models import character_tokenizer, save_tiny
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -22,6 +21,7 @@ from dataflow.kernel import Piece
 from dataflow.model import Model
 from operators.kernels.torch.attention import attend_packed, forward, hidden
 from operators.kernels.torch.models import load_model, load_pieces, pieces, save_model
+from tests.kit.models import character_tokenizer, save_tiny
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_models import FakeSession
 
 from dataflow.batch import Keys, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import KernelNode
 from operators.kernels.overlong import METRIC, Room, RowRoom, require_positions
 from operators.kernels.text import to_ragged
+from tests.kit.kernels import FakeSession
 
 ROWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=6)
 

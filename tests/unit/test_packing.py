@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_rows import ragged
 
 from dataflow.errors import DataError
 from operators.kernels.torch.packing import (
@@ -18,6 +17,7 @@ from operators.kernels.torch.packing import (
     prompt_groups,
 )
 from operators.kernels.torch.shared_attention import TreePass
+from tests.kit.rows import ragged
 
 Row = tuple[list[int], list[int]]
 TOKEN = st.integers(0, 2)

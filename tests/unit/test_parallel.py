@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_ranks import CASES, FAULTY, NARROW, SAVED, STEPS, look, main, train, weights
-from torch_models import FakeSession, save_tiny
-from torch_training import PG, alike, as_ranks, distance, opened
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from dataflow.errors import KernelError
 from operators.kernels.torch import heads
+from tests.kit.kernels import FakeSession
+from tests.kit.models import save_tiny
+from tests.kit.train_ranks import CASES, FAULTY, NARROW, SAVED, STEPS, look, main, train, weights
+from tests.kit.training import PG, alike, as_ranks, distance, opened
 
 pytestmark = pytest.mark.long
 SPLIT = pytest.mark.parametrize("shard", [False, True], ids=["whole", "split"])

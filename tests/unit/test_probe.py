@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_models import FakeSession, save_tiny
-from torch_training import PG, term
 from transformers import AutoModelForCausalLM
 
 from dataflow.batch import Ragged
@@ -43,6 +41,9 @@ from operators.kernels.torch.models import load_model, load_pieces, pieces
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.train import TorchTrain
 from tests.contracts.ranks import Ranks, client
+from tests.kit.kernels import FakeSession
+from tests.kit.models import save_tiny
+from tests.kit.training import PG, term
 
 ENDS = Ends(model="policy", writer="train_policy", reader="rollout", version=3)
 

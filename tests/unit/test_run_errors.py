@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import save_tiny
-from torch_rows import random_rows, token_column
-from torch_training import assignment, opened, term
 
 from dataflow.errors import DataError, KernelError, Origin, RunError
 from dataflow.graph import Graph
@@ -28,6 +25,9 @@ from operators.data import prompts
 from operators.generate import generate
 from operators.losses import supervised_loss
 from operators.train import train
+from tests.kit.models import save_tiny
+from tests.kit.rows import random_rows, token_column
+from tests.kit.training import assignment, opened, term
 
 HERE = Path(__file__).name
 

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from torch_models import FakeSession, prompt_chunk, save_tiny
-from torch_rows import padded_logits, plain
 
 from dataflow.batch import Batch
 from dataflow.kernel import KernelNode, Layout
@@ -20,6 +18,9 @@ from dataflow.schema import Rollout, TruncatedRollout
 from engine.channels.frames import put_together, taken_apart
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
+from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.models import save_tiny
+from tests.kit.rows import padded_logits, plain
 
 PROMPTS = ["Reverse this: abc", "add 1 2", "Reverse this: x", "q"] * 3
 

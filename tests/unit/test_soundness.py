@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch_models import FakeSession, prompt_chunk, save_tiny
 
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import KernelNode, Layout
 from dataflow.model import Model
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model, positions
+from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.models import save_tiny
 
 Weights = dict[str, torch.Tensor]
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_ranks import FAULTY, NARROW, SAVED, STEPS, look, train, weights
 from tensor_ranks import ALL, QUICK, main
-from torch_models import FakeSession, save_tiny
-from torch_training import PG, alike, as_ranks, distance, opened
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -21,6 +18,10 @@ from transformers import (
 from dataflow.errors import KernelError
 from operators.kernels.torch import heads
 from operators.kernels.torch.slices import Slices
+from tests.kit.kernels import FakeSession
+from tests.kit.models import save_tiny
+from tests.kit.train_ranks import FAULTY, NARROW, SAVED, STEPS, look, train, weights
+from tests.kit.training import PG, alike, as_ranks, distance, opened
 
 LIMIT = 120.0
 """Seconds that the ranks may take."""

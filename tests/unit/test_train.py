@@ -10,19 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_models import FakeSession, prompt_chunk, save_tiny
-from torch_rows import padded_logprobs, plain, random_rows, rollout, token_column
-from torch_training import (
-    CLIPPED,
-    PG,
-    PPO,
-    assignment,
-    distance,
-    opened,
-    term,
-    weights_of,
-    with_advantage,
-)
 from transformers import AutoModelForTokenClassification
 
 from dataflow.batch import Batch
@@ -34,6 +21,20 @@ from operators import losses
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
+from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.models import save_tiny
+from tests.kit.rows import padded_logprobs, plain, random_rows, rollout, token_column
+from tests.kit.training import (
+    CLIPPED,
+    PG,
+    PPO,
+    assignment,
+    distance,
+    opened,
+    term,
+    weights_of,
+    with_advantage,
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_models import save_tiny
-from torch_rows import random_rows, token_column
-from torch_training import PG, assignment, distance, opened, term, weights_of
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, KernelError
 from dataflow.loss import Loss, Now, Terms, loss_function
 from dataflow.schema import Advantage
 from operators import losses
+from tests.kit.models import save_tiny
+from tests.kit.rows import random_rows, token_column
+from tests.kit.training import PG, assignment, distance, opened, term, weights_of
 
 
 @pytest.fixture(scope="module")

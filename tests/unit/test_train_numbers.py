@@ -7,14 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch_models import save_tiny
-from torch_rows import random_rows
-from torch_training import PG, assignment, distance, opened, term, weights_of, with_advantage
 
 from dataflow.batch import Batch, Ragged
 from dataflow.loss import Loss, Now, Terms, loss_function
 from dataflow.schema import Completion, Logprobs, Preference, TruncatedRollout
 from operators import losses
+from tests.kit.models import save_tiny
+from tests.kit.rows import random_rows
+from tests.kit.training import PG, assignment, distance, opened, term, weights_of, with_advantage
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch_models import save_tiny
-from torch_rows import plain, random_rows
-from torch_training import PG, assignment, distance, opened, term, weights_of, with_advantage
 from transformers import AutoModelForCausalLM
 
 from dataflow.errors import CheckpointError
 from dataflow.loss import Loss
 from operators import losses
+from tests.kit.models import save_tiny
+from tests.kit.rows import plain, random_rows
+from tests.kit.training import PG, assignment, distance, opened, term, weights_of, with_advantage
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch_models import FakeSession
-from torch_rows import random_rows, rollout, token_column
-from torch_training import CLIPPED, assignment, opened, term
 
 from dataflow.batch import Batch
 from dataflow.errors import DataflowError
@@ -34,6 +31,9 @@ from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.shared_attention import TreePass
 from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
+from tests.kit.kernels import FakeSession
+from tests.kit.rows import random_rows, rollout, token_column
+from tests.kit.training import CLIPPED, assignment, opened, term
 
 STEPS = (1, 2, 3)
 

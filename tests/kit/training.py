@@ -1,8 +1,8 @@
 """A train kernel on a tiny model, and Assignments for it: what the tests of training begin with.
 
 Owns: the kernel with its usual parameters, losses on random rows, distances of weights and metrics,
-ranks as processes. Does not own: models (torch_models.py), rows (torch_rows.py), what a rank does
-(parallel_ranks.py, tensor_ranks.py).
+ranks as processes. Does not own: models (models.py), rows (rows.py), what a rank does
+(train_ranks.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from torch_models import FakeSession
-from torch_rows import token_column
 
 from dataflow.batch import Batch
 from dataflow.kernel import Assignment, KernelNode, Layout
@@ -23,6 +21,8 @@ from dataflow.loss import Loss, LossTerm
 from dataflow.model import Model
 from operators import losses
 from operators.kernels.torch.train import TorchTrain
+from tests.kit.kernels import FakeSession
+from tests.kit.rows import token_column
 
 
 def term(

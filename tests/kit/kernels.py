@@ -1,0 +1,88 @@
+"""Kernels without an engine: a Session that remembers, and kernels opened with it.
+
+Owns: the Session, opening, chunks of prompts. Does not own: models (models.py), rows (rows.py),
+train kernels (training.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Batch, Keys
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from dataflow.randomness import row_seeds
+from dataflow.schema import MESSAGE, Prompt
+
+
+class FakeSession:
+    """A Session that remembers metrics; of one process where no group is given."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        node: str = "rollout",
+        *,
+        rank: int = 0,
+        world: int = 1,
+        group: Any = None,
+    ) -> None:
+        self.seed, self.rank, self.world, self.group, self._node = seed, rank, world, group, node
+        self.metrics: dict[str, list[tuple[float, float]]] = {}
+        self.modules: dict[Any, Any] = {}
+        self.tombstones: list[tuple[tuple[int, int, int], str]] = []
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        """As the engine's: keyed by seed, node and row."""
+        return row_seeds(self.seed, self._node, keys)
+
+    def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        """Remember it."""
+        self.metrics.setdefault(name, []).append((value, count))
+
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+        """Remember it."""
+        self.tombstones.append((key, error))
+
+    def module(self, model: Any, make: Callable[[], Any]) -> Any:
+        """One module a Model name."""
+        if model.name not in self.modules:
+            self.modules[model.name] = make()
+        return self.modules[model.name]
+
+    def allocate(self, count: int, dtype: Any) -> np.ndarray:
+        """As in an outbox it holds whatever was there: here what no column can take for zeros."""
+        return np.full(count * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
+
+
+def open_kernel(
+    kernel: Any,
+    model: Model | str,
+    *,
+    layout: Layout | None = None,
+    session: Any = None,
+    node: str = "rollout",
+    returns: tuple[str, ...] = (),
+    **params: Any,
+) -> Any:
+    """The kernel, opened for a Model (or for a base, as Model "policy") with these parameters."""
+    model = Model("policy", model) if isinstance(model, str) else model
+    models = {"policy": model, "model": model}
+    kernel.open(
+        KernelNode(name=node, operator=node, models=models, params=params, returns=returns),
+        layout or Layout(),
+        session or FakeSession(node=node),
+    )
+    return kernel
+
+
+def prompt_chunk(prompts: Sequence[Any], positions: Sequence[int] | None = None) -> Chunk:
+    """A chunk of the operator `generate` with these prompts (strings or message lists)."""
+    keys = Keys.of(range(len(prompts)) if positions is None else positions)
+    column = prompts if isinstance(prompts[0], str) else pa.array(prompts, pa.list_(MESSAGE))
+    batch = Batch.make(keys, {"prompt": column}, Prompt)
+    return Chunk(id=0, step=1, keys=keys, inputs={"prompt": batch})

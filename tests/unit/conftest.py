@@ -1,0 +1,32 @@
+"""Model directories that many tests load; torch is imported by those alone that ask for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tiny models by kind: qwen2, llama, and a critic on the first."""
+    from tests.kit.models import save_critic, save_tiny
+
+    folder = tmp_path_factory.mktemp("bases")
+    paths = {kind: save_tiny(folder / kind, kind) for kind in ("qwen2", "llama")}
+    return paths | {"critic": save_critic(folder / "critic", paths["qwen2"])}
+
+
+@pytest.fixture(scope="session")
+def base(bases: dict[str, str]) -> str:
+    """A tiny model."""
+    return bases["qwen2"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model directory of known size, named `tiny`, in the working directory."""
+    from tests.unit.planning import make_tiny
+
+    make_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
