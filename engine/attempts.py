@@ -242,7 +242,7 @@ class _Run:
 
             return stack.enter_context(_closed(Supervisor(self._plan, self._folder, self._options)))
         from engine.channels.inproc import InprocChannel
-        from engine.run.inproc import InprocWorkers
+        from engine.launch.inproc import InprocWorkers
         from engine.worker.worker import Worker
 
         samples = SampleWriter(self._folder.samples, every=self._options.samples_every)

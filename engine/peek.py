@@ -30,8 +30,8 @@ from engine.coordinator.messages import (
     Warn,
 )
 from engine.coordinator.tables import codes
+from engine.launch.inproc import InprocWorkers
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
-from engine.run.inproc import InprocWorkers
 from engine.run.workers import Workers
 from engine.worker.worker import Worker
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from engine.coordinator.messages import From, Ref, ToWorker
-from engine.run.workers import Ask, Doing, SpanOf
-from engine.worker.session import Report
+from engine.observe.reports import Doing, Report, SpanOf
+from engine.run.workers import Ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,8 @@ from engine.launch.host_messages import (
 from engine.launch.hostlink import BEAT, endpoint, living
 from engine.launch.line import Envelope, Line, aside, opened
 from engine.launch.wire import decode, encode
+from engine.observe.reports import Doing
 from engine.plan.cluster import Host, detect
-from engine.run.workers import Doing
 
 _log = logging.getLogger(__name__)
 

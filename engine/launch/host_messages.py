@@ -14,8 +14,8 @@ from pathlib import Path
 
 from engine.coordinator.messages import From, Ref, StopRequested, ToWorker, WorkerLost
 from engine.launch.control import Network
-from engine.run.workers import Ask, Doing, SpanOf
-from engine.worker.session import Report
+from engine.observe.reports import Doing, Report, SpanOf
+from engine.run.workers import Ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

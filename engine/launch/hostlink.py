@@ -28,8 +28,8 @@ from engine.channels.curve_keys import CurveKeyPair
 from engine.launch.host_messages import Here, HostBeat, Look, Refused
 from engine.launch.line import Line, aside, opened
 from engine.launch.wire import decode, encode
+from engine.observe.reports import Doing
 from engine.plan.cluster import Host
-from engine.run.workers import Doing
 
 _log = logging.getLogger(__name__)
 

@@ -43,12 +43,12 @@ from engine.launch.hostlink import HostLink, look
 from engine.launch.keyfile import read_keys
 from engine.launch.local import CONTROL_BYTES, Part, Supervisor
 from engine.launch.worker_process import KINDS
+from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster, Host
 from engine.plan.plan import Plan
-from engine.run.workers import Ask, Doing, SpanOf, WorkerGone
-from engine.worker.session import Report
+from engine.run.workers import Ask, WorkerGone
 
 _GRACE = 10.0
 """Seconds within which a host has to say that its Workers have ended."""

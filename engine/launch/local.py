@@ -48,12 +48,12 @@ from engine.launch.routes import sources
 from engine.launch.silence import silent, stacks
 from engine.launch.wire import decode
 from engine.launch.worker_process import KINDS
+from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster, detect
 from engine.plan.plan import Plan
-from engine.run.workers import Ask, Doing, SpanOf, WorkerGone
-from engine.worker.session import Report
+from engine.run.workers import Ask, WorkerGone
 
 _GRACE = 3.0
 """Seconds to close kernels in."""

@@ -16,7 +16,7 @@ from engine.channels.routed import Book, Entry, RoutedChannel
 from engine.channels.shm import ShmChannel
 from engine.channels.zmq import ZmqChannel
 from engine.launch.control import Network, Open, PeerAddresses
-from engine.worker.session import Report
+from engine.observe.reports import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,9 +78,9 @@ from engine.launch.control_socket import ControlSocket, Frame
 from engine.launch.inbox import Inbox
 from engine.launch.wire import decode, encode
 from engine.observe.logs import output_that_cannot_fail, to_log
+from engine.observe.reports import Doing, SpanOf
 from engine.plan.plan import Plan
 from engine.run.outside import STACK_SIGNAL
-from engine.run.workers import Doing, SpanOf
 
 BEAT = 1.0
 """Seconds between two heartbeats."""

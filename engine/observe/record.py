@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
+from engine.observe.reports import Report
 from engine.plan.plan import Fetch, PlannedInput
-
-Report = tuple[str, float, float]
 
 
 def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:

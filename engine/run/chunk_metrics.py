@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.coordinator.messages import ChunkDone, Reported, WorkerLost
-from engine.worker.session import Report
+from engine.observe.reports import Report
 
 
 class RunReports:

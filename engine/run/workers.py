@@ -1,7 +1,7 @@
 """What the loop asks of the Workers of a run, wherever they are.
 
 Owns: the contract, and the requests that are the loop's own and no decision of the
-coordinator (files). Does not own: an implementation: engine/run/inproc.py (one Worker in
+coordinator (files). Does not own: an implementation: engine/launch/inproc.py (one Worker in
 this process) and engine/launch/local.py (a Supervisor with processes on this host).
 """
 
@@ -15,24 +15,7 @@ from typing import Any, Protocol
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.messages import Event, From, Gather, ToWorker
-from engine.worker.session import Report
-
-SpanOf = tuple[str, str, float, float]
-"""(track, name, start, end) of something that was done; the track is worker/node, times are the
-monotonic clock's.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
-    """What a Worker is doing, for the watchdog. since: the monotonic clock's; node is empty where
-    it is idle.
-    """
-
-    worker: str
-    node: str = ""
-    what: str = ""
-    since: float = 0.0
+from engine.observe.reports import Doing, Report, SpanOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,9 @@ import numpy.typing as npt
 from dataflow.batch import Keys
 from dataflow.errors import KernelError
 from dataflow.randomness import row_seeds
+from engine.observe.reports import Report
 
 T = TypeVar("T")
-
-Report = tuple[str, float, float]
-"""(metric, value, count)."""
 
 Grave = tuple[tuple[int, int, int], str, bool]
 """(key, error, failed) of a row that was given up."""

@@ -58,16 +58,17 @@ from engine.coordinator.messages import (
     Woken,
 )
 from engine.observe.record import step_metrics
+from engine.observe.reports import Doing, Report
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan, PlannedNode
-from engine.run.workers import Ask, Doing, KeepRows, Restore, Save, SaveWeights
+from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights
 from engine.worker.alignment import Alignment
 from engine.worker.assemble import assemble, collect
 from engine.worker.delivery import Delivery
 from engine.worker.device_columns import DeviceColumns
 from engine.worker.digest import row_digests
 from engine.worker.kernel_loader import kernel_class, kernel_node, metric_labels
-from engine.worker.session import Modules, NodeSession, Report, SessionRanks
+from engine.worker.session import Modules, NodeSession, SessionRanks
 from engine.worker.timing import During, Span, Timing
 
 if TYPE_CHECKING:

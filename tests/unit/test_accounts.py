@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.observe.accounts import StepAccounts
-from engine.run.workers import Doing
+from engine.observe.reports import Doing
 
 IDLE = [Doing(worker="gen"), Doing(worker="train")]
 

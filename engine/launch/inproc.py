@@ -15,8 +15,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.coordinator.messages import Event, Release, ToWorker, WorkerOpened
-from engine.run.workers import Ask, Doing, SpanOf
-from engine.worker.session import Report
+from engine.observe.reports import Doing, Report, SpanOf
+from engine.run.workers import Ask
 from engine.worker.worker import Worker
 
 

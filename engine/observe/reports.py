@@ -1,0 +1,27 @@
+"""What a Worker tells of itself: numbers, spans, and what it is doing.
+
+Owns: their forms, which every room shares. Does not own: how they become a Step's numbers
+(accounts.py) or lines of a trace (trace.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Report = tuple[str, float, float]
+"""(metric, value, count)."""
+
+SpanOf = tuple[str, str, float, float]
+"""(track, name, start, end) of something that was done; the track is worker/node, times are the
+monotonic clock's.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doing:
+    """What a Worker is doing. since: the monotonic clock's; node is empty where it is idle."""
+
+    worker: str
+    node: str = ""
+    what: str = ""
+    since: float = 0.0
