@@ -82,6 +82,7 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
             returns=() if n.name in whole and n.work != "source" else n.returns,
             refill=False,
             max_lag=0,
+            lag=0,
             workers=(WORKER,),
             chunks=1,
             layout=replace(n.layout, replicas=1, data=1),

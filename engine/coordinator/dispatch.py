@@ -68,13 +68,8 @@ class Dispatch:
         self._place = plan.place
         self._blocks = blocks
         blocks.on_gone = self._gone
-        lags = {s.name: s.max_lag for s in plan.sources}
         many = len(plan.workers) > 1
-        self._again = {
-            n.name
-            for n in plan.nodes
-            if many and (n.region != "stream" or not lags.get(n.source, 0))
-        }
+        self._again = {n.name for n in plan.nodes if many and not n.lag}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
         self._rows_at = dict.fromkeys(plan.workers, 0)
         """Rows under way at each worker."""

@@ -60,12 +60,10 @@ from engine.plan.plan import Plan, PlannedNode
 
 @dataclass(slots=True)
 class _Group:
-    """The ranks of a node, and the assignment that they have. tensor: ranks of one share, one after
-    another.
-    """
+    """The ranks of a node, and the assignment that they have. shares: those with the same rows."""
 
     ranks: tuple[str, ...]
-    tensor: int = 1
+    shares: tuple[tuple[str, ...], ...]
     sequence: int = -1
     state: Literal["done", "preparing", "training", "dropped"] = "done"
     left: set[str] = field(default_factory=set)
@@ -77,7 +75,7 @@ class RankGroups:
 
     def __init__(self, plan: Plan) -> None:
         grouped = [n for n in plan.nodes if n.work == "train" and n.ranks > 1]
-        self._groups = {n.name: _Group(n.workers, n.layout.tensor) for n in grouped}
+        self._groups = {n.name: _Group(n.workers, n.shares) for n in grouped}
         self._first = {
             m.name: self._groups[m.writer].ranks[0] for m in plan.models if m.writer in self._groups
         }
@@ -116,15 +114,11 @@ class RankGroups:
     def _assigned(self, message: TrainStep) -> list[Instruction]:
         group = self._groups[message.node]
         group.sequence, group.state, group.left = message.sequence, "preparing", set(group.ranks)
-        share_of = self._split(message.keys, message.inputs, len(group.ranks) // group.tensor)
+        share_of = self._split(message.keys, message.inputs, len(group.shares))
         told: list[TrainStep] = []
-        for share, first in enumerate(range(0, len(group.ranks), group.tensor)):
-            own = _share(message, group.ranks[first], np.flatnonzero(share_of == share))
-            told += (
-                [own]
-                if group.tensor == 1
-                else _given(own, group.ranks[first : first + group.tensor])
-            )
+        for share, ranks in enumerate(group.shares):
+            own = _share(message, ranks[0], np.flatnonzero(share_of == share))
+            told += [own] if len(ranks) == 1 else _given(own, ranks)
         for each in told:
             refs = (
                 ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs

@@ -49,10 +49,7 @@ class Versions:
         self._models = plan.models
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
-        lags = {s.name: s.max_lag for s in plan.sources}
-        self._late = {
-            n.name for n in plan.nodes if n.region == "stream" and lags.get(n.source, 0) > 0
-        }
+        self._late = {n.name for n in plan.nodes if n.lag}
         """Readers that may go on with an older version while they load this one."""
         self._loading: set[Place] = set()
         self._published = 0

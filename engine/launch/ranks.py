@@ -26,8 +26,8 @@ def groups(plan: Plan) -> dict[str, Group]:
     """
     found: dict[str, Group] = {}
     for node in plan.nodes:
-        for first in range(0, len(node.workers), node.ranks):
-            group = node.workers[first : first + node.ranks]
+        for ranks in node.rank_groups:
+            group = tuple(rank.worker for rank in ranks)
             for worker in group if len(group) > 1 else ():
                 if found.setdefault(worker, group) != group:
                     raise PlanError(

@@ -7,7 +7,7 @@ Owns: the data types only; they are immutable, printable (explain.py) and serial
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -81,6 +81,18 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """One Worker of a replica that several Workers run in lock-step. index: its number in it, as in
+    `Layout`; share: its share of a Step's rows; part: its part of each weight matrix.
+    """
+
+    worker: str
+    index: int = 0
+    share: int = 0
+    part: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
     """One node, decided.
 
@@ -90,6 +102,8 @@ class PlannedNode:
     `ready` (whatever has come, as far as the scope allows). chunks: into how many chunks of whole
     prompts the rows of a cohort (below the cut: of a Step) are cut, however many replicas there
     are: equal chunks give equal bits. workers: the replicas, each with its ranks one after another.
+    max_lag: what the node was given. lag: by how many versions its rows' weights may be older than
+    the published ones; 0 everywhere but in a stream whose source has a lag.
     """
 
     name: str
@@ -110,6 +124,7 @@ class PlannedNode:
     chunks: int = 1
     returns: tuple[str, ...] = ()
     max_lag: int = 0
+    lag: int = 0
     refill: bool = False
     max_attempts: int = 10
     every: int = 0
@@ -124,6 +139,33 @@ class PlannedNode:
     def ranks(self) -> int:
         """Workers of one replica; more than one are a rank group, which acts in lock-step."""
         return self.layout.data * self.layout.tensor * self.layout.context
+
+    @property
+    def rank_groups(self) -> tuple[tuple[PlannedRank, ...], ...]:
+        """The ranks of each replica, in order."""
+        size, tensor = self.ranks, self.layout.tensor
+        return tuple(
+            tuple(
+                PlannedRank(worker=w, index=i, share=i // tensor, part=i % tensor)
+                for i, w in enumerate(self.workers[first : first + size])
+            )
+            for first in range(0, len(self.workers), size)
+        )
+
+    @property
+    def shares(self) -> tuple[tuple[str, ...], ...]:
+        """Workers that have the same rows, by share of a train node's Step; the first fetches them
+        and gives them to the others.
+        """
+        tensor = self.layout.tensor
+        return tuple(self.workers[i : i + tensor] for i in range(0, len(self.workers), tensor))
+
+    def rank_of(self, worker: str) -> PlannedRank:
+        """The rank that a Worker is. Raises KeyError for a Worker that does not have this node."""
+        for rank in (rank for group in self.rank_groups for rank in group):
+            if rank.worker == worker:
+                return rank
+        raise KeyError(worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +321,16 @@ class Plan:
         data = asdict(replace(self, program=None))
         del data["program"]
         return json.dumps({"format": FORMAT, **data}, indent=1, default=_plain)
+
+
+def with_lags(
+    nodes: Iterable[PlannedNode], sources: Iterable[PlannedSource]
+) -> tuple[PlannedNode, ...]:
+    """Each node with its lag: in a stream its source's, else 0."""
+    lags = {s.name: s.max_lag for s in sources}
+    return tuple(
+        replace(n, lag=lags.get(n.source, 0) if n.region == "stream" else 0) for n in nodes
+    )
 
 
 def elsewhere(

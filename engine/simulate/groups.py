@@ -28,7 +28,7 @@ class RankGroups:
 
     def __init__(self, plan: Plan) -> None:
         self._ranks = {n.name: n.workers for n in plan.nodes}
-        self._tensor = {n.name: n.layout.tensor for n in plan.nodes}
+        self._shares = {n.name: n.shares for n in plan.nodes}
         self._wanted: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], TrainStep] = {}
         self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
@@ -86,12 +86,12 @@ class RankGroups:
         self, node: str, parts: list[tuple[TrainStep, Versions]]
     ) -> list[tuple[TrainStep, Versions]]:
         """Those that fetched rows, one of each share."""
-        ranks, tensor = self._ranks[node], self._tensor[node]
-        if tensor == 1:
+        shares = self._shares[node]
+        if all(len(share) == 1 for share in shares):
             return parts
         by_rank = {m.worker: (m, versions) for m, versions in parts}
-        for at, rank in enumerate(ranks):
-            told, first = by_rank[rank][0], by_rank[ranks[at - at % tensor]][0]
+        for rank, giver in ((rank, share[0]) for share in shares for rank in share):
+            told, first = by_rank[rank][0], by_rank[giver][0]
             same = (
                 told.mine is not None
                 and first.mine is not None
@@ -102,7 +102,7 @@ class RankGroups:
                     f"{node}: {rank} had the rows {told.mine} of {told.giver}, not {first.worker}'s"
                     f" {first.mine}"
                 )
-        return [by_rank[rank] for rank in ranks[::tensor]]
+        return [by_rank[share[0]] for share in shares]
 
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
         """A rank has come to a collective: once all ranks of the node have, each goes on."""

@@ -61,7 +61,6 @@ class Delivery:
         self._pairs = pairs
         self._routes = {m.name: m.route for m in plan.models}
         self._nodes = {n.name: n for n in plan.nodes}
-        self._lags = {s.name: s.max_lag for s in plan.sources}
         self._given: dict[str, int] = {}
         """The version that each module was given last."""
         self._unprobed: deque[Publish] = deque()
@@ -217,8 +216,7 @@ class Delivery:
         """
         assert self._plan.program is not None
         interrupts = self._plan.program.node(node.name).params.get("on_update") == "interrupt"
-        lag = self._lags.get(node.source, 0) if node.region == "stream" else 0
-        return interrupts and lag >= 1 and hasattr(self._kernels[node.name], "interrupt")
+        return interrupts and node.lag >= 1 and hasattr(self._kernels[node.name], "interrupt")
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins; until `ends` it takes new weights, where it can."""

@@ -191,7 +191,7 @@ class Worker:
         return found
 
     def _rank(self, node: PlannedNode) -> int:
-        return node.workers.index(self.name) % node.ranks
+        return node.rank_of(self.name).index
 
     def _during(self, node: str, what: str) -> During:
         counted = node not in self._nodes or self._rank(self._nodes[node]) == 0

@@ -18,6 +18,7 @@ from engine.plan.plan import (
     PlannedModel,
     PlannedNode,
     PlannedSource,
+    with_lags,
 )
 from engine.simulate.behaviour import Outcomes, Timing
 
@@ -214,7 +215,7 @@ def case(seed: int, *, up: bool = False) -> Case:
         graph=f"case{seed}",
         digest="",
         seed=seed,
-        nodes=(*draft.nodes, *(_tensor(seed, n) for n in draft.trains)),
+        nodes=with_lags((*draft.nodes, *(_tensor(seed, n) for n in draft.trains)), sources),
         sources=tuple(sources),
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),

@@ -25,6 +25,7 @@ from engine.plan.plan import (
     PlannedModel,
     PlannedNode,
     PlannedSource,
+    with_lags,
 )
 from engine.simulate.behaviour import Outcomes
 from engine.simulate.workers import Simulation, Stored
@@ -192,7 +193,14 @@ def overtaken(policy: str, max_lag: int, seed: int) -> float:
     )
     source = PlannedSource(name="prompts", batch=3, max_lag=max_lag, intake=policy, cohort=1)
     model = PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",))
-    plan = Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(source,), models=(model,))
+    plan = Plan(
+        graph="g",
+        digest="",
+        seed=0,
+        nodes=with_lags(nodes, (source,)),
+        sources=(source,),
+        models=(model,),
+    )
     it = Case(
         seed=seed, plan=plan, settings=Settings(steps=15), rows={"prompts": 99}, outcomes=Outcomes()
     )

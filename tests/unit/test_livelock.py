@@ -26,6 +26,7 @@ from engine.plan.plan import (
     PlannedModel,
     PlannedNode,
     PlannedSource,
+    with_lags,
 )
 from engine.plan.planner import make_plan
 from engine.simulate import simulated_worker
@@ -83,7 +84,14 @@ def judged(policy: str, *, max_lag: int) -> Plan:
         PlannedModel(name="average", base="b", readers=("slow",), follows="policy", every=3),
     )
     lane = PlannedSource(name="prompts", batch=BATCH, max_lag=max_lag, intake=policy, cohort=1)  # type: ignore[arg-type]
-    return Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(lane,), models=models)
+    return Plan(
+        graph="g",
+        digest="",
+        seed=0,
+        nodes=with_lags(nodes, (lane,)),
+        sources=(lane,),
+        models=models,
+    )
 
 
 def simulated(plan: Plan, *, patience: float, until: float = 1e9) -> Simulation:

@@ -33,6 +33,7 @@ from engine.plan.plan import (
     PlannedModel,
     PlannedNode,
     PlannedSource,
+    with_lags,
 )
 from engine.simulate.behaviour import Timing
 
@@ -134,7 +135,7 @@ def planned(max_lag: int, *workers: str) -> Plan:
         graph="g",
         digest="",
         seed=0,
-        nodes=nodes,
+        nodes=with_lags(nodes, (source,)),
         sources=(source,),
         models=(model,),
         recorder=workers[0],

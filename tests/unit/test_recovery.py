@@ -49,6 +49,7 @@ from engine.plan.plan import (
     PlannedModel,
     PlannedNode,
     PlannedSource,
+    with_lags,
 )
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.faults import Faults
@@ -196,33 +197,35 @@ def node(
 def plan(max_lag: int = 0) -> Plan:
     chunking = "ready" if max_lag else "cohort"
     learn = ModelUse(param="model", model="policy", access="write")
+    sources = (PlannedSource(name="prompts", batch=2, max_lag=max_lag),)
+    nodes = (
+        node("prompts", worker="data", relation="source", work="source"),
+        node(
+            "rollout",
+            "prompts",
+            worker="gen",
+            work="decode",
+            models=(POLICY,),
+            chunking=chunking,
+        ),
+        node("score", "rollout", worker="judge", chunking=chunking),
+        node(
+            "learn",
+            "rollout",
+            "score",
+            worker="train",
+            relation="sink",
+            work="train",
+            region="step",
+            models=(learn,),
+        ),
+    )
     return Plan(
         graph="g",
         digest="",
         seed=0,
-        nodes=(
-            node("prompts", worker="data", relation="source", work="source"),
-            node(
-                "rollout",
-                "prompts",
-                worker="gen",
-                work="decode",
-                models=(POLICY,),
-                chunking=chunking,
-            ),
-            node("score", "rollout", worker="judge", chunking=chunking),
-            node(
-                "learn",
-                "rollout",
-                "score",
-                worker="train",
-                relation="sink",
-                work="train",
-                region="step",
-                models=(learn,),
-            ),
-        ),
-        sources=(PlannedSource(name="prompts", batch=2, max_lag=max_lag),),
+        nodes=with_lags(nodes, sources),
+        sources=sources,
         models=(PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),),
         recorder="data",
     )

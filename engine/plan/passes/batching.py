@@ -20,16 +20,14 @@ def batching(draft: Draft) -> Draft:
     With a lag, columns below a generation in another Worker take whatever is ready, so that they
     are done when it is; everywhere else a chunk is (a part of) a cohort, decided before it starts.
     """
-    lags = {s.name: s.max_lag for s in draft.sources}
     uppers = above(draft.nodes)
     made = {n.name: n for n in draft.nodes}
 
     def streams(node: PlannedNode) -> bool:
         decodes = [made[name] for name in uppers[node.name] if made[name].work == "decode"]
         beside = any(not set(d.workers) & set(node.workers) for d in decodes)
-        lag = lags.get(node.source, 0) if node.region == "stream" else 0
         return (
-            bool(lag)
+            bool(node.lag)
             and beside
             and node.work not in MODEL_WORK
             and node.name not in draft.placing.chunks

@@ -75,25 +75,20 @@ def node_workers(nodes: list[PlannedNode], name: str) -> tuple[str, ...]:
 
 def _beside(draft: Draft, busy: list[PlannedNode]) -> dict[str, set[str]]:
     """For each node, the Workers that can compute while it does, its own among them."""
-    lags = {s.name: s.max_lag for s in draft.sources}
     uppers = above(draft.nodes)
     return {
-        node.name: {
-            w for o in busy if node is o or _overlap(node, o, uppers, lags) for w in o.workers
-        }
+        node.name: {w for o in busy if node is o or _overlap(node, o, uppers) for w in o.workers}
         for node in busy
     }
 
 
-def _overlap(
-    one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]], lags: dict[str, int]
-) -> bool:
+def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]]) -> bool:
     """Whether both can run at once, were they in Workers of their own.
 
     A stream with a lag goes on beside everything. Without it a wave's nodes wait for whole chunks
     of those above them, regions take turns, and train nodes run alone.
     """
-    if any(n.region == "stream" and lags.get(n.source, 0) for n in (one, other)):
+    if one.lag or other.lag:
         return True
     if one.region != other.region or "train" in (one.work, other.work):
         return False

@@ -22,7 +22,6 @@ def modules(draft: Draft) -> Draft:
     rules = _Rules(
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
-        lags={s.name: s.max_lag for s in draft.sources},
     )
     nodes = tuple(
         replace(
@@ -74,7 +73,6 @@ def _own_devices(writer: str, readers: Sequence[str], draft: Draft) -> bool:
 class _Rules:
     models: Mapping[str, Model]
     writers: Mapping[str, PlannedNode]
-    lags: Mapping[str, int]
 
     def module(self, node: PlannedNode, use: ModelUse) -> str:
         """The trained module by alias for its writer, and for readers at lag 0 in the writer's
@@ -93,8 +91,7 @@ class _Rules:
             return use.model
         if writer.layout.partial or not set(node.workers) <= set(writer.workers):
             return f"{use.model} copy"
-        lag = self.lags.get(node.source, 0) if node.region == "stream" else 0
-        return f"{use.model}@{node.name}" if lag else use.model
+        return f"{use.model}@{node.name}" if node.lag else use.model
 
     def planned(self, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedModel]:
         """Each Model, with its readers and those of them that are aliases."""

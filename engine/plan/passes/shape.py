@@ -17,7 +17,14 @@ from dataflow.operator import Expand, Fresh, Nothing, Reduce, Subset
 from dataflow.regions import Region, regions, trained_models
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation
+from engine.plan.plan import (
+    ModelUse,
+    PlannedInput,
+    PlannedNode,
+    PlannedSource,
+    Relation,
+    with_lags,
+)
 
 
 def shape(draft: Draft) -> Draft:
@@ -32,7 +39,8 @@ def shape(draft: Draft) -> Draft:
     order = {id(s): i for i, s in enumerate(draft.graph.sinks)}
     ordered = sorted(draft.graph.nodes, key=lambda n: order.get(id(n), -1))
     nodes = tuple(_node(n, domains, found.of, trained) for n in ordered)
-    return replace(draft, nodes=nodes, sources=tuple(_sources(draft.graph, nodes)))
+    sources = tuple(_sources(draft.graph, nodes))
+    return replace(draft, nodes=with_lags(nodes, sources), sources=sources)
 
 
 def width(domain: Domain | None) -> int:

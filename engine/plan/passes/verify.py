@@ -203,9 +203,7 @@ def _leases(draft: Draft) -> Iterator[str]:
 def _hosts(draft: Draft) -> Iterator[str]:
     """Ranks that act together, and Workers that take turns, are on one host."""
     groups = [
-        (n.name, n.workers[i : i + n.ranks])
-        for n in draft.nodes
-        for i in range(0, len(n.workers), n.ranks)
+        (n.name, tuple(r.worker for r in ranks)) for n in draft.nodes for ranks in n.rank_groups
     ]
     groups += [("leases", lease) for lease in draft.leases]
     for name, group in groups:
@@ -232,7 +230,6 @@ def _aliases(draft: Draft) -> Iterator[str]:
     """A module is shared with its writer only in the writer's Workers, unsharded, and above the cut
     only at lag 0.
     """
-    lags = {s.name: s.max_lag for s in draft.sources}
     writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
     for node in draft.nodes:
         for use in node.models:
@@ -244,14 +241,13 @@ def _aliases(draft: Draft) -> Iterator[str]:
                 or use.param == "tokenizer"
             ):
                 continue
-            lag = lags.get(node.source, 0) if node.region == "stream" else 0
             apart = not set(node.workers) <= set(writer.workers)
-            if apart or lag or writer.layout.partial:
+            if apart or node.lag or writer.layout.partial:
                 what = (
                     "from another worker"
                     if apart
-                    else f"at lag {lag}"
-                    if lag
+                    else f"at lag {node.lag}"
+                    if node.lag
                     else "of which its rank has a part"
                 )
                 yield (
