@@ -254,9 +254,8 @@ def _end(trial: Trial, made: subprocess.Popen[str]) -> None:
 
 def proof(trial: Trial, reference: Path) -> None:
     """Assert every promise of what the run left."""
-    from left_by_runs import metrics, timeless, weights
-
     from engine.observe.samples import read_samples
+    from tests.kit.runs import metrics, timeless, weights
 
     case: Case = CASES[trial.case]
     rows = metrics(trial.run)

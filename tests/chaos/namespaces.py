@@ -263,7 +263,7 @@ def too_long(hosts: Hosts, folder: Path, steps: int, lease: float) -> float:
 
 def same(run: Path, expected: Path, steps: int) -> None:
     """Metrics and weights, to the bit."""
-    from left_by_runs import metrics, timeless, weights
+    from tests.kit.runs import metrics, timeless, weights
 
     assert timeless(metrics(run)) == timeless(metrics(expected))
     last = f"checkpoints/step_{steps}"

@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from left_by_runs import ROOT, children
-
 from engine.launch.keyfile import make_keys
 from engine.plan.cluster import read_cluster
+from tests.kit.processes import ROOT, children
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 SERVE = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from left_by_runs import ROOT
+from tests.kit.processes import ROOT
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import Rows, children, metrics, timeless, weights, workers
 from run_graphs import breaks, evaluated, followed, hangs, not_a_number, raises, small, with_score
 from run_processes import end_of_children, process, wait_for, wait_for_error
 
@@ -27,6 +26,8 @@ from engine.observe.samples import read_samples
 from engine.observe.trace import read_trace
 from operators.data import prompts
 from operators.generate import generate
+from tests.kit.processes import children, workers
+from tests.kit.runs import Rows, metrics, timeless, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(240)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import metrics, timeless, weights
 from run_graphs import evaluated, small
 
 from dataflow.errors import RunError
@@ -17,6 +16,7 @@ from engine.api import run
 from engine.coordinator.core import Coordinator
 from engine.coordinator.messages import Rollback, StepClosed
 from engine.observe.samples import read_samples
+from tests.kit.runs import metrics, timeless, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import children, metrics, weights, workers
 from run_graphs import followed, small, vowels
 from test_across import numbers
 
@@ -25,6 +24,8 @@ from operators.generate import generate
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
 from operators.train import train
+from tests.kit.processes import children, workers
+from tests.kit.runs import metrics, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(240)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 import torch
 from device_graphs import GATE, WIDTH, Hidden, steering
-from left_by_runs import children, metrics, weights, workers
 from test_across import numbers
 
 from dataflow.batch import Batch, Keys, Ragged
@@ -31,6 +30,8 @@ from engine.coordinator.prompt_table import FINISHED, TAKEN, PromptTable
 from engine.observe.samples import read_samples
 from engine.run.workers import KeepRows, Save
 from engine.worker.worker import Worker
+from tests.kit.processes import children, workers
+from tests.kit.runs import metrics, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(240)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import metrics, timeless, weights
 from run_graphs import dapo, followed, small
 from test_rank_runs import alike
 
 from engine.api import resume, run
 from engine.observe.trace import read_trace
+from tests.kit.runs import metrics, timeless, weights
 
 pytestmark = pytest.mark.timeout(240)
 TURNS: dict[str, Any] = {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import children, metrics
 from run_graphs import (
     breaks,
     fails_on_one_prompt,
@@ -31,6 +30,8 @@ from engine.coordinator.core import Coordinator
 from engine.observe.samples import read_samples
 from graphs.grpo import grpo
 from operators.reward import reward
+from tests.kit.processes import children
+from tests.kit.runs import metrics
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import children
 from run_graphs import leaves, leaves_in_its_loss, with_score
 from run_processes import ENVIRONMENT
 
 from dataflow.errors import KernelError
 from engine.api import run
+from tests.kit.processes import children
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)

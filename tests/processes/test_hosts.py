@@ -22,7 +22,6 @@ import pytest
 import zmq
 from host_plans import Bomb, Closed, chunk, chunk_of, plan, refuses
 from host_processes import HostProcess, cluster_file, host, with_lease
-from left_by_runs import children, metrics, timeless, weights
 from run_graphs import vowels
 
 from dataflow.errors import DataError, KernelError, RunError
@@ -54,6 +53,8 @@ from engine.plan.cluster import read_cluster
 from engine.plan.plan import Plan
 from engine.run.workers import Save
 from graphs.grpo import grpo
+from tests.kit.processes import children
+from tests.kit.runs import metrics, timeless, weights
 
 pytestmark = pytest.mark.timeout(240)
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]

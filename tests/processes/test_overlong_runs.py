@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from left_by_runs import metrics
 from run_graphs import vowels
 
 from dataflow.errors import DataError, RunError
@@ -24,6 +23,7 @@ from operators.generate import generate
 from operators.losses import policy_gradient_loss, supervised_loss
 from operators.reward import reward
 from operators.train import evaluate, train
+from tests.kit.runs import metrics
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)

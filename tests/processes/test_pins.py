@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import metrics, timeless
 from run_graphs import asynchronous, dapo, evaluated, followed, small, vowels
 
 from engine.api import Result, peek, run
 from graphs.ppo import ppo
+from tests.kit.runs import metrics, timeless
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)

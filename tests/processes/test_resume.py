@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import children, metrics, timeless, weights
 from run_graphs import evaluated, followed, small, vowels
 from run_processes import ENVIRONMENT, end_of_children, go_on, process, wait_for, wait_for_error
 
@@ -26,6 +25,8 @@ from engine.api import Result, resume, run
 from engine.checkpoint.cut import Cut
 from engine.observe.samples import read_samples
 from graphs.grpo import grpo
+from tests.kit.processes import children
+from tests.kit.runs import metrics, timeless, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(240)

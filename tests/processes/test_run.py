@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from left_by_runs import metrics, timeless, weights
 from run_graphs import (
     consonants,
     dapo,
@@ -39,6 +38,7 @@ from graphs.ppo import ppo, ppo_from_grpo
 from graphs.sft import sft
 from operators.reward import reward
 from operators.rewards import verl_reward
+from tests.kit.runs import metrics, timeless, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)

@@ -37,7 +37,6 @@ from host_plans import (
     plan,
     refuses,
 )
-from left_by_runs import ROOT, children
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, KernelError, RunError
@@ -62,6 +61,7 @@ from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.run.workers import KeepRows, Save, WorkerGone
 from operators.kernels.scoring_process import Children
+from tests.kit.processes import ROOT, children
 
 pytestmark = pytest.mark.timeout(180)
 Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]

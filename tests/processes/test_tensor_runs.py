@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import children, metrics, workers
 from run_graphs import deadly, evaluated, followed, small, unlucky, with_score
 from test_rank_runs import alike
 from transformers import AutoModelForCausalLM
@@ -20,6 +19,8 @@ from dataflow.errors import KernelError
 from dataflow.graph import Graph
 from engine.api import resume, run
 from engine.options import RunOptions
+from tests.kit.processes import children, workers
+from tests.kit.runs import metrics
 
 Options = Callable[..., RunOptions]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_by_runs import children, metrics, timeless, weights, workers
 from turn_graphs import (
     SEEN,
     best_turns,
@@ -27,6 +26,8 @@ from turn_graphs import (
 from dataflow.errors import KernelError
 from engine.api import Result, resume, run
 from engine.observe.samples import read_samples
+from tests.kit.processes import children, workers
+from tests.kit.runs import metrics, timeless, weights
 
 Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(240)

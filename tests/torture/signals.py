@@ -433,10 +433,9 @@ def _complete(run: Path) -> bool:
 
 def _prove(trial: Trial, references: Mapping[str, Path]) -> None:
     """Of a run that was disturbed and then completed."""
-    from left_by_runs import metrics, timeless, weights
-
     from engine.checkpoint.store import CheckpointStore
     from engine.observe.samples import read_samples
+    from tests.kit.runs import metrics, timeless, weights
 
     kind, rows = KINDS[trial.case.kind], metrics(trial.run)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), (

@@ -36,7 +36,8 @@ from operators.generate import generate
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
 from operators.train import train
-from tests.unit.planning import exact, headers, make_tiny
+from tests.kit.plans import headers, save_tiny_header
+from tests.kit.rewards import exact
 
 
 class Hidden(Schema):
@@ -245,7 +246,7 @@ def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

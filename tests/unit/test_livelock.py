@@ -34,7 +34,7 @@ from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.workers import Simulation
 from engine.worker.worker import Worker
 from tests import right_graphs
-from tests.unit.planning import DATA
+from tests.kit.plans import DATA
 
 BATCH = 3
 

@@ -36,8 +36,10 @@ from operators.losses import clipped_policy_loss
 from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.train import evaluate, train
+from tests.kit.graphs import ask
+from tests.kit.plans import placed, planned, save_tiny_header
+from tests.kit.rewards import exact
 from tests.right_graphs import RIGHT
-from tests.unit.planning import ask, exact, make_tiny, placed, planned
 
 policy = Model("policy", "tiny", trainable=True)
 
@@ -45,7 +47,7 @@ policy = Model("policy", "tiny", trainable=True)
 @pytest.fixture(autouse=True)
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model directory named `tiny` in the working directory."""
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

@@ -38,8 +38,10 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
+from tests.kit.graphs import ask
+from tests.kit.plans import CLUSTER, placed, planned, save_tiny_header
+from tests.kit.rewards import brief, exact
 from tests.right_graphs import RIGHT
-from tests.unit.planning import CLUSTER, ask, brief, exact, make_tiny, placed, planned
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 policy = Model("policy", "tiny", trainable=True)
@@ -58,7 +60,7 @@ def joined(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]
 @pytest.fixture(autouse=True)
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model directory named `tiny` in the working directory."""
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

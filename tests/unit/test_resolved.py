@@ -27,7 +27,8 @@ from operators.losses import (
 from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import train
-from tests.unit.planning import exact, make_tiny, planned
+from tests.kit.plans import planned, save_tiny_header
+from tests.kit.rewards import exact
 
 policy = Model("policy", "tiny", trainable=True)
 
@@ -35,7 +36,7 @@ policy = Model("policy", "tiny", trainable=True)
 @pytest.fixture(autouse=True)
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model directory named `tiny` in the working directory."""
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

@@ -26,7 +26,8 @@ from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.train import train
-from tests.unit.planning import exact, headers, make_tiny
+from tests.kit.plans import headers, save_tiny_header
+from tests.kit.rewards import exact
 
 GPU = 2**34
 APART = {"rollout": "gen", "train_policy": "train"}
@@ -34,7 +35,7 @@ APART = {"rollout": "gen", "train_policy": "train"}
 
 @pytest.fixture(autouse=True)
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

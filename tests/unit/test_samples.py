@@ -28,7 +28,7 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
-from tests.unit.planning import planned
+from tests.kit.plans import planned
 
 
 def _rows() -> Batch:

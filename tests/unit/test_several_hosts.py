@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataflow.check import check
 from dataflow.errors import PlanError, RunError
 from engine import options as run_options
 from engine.channels.curve_keys import CurveKeyPair
@@ -24,7 +25,8 @@ from engine.plan.explain import explain
 from engine.plan.placing import Placing
 from engine.plan.planner import make_plan
 from graphs.grpo import grpo
-from tests.unit.planning import check, exact, headers, make_tiny
+from tests.kit.plans import headers, save_tiny_header
+from tests.kit.rewards import exact
 
 HOSTS = (
     Host(name="a", address="10.0.0.1", cores=4, memory=24 * 2**30),
@@ -203,7 +205,7 @@ def test_options_with_a_cluster_come_back(tmp_path: Path) -> None:
 
 @pytest.fixture
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     def make(cluster: Cluster = CLUSTER, **asked: object):  # type: ignore[no-untyped-def]

@@ -29,8 +29,8 @@ from engine.plan.explain import explain
 from engine.plan.planner import make_plan
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.workers import Simulation
+from tests.kit.plans import CLUSTER, save_tiny_header
 from tests.right_graphs import RIGHT
-from tests.unit.planning import CLUSTER, make_tiny
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
 from tests.wrong_graphs import doubtful
@@ -88,7 +88,7 @@ def test_no_example_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
     """One that is warned of once, on a model and data that are there."""
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "2+2", "answer": "4"}\n' * 64)
     monkeypatch.setattr(doubtful, "DATA", str(data))
@@ -119,7 +119,7 @@ def test_the_command_line_shows_and_refuses(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     (tmp_path / "two.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n' * 2)
     flags = [
         "graphs.grpo:grpo",

@@ -1,34 +1,11 @@
-"""What runs leave: metrics, weights, processes; and how two of them are compared."""
+"""The processes that this one has started: its children, the Workers of a run among them."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-
-Rows = list[dict[str, Any]]
-
-
-def metrics(run: Path) -> Rows:
-    """The rows of metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(rows: Rows) -> Rows:
-    """Without what depends on the clock, or on where Workers are."""
-    placed = ("time/", "throughput/", "worker/", "edge/", "coordinator/")
-    return [{k: v for k, v in row.items() if not k.startswith(placed)} for row in rows]
-
-
-def weights(result_or_folder: Any) -> dict[str, bytes]:
-    """The bytes of every weight file of the last checkpoint, by path within it."""
-    folder = Path(getattr(result_or_folder, "checkpoint", result_or_folder))
-    return {
-        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))
-    }
 
 
 def children(parent: int | None = None) -> list[int]:
@@ -43,9 +20,8 @@ def children(parent: int | None = None) -> list[int]:
             text = stat.read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(text.rpartition(")")[2].split()[1]) == (parent or os.getpid()) and not _tracks(
-            stat.parent
-        ):
+        of = int(text.rpartition(")")[2].split()[1])
+        if of == (parent or os.getpid()) and not _tracks(stat.parent):
             found.append(int(stat.parent.name))
     return found
 

@@ -1,0 +1,137 @@
+"""Plans of graphs for known machines, on a model directory of known size; and plans written by
+hand, for tests of the coordinator and the simulator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import save_file
+
+from dataflow.batch import Keys
+from dataflow.check import check
+from dataflow.graph import Graph
+from engine.coordinator.messages import NO_VERSION, Ref
+from engine.options import RunOptions, placing
+from engine.plan.cluster import Cluster
+from engine.plan.placing import Placing
+from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
+from engine.plan.planner import make_plan
+
+CLUSTER = Cluster(cores=2, memory=24 * 2**30)
+DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
+DEMONSTRATIONS = {"prompt": pa.utf8(), "completion": pa.utf8()}
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 384,
+    "vocab_size": 98,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+
+
+def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
+    """The columns that every data file of a planned graph has."""
+    return DEMONSTRATIONS if "demos" in data else DATA
+
+
+def save_tiny_header(folder: Path) -> None:
+    """A model directory named `tiny`: a config, weights that hold 452,480 numbers, a tokenizer of
+    one token.
+    """
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    body = np.zeros(452_480 - 98 * 128, np.float32)
+    weights = {"model.body": body, "lm_head.weight": np.zeros((98, 128), np.float32)}
+    save_file(weights, folder / "tiny" / "model.safetensors")
+    (folder / "tiny" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<eos>": 0}}}))
+    (folder / "tiny" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+
+
+@pytest.fixture
+def tiny_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has a model directory named `tiny`."""
+    save_tiny_header(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:
+    """All in one Worker, two threads each."""
+    return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster)
+
+
+def placed(
+    graph: Graph,
+    *,
+    cores: int = 4,
+    memory: int = 24 * 2**30,
+    threads: int | None = None,
+    **asked: Any,
+) -> Plan:
+    """By what was asked for; asked: fields of Placing."""
+    known, cluster = check(graph, headers), Cluster(cores=cores, memory=memory)
+    return make_plan(known, seed=0, threads=threads, placing=Placing(**asked), cluster=cluster)
+
+
+def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:
+    """By what the command line was told; options: fields of RunOptions."""
+    asked = placing(RunOptions(**options))
+    return make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def planned_input(gate: str, *producers: str, name: str = "", **fields: Any) -> PlannedInput:
+    """Rows of `gate`, whose column `x` lies with these nodes."""
+    fetches = tuple(Fetch(producer=producer, columns=("x",)) for producer in producers)
+    return PlannedInput(name=name or gate, gate=gate, fetches=fetches, **fields)
+
+
+def planned_node(name: str, *gates: str | PlannedInput, **fields: Any) -> PlannedNode:
+    """A node of the stream that reads the column `x` of these nodes, one row for each of theirs."""
+    inputs = tuple(planned_input(g, g) if isinstance(g, str) else g for g in gates)
+    usual = {
+        "operator": name,
+        "work": "host",
+        "scope": "row",
+        "region": "stream",
+        "relation": "same",
+        "source": "prompts",
+    }
+    return PlannedNode(name=name, inputs=inputs, **usual | fields)
+
+
+def plan_of(*nodes: PlannedNode, **fields: Any) -> Plan:
+    """A Plan of these nodes, its seed 0."""
+    return Plan(**{"graph": "g", "digest": "", "seed": 0, "sources": ()} | fields, nodes=nodes)
+
+
+def ref(
+    keys: Keys | Iterable[int],
+    block: int = 1,
+    version: int = NO_VERSION,
+    worker: str = "w",
+    content: int = 0,
+) -> Ref:
+    """Rows of one token each."""
+    keys = keys if isinstance(keys, Keys) else Keys.of(keys)
+    rows = len(keys)
+    return Ref(
+        worker=worker,
+        block=block,
+        keys=keys,
+        lengths=np.ones(rows, np.int64),
+        version=np.full(rows, version, np.int32),
+        digest=np.full(rows, content, np.uint64),
+    )
