@@ -1,6 +1,4 @@
-"""The coordinator's parts: the intake's rule, blocks, tables, the states of a prompt, the ends of a
-run.
-"""
+"""The coordinator's parts: intake, blocks, tables, the states of a prompt, the ends of a run."""
 
 from __future__ import annotations
 
@@ -13,25 +11,15 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from engine.coordinator import intake
+from engine.coordinator import messages as m
 from engine.coordinator.blocks import Blocks, _counted, _indexed
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import (
-    NO_VERSION,
-    ChunkDone,
-    Finish,
-    Produced,
-    Publish,
-    Ref,
-    Release,
-    RunChunk,
-    SourceCut,
-    SourceOpened,
-)
 from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable
 from engine.coordinator.tables import StepRows, by_prompt
-from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, PlannedSource
-from engine.simulate.behaviour import Outcomes, Timing
-from engine.simulate.workers import Simulation
+from engine.plan.plan import PlannedNode, PlannedSource
+from engine.simulate.behaviour import Outcomes
+from tests.kit.plans import plan_of, planned_node, ref
+from tests.kit.simulations import simulation
 
 VERSION = 7
 AGES = st.lists(st.integers(0, VERSION), max_size=12)
@@ -49,9 +37,8 @@ def ages(values: list[int]) -> np.ndarray:
 def test_exact_is_the_rule_as_it_is_written(
     begun: list[int], running: list[int], batch: int, max_lag: int
 ) -> None:
-    chosen = intake.exact(
-        ages(begun), ages(running), batch=batch, max_lag=max_lag, version=VERSION, last=False
-    )
+    bounds = {"batch": batch, "max_lag": max_lag, "version": VERSION}
+    chosen = intake.exact(ages(begun), ages(running), **bounds, last=False)
     oldest = sorted(range(len(begun)), key=lambda i: (begun[i], i))[:batch]
     left = [begun[i] for i in range(len(begun)) if i not in oldest] + running
     fits = all(
@@ -77,20 +64,14 @@ def test_exact_never_strands_a_group(data: st.DataObject, batch: int, max_lag: i
         finished: list[int] = []
         while not len(taken):
             waiting = [i for i, d in enumerate(done) if not d]
-            assert waiting or not begun or not finished, (
-                "all have finished, and no Step could be formed"
-            )
+            assert waiting or not begun or not finished, "all have finished, yet no Step is formed"
             done[data.draw(st.sampled_from(waiting))] = True
             finished = [i for i, d in enumerate(done) if d]
-            running = [begun[i] for i, d in enumerate(done) if not d]
-            taken = intake.exact(
-                ages([begun[i] for i in finished]),
-                ages(running),
-                batch=batch,
-                max_lag=max_lag,
-                version=version,
-                last=False,
-            )
+            begun_by = [
+                ages([begun[i] for i, d in enumerate(done) if d is f]) for f in (True, False)
+            ]
+            bounds = {"batch": batch, "max_lag": max_lag, "version": version}
+            taken = intake.exact(*begun_by, **bounds, last=False)
         gone = {finished[i] for i in taken}
         assert all(version - begun[i] <= max_lag for i in gone)
         begun = [b for i, b in enumerate(begun) if i not in gone]
@@ -112,17 +93,6 @@ def test_too_old_counts_from_the_version_that_the_step_starts_from() -> None:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def ref(keys: Keys, block: int = 1, version: int = NO_VERSION) -> Ref:
-    rows = len(keys)
-    return Ref(
-        worker="w",
-        block=block,
-        keys=keys,
-        lengths=np.ones(rows, dtype=np.int64),
-        version=np.full(rows, version, dtype=np.int32),
-    )
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=30))
 def test_counting_and_indexing_are_those_of_unique(values: list[int]) -> None:
@@ -136,7 +106,7 @@ def test_counting_and_indexing_are_those_of_unique(values: list[int]) -> None:
 
 def test_a_block_goes_when_no_row_is_wanted_and_no_chunk_reads_it() -> None:
     blocks = Blocks()
-    number = blocks.add(ref(Keys.of([0, 1]), block=9), 2)
+    number = blocks.add(ref([0, 1], block=9), 2)
     blocks.hold([number])
     blocks.drop(np.array([number]))
     blocks.drop(np.array([number]))
@@ -149,7 +119,7 @@ def test_a_block_goes_when_no_row_is_wanted_and_no_chunk_reads_it() -> None:
 
 def test_a_block_of_which_nothing_is_wanted_goes_at_once() -> None:
     blocks = Blocks()
-    blocks.add(ref(Keys.of([0]), block=3), 0)
+    blocks.add(ref([0], block=3), 0)
     assert blocks.drain() == {"w": (3,)}
 
 
@@ -186,10 +156,8 @@ def test_without_lengths_chunks_are_runs_of_whole_prompts(sizes: list[int], part
 def test_with_lengths_chunks_are_whole_prompts_of_balanced_tokens(
     tokens: list[list[int]], parts: int
 ) -> None:
-    positions, each = (
-        positions_of([len(t) for t in tokens]),
-        np.array([n for t in tokens for n in t]),
-    )
+    positions = positions_of([len(t) for t in tokens])
+    each = np.array([n for t in tokens for n in t])
     found = by_prompt(positions, each, parts)
     assert sorted(np.concatenate(found).tolist()) == list(range(len(positions)))
     assert all((np.diff(rows) > 0).all() for rows in found)
@@ -202,29 +170,21 @@ def test_with_lengths_chunks_are_whole_prompts_of_balanced_tokens(
 
 def test_tokens_are_those_of_the_longest_input() -> None:
     blocks = Blocks(weigh=True)
-    lengths = {
-        n: np.array(values)
-        for n, values in {"rollout": [5, 0, 7], "reward": [0, 0, 0], "ref": [2, 9, 1]}.items()
-    }
-    numbers = {
-        n: blocks.add(replace(ref(Keys.of([0, 1, 2])), lengths=some), 3)
-        for n, some in lengths.items()
-    }
-    rows = np.array([2, 0, 1], dtype=np.int32)
-    inputs = {
-        n: (blocks.reading(n, (), np.full(3, number), rows),) for n, number in numbers.items()
-    }
+    rows, inputs = np.array([2, 0, 1], dtype=np.int32), {}
+    for name, lengths in (("rollout", [5, 0, 7]), ("reward", [0, 0, 0]), ("ref", [2, 9, 1])):
+        number = blocks.add(replace(ref(range(3)), lengths=np.array(lengths)), 3)
+        inputs[name] = (blocks.reading(name, (), np.full(3, number), rows),)
     assert blocks.tokens(inputs, 3).tolist() == [7, 5, 9]
     assert Blocks().tokens(inputs, 3).tolist() == [0, 0, 0]
 
 
 def test_a_long_prompt_has_a_chunk_to_itself() -> None:
-    it, _ = lane(node("logprobs", "rollout", chunks=2))
-    it.admit([0, 1, 2], [0, 0, 0], 0)
-    feed(it, "prompts", Keys.of([0, 1, 2]))
+    table, _ = lane(node("logprobs", "rollout", chunks=2))
+    table.admit([0, 1, 2], [0, 0, 0], 0)
+    feed(table, "prompts", Keys.of([0, 1, 2]))
     keys = Keys.of([0, 0, 1, 1, 2, 2], [0, 1] * 3)
-    it.produced("rollout", replace(ref(keys), lengths=np.array([1, 1, 50, 50, 2, 2])))
-    first, second = it.pump()
+    table.produced("rollout", replace(ref(keys), lengths=np.array([1, 1, 50, 50, 2, 2])))
+    first, second = table.pump()
     assert first.keys.position.tolist() == [0, 0, 2, 2]
     assert second.keys.position.tolist() == [1, 1]
 
@@ -232,22 +192,9 @@ def test_a_long_prompt_has_a_chunk_to_itself() -> None:
 # --- a prompt's states ----------------------------------------------------------------------------
 
 
-def node(
-    name: str, *gates: str, relation: str = "same", rows: int = 2, inner: int = 2, **given_: object
-) -> PlannedNode:
-    inputs = tuple(
-        PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=()),)) for g in gates
-    )
-    fields = {
-        "operator": name,
-        "work": "host",
-        "scope": "row",
-        "region": "stream",
-        "source": "prompts",
-    } | given_
-    return PlannedNode(
-        name=name, relation=relation, rows=rows, inner=inner, inputs=inputs, **fields
-    )
+def node(name: str, *gates: str, **fields: object) -> PlannedNode:
+    """Of the two rows of each prompt."""
+    return planned_node(name, *gates, **{"rows": 2, "inner": 2} | fields)
 
 
 PROMPTS = node("prompts", relation="source", rows=1, inner=1, work="source")
@@ -255,197 +202,168 @@ ROLLOUT = node("rollout", "prompts", relation="expand", inner=1, work="decode")
 
 
 def lane(*more: PlannedNode) -> tuple[PromptTable, Blocks]:
-    blocks = Blocks(weigh=True)
-    return (
-        PromptTable(
-            "prompts", (PROMPTS, ROLLOUT, *more), [more[-1].name if more else "rollout"], blocks
-        ),
-        blocks,
-    )
+    nodes, blocks = (PROMPTS, ROLLOUT, *more), Blocks(weigh=True)
+    return PromptTable("prompts", nodes, [nodes[-1].name], blocks), blocks
 
 
-def feed(it: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -> list:
-    it.produced(name, ref(keys, version=version))
-    return it.pump()
+def feed(table: PromptTable, name: str, keys: Keys, version: int = m.NO_VERSION) -> list:
+    table.produced(name, ref(keys, version=version))
+    return table.pump()
 
 
 def test_a_cohort_begins_when_all_of_it_is_there() -> None:
-    it, _ = lane()
-    assert it.admit([0, 1], [0, 0], 0).keys.rows() == [(0, 0, 0), (1, 0, 0)]
-    assert feed(it, "prompts", Keys.of([1])) == []
-    (ready,) = feed(it, "prompts", Keys.of([0]))
+    table, _ = lane()
+    assert table.admit([0, 1], [0, 0], 0).keys.rows() == [(0, 0, 0), (1, 0, 0)]
+    assert feed(table, "prompts", Keys.of([1])) == []
+    (ready,) = feed(table, "prompts", Keys.of([0]))
     assert ready.node.name == "rollout"
     assert ready.keys.rows() == [(0, 0, 0), (1, 0, 0)]
-    assert it.count[RUNNING] == 2
+    assert table.count[RUNNING] == 2
 
 
 def test_rows_that_come_twice_or_of_an_older_attempt_are_let_go() -> None:
-    it, blocks = lane()
-    it.admit([0], [1], 0)
-    feed(it, "prompts", Keys.of([0], attempt=[0]))
-    feed(it, "prompts", Keys.of([7]))
+    table, blocks = lane()
+    table.admit([0], [1], 0)
+    feed(table, "prompts", Keys.of([0], attempt=[0]))
+    feed(table, "prompts", Keys.of([7]))
     assert len(blocks.drain()["w"]) == 2
-    feed(it, "prompts", Keys.of([0], attempt=[1]))
-    feed(it, "prompts", Keys.of([0], attempt=[1]))
+    feed(table, "prompts", Keys.of([0], attempt=[1]))
+    feed(table, "prompts", Keys.of([0], attempt=[1]))
     assert len(blocks.drain()["w"]) == 1
 
 
 def test_a_prompt_is_as_old_as_its_oldest_row() -> None:
-    it, _ = lane()
-    it.admit([0], [0], 3)
-    feed(it, "prompts", Keys.of([0]))
-    feed(it, "rollout", Keys.of([0], [1]), version=5)
-    feed(it, "rollout", Keys.of([0], [0]), version=4)
-    assert it.count[FINISHED] == 1
-    assert it.begun[it.slots(FINISHED)].tolist() == [4]
-    assert sorted(it.versions(it.slots(FINISHED)).tolist()) == [4, 5]
+    table, _ = lane()
+    table.admit([0], [0], 3)
+    feed(table, "prompts", Keys.of([0]))
+    feed(table, "rollout", Keys.of([0], [1]), version=5)
+    feed(table, "rollout", Keys.of([0], [0]), version=4)
+    assert table.count[FINISHED] == 1
+    assert table.begun[table.slots(FINISHED)].tolist() == [4]
+    assert sorted(table.versions(table.slots(FINISHED)).tolist()) == [4, 5]
 
 
 def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
-    it, _ = lane(node("again", "rollout"))
-    it.admit([0], [0], 1)
-    feed(it, "prompts", Keys.of([0]))
-    feed(it, "rollout", Keys.of([0, 0], [0, 1]), version=2)
-    feed(it, "again", Keys.of([0, 0], [0, 1]), version=6)
-    assert it.begun[it.slots(FINISHED)].tolist() == [2]
-    assert it.versions(it.slots(FINISHED)).tolist() == [2, 2]
+    table, _ = lane(node("again", "rollout"))
+    table.admit([0], [0], 1)
+    feed(table, "prompts", Keys.of([0]))
+    feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
+    feed(table, "again", Keys.of([0, 0], [0, 1]), version=6)
+    assert table.begun[table.slots(FINISHED)].tolist() == [2]
+    assert table.versions(table.slots(FINISHED)).tolist() == [2, 2]
 
 
 def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> None:
     more = node("more", "prompts", relation="expand", rows=3, inner=1, work="decode")
-    it = PromptTable("prompts", (PROMPTS, ROLLOUT, more), ["rollout", "more"], Blocks(weigh=True))
-    it.admit([0], [0], 1)
-    feed(it, "prompts", Keys.of([0]))
-    feed(it, "rollout", Keys.of([0, 0], [0, 1]), version=2)
-    feed(it, "more", Keys.of([0, 0, 0], [0, 1, 2]), version=6)
-    assert it.versions(it.slots(FINISHED)).tolist() == [2, 2, 6, 6, 6]
+    table = PromptTable(
+        "prompts", (PROMPTS, ROLLOUT, more), ["rollout", "more"], Blocks(weigh=True)
+    )
+    table.admit([0], [0], 1)
+    feed(table, "prompts", Keys.of([0]))
+    feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
+    feed(table, "more", Keys.of([0, 0, 0], [0, 1, 2]), version=6)
+    assert table.versions(table.slots(FINISHED)).tolist() == [2, 2, 6, 6, 6]
 
 
 def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
-    it, blocks = lane(node("keep", "rollout", relation="subset", refill=True))
-    it.admit([0, 1], [0, 0], 0)
-    feed(it, "prompts", Keys.of([0, 1]))
-    (ready,) = feed(it, "rollout", Keys.of([0, 0, 1, 1], [0, 1, 0, 1]))
-    feed(it, "keep", Keys.of([1], [1]))
-    assert it.closed(ready.node, ready.keys) is None
-    assert it.pump() == []
-    assert it.position[it.slots(REJECTED)].tolist() == [0]
-    assert it.position[it.slots(FINISHED)].tolist() == [1]
-    assert it.rows("keep", it.slots(FINISHED)).keys.rows() == [(1, 1, 0)]
-    it.retire(it.slots(REJECTED, FINISHED))
+    table, blocks = lane(node("keep", "rollout", relation="subset", refill=True))
+    table.admit([0, 1], [0, 0], 0)
+    feed(table, "prompts", Keys.of([0, 1]))
+    (ready,) = feed(table, "rollout", Keys.of([0, 0, 1, 1], [0, 1, 0, 1]))
+    feed(table, "keep", Keys.of([1], [1]))
+    assert table.closed(ready.node, ready.keys) is None
+    assert table.pump() == []
+    assert table.position[table.slots(REJECTED)].tolist() == [0]
+    assert table.position[table.slots(FINISHED)].tolist() == [1]
+    assert table.rows("keep", table.slots(FINISHED)).keys.rows() == [(1, 1, 0)]
+    table.retire(table.slots(REJECTED, FINISHED))
     assert len(blocks.drain()["w"]) == 3
-    assert (it.watermark, it.outstanding) == (2, 0)
+    assert (table.watermark, table.outstanding) == (2, 0)
 
 
 def test_a_failed_row_drops_its_group_once_and_frees_the_cohort() -> None:
-    it, _ = lane(node("score", "rollout"))
-    it.admit([0, 1], [0, 0], 0)
-    feed(it, "prompts", Keys.of([0, 1]))
-    assert feed(it, "rollout", Keys.of([0, 1, 1], [0, 0, 1])) == []
-    assert it.drop("rollout", 0, 0)
-    assert not it.drop("rollout", 0, 0)
-    assert not it.drop("rollout", 0, 1)
-    (ready,) = it.pump()
+    table, _ = lane(node("score", "rollout"))
+    table.admit([0, 1], [0, 0], 0)
+    feed(table, "prompts", Keys.of([0, 1]))
+    assert feed(table, "rollout", Keys.of([0, 1, 1], [0, 0, 1])) == []
+    assert table.drop("rollout", 0, 0)
+    assert not table.drop("rollout", 0, 0)
+    assert not table.drop("rollout", 0, 1)
+    (ready,) = table.pump()
     assert ready.keys.rows() == [(1, 0, 0), (1, 1, 0)]
-    assert it.position[it.slots(DROPPED)].tolist() == [0]
+    assert table.position[table.slots(DROPPED)].tolist() == [0]
 
 
 def test_a_chunk_that_ends_without_a_row_names_it() -> None:
-    it, _ = lane()
-    it.admit([0], [0], 0)
-    (ready,) = feed(it, "prompts", Keys.of([0]))
-    feed(it, "rollout", Keys.of([0], [0]))
-    assert it.closed(ready.node, ready.keys) == (0, 1, 0)
+    table, _ = lane()
+    table.admit([0], [0], 0)
+    (ready,) = feed(table, "prompts", Keys.of([0]))
+    feed(table, "rollout", Keys.of([0], [0]))
+    assert table.closed(ready.node, ready.keys) == (0, 1, 0)
 
 
 def test_given_back_prompts_are_not_retired() -> None:
-    it, _ = lane()
-    it.admit([0, 1, 2], [0, 0, 0], 0)
-    feed(it, "prompts", Keys.of([0, 1, 2]))
-    feed(it, "rollout", Keys.of([0, 1, 2]).expand(2))
-    zero, one, two = it.slots(FINISHED)
-    it.retire(np.array([zero, two]))
-    assert it.again(np.array([one])) == [(1, 1)]
-    assert it.cut_state([(1, 1)]) == SourceCut(
-        next=3, watermark=1, retired=(2,), running=((1, 0, 0),)
-    )
+    table, _ = lane()
+    table.admit([0, 1, 2], [0, 0, 0], 0)
+    feed(table, "prompts", Keys.of([0, 1, 2]))
+    feed(table, "rollout", Keys.of([0, 1, 2]).expand(2))
+    zero, one, two = table.slots(FINISHED)
+    table.retire(np.array([zero, two]))
+    assert table.again(np.array([one])) == [(1, 1)]
+    left = m.SourceCut(next=3, watermark=1, retired=(2,), running=((1, 0, 0),))
+    assert table.cut_state([(1, 1)]) == left
 
 
 def test_more_prompts_than_slots() -> None:
-    it, blocks = lane()
-    it.admit(range(300), [0] * 300, 0)
-    feed(it, "prompts", Keys.of(range(300)))
-    feed(it, "rollout", Keys.of(range(300)).expand(2), version=2)
-    assert it.count[FINISHED] == 300
-    assert (it.versions(it.slots(FINISHED)) == 2).all()
-    it.retire(it.slots(FINISHED))
+    table, blocks = lane()
+    table.admit(range(300), [0] * 300, 0)
+    feed(table, "prompts", Keys.of(range(300)))
+    feed(table, "rollout", Keys.of(range(300)).expand(2), version=2)
+    assert table.count[FINISHED] == 300
+    assert (table.versions(table.slots(FINISHED)) == 2).all()
+    table.retire(table.slots(FINISHED))
     assert len(blocks.drain()["w"]) == 2
 
 
 def test_a_cut_is_taken_up_with_its_rows() -> None:
-    it, _ = lane(node("keep", "rollout", relation="subset"))
-    cut = SourceCut(
-        next=9,
-        watermark=4,
-        retired=(6,),
-        running=((5, 0, 1), (8, 0, 0)),
-        finished=((4, 0, 0), (7, 0, 2)),
-    )
+    table, _ = lane(node("keep", "rollout", relation="subset"))
+    running, finished = ((5, 0, 1), (8, 0, 0)), ((4, 0, 0), (7, 0, 2))
+    cut = m.SourceCut(next=9, watermark=4, retired=(6,), running=running, finished=finished)
     rows = {
         "prompts": ref(Keys.of([4, 7], attempt=[0, 2]), block=1),
         "rollout": ref(Keys.of([4, 7], attempt=[0, 2]).expand(2), block=2, version=3),
         "keep": ref(Keys.of([7], [1], [2]), block=3),
     }
-    assert it.restore(cut, rows, 5) == [(5, 2), (8, 1)]
-    assert it.begun[it.slots(FINISHED)].tolist() == [3, 3]
-    assert it.stored("keep").keys.rows() == [(7, 1, 2)]
-    assert it.cut_state([(5, 2), (8, 1)]) == cut
+    assert table.restore(cut, rows, 5) == [(5, 2), (8, 1)]
+    assert table.begun[table.slots(FINISHED)].tolist() == [3, 3]
+    assert table.stored("keep").keys.rows() == [(7, 1, 2)]
+    assert table.cut_state([(5, 2), (8, 1)]) == cut
 
 
 # --- the ends of a run ----------------------------------------------------------------------------
 
 
-TRAIN = replace(node("learn", "keep", relation="sink", work="train"), region="step")
-PLAN = Plan(
-    graph="g",
-    digest="",
-    seed=0,
-    nodes=(
-        PROMPTS,
-        ROLLOUT,
-        node("keep", "rollout", relation="subset", refill=True, max_attempts=3),
-        TRAIN,
-    ),
-    sources=(PlannedSource(name="prompts", batch=2),),
-)
+KEEP = node("keep", "rollout", relation="subset", refill=True, max_attempts=3)
+TRAIN = node("learn", "keep", relation="sink", work="train", region="step")
+SOURCE = PlannedSource(name="prompts", batch=2)
+PLAN = plan_of(PROMPTS, ROLLOUT, KEEP, TRAIN, sources=(SOURCE,))
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_a_filter_that_keeps_nothing_ends_the_run(max_lag: int) -> None:
-    plan = replace(PLAN, sources=(replace(PLAN.sources[0], max_lag=max_lag),))
-    outcomes = Outcomes(keep={"keep": 0.0})
-    run = Simulation(
-        plan, Settings(steps=2), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes
-    )
-    run.begin()
+    plan = replace(PLAN, sources=(replace(SOURCE, max_lag=max_lag),))
+    run = simulation(plan, settings=Settings(steps=2), outcomes=Outcomes(keep={"keep": 0.0}))
     finish = run.run()
     assert finish is not None
     assert "keep kept 0 of" in finish.error
     assert not run.outbox.blocks
-    admitted = sum(
-        len(m.keys)
-        for _, m in run.history.instructions
-        if isinstance(m, RunChunk) and m.node == "prompts"
-    )
+    chunks = [told for _, told in run.history.instructions if isinstance(told, m.RunChunk)]
+    admitted = sum(len(chunk.keys) for chunk in chunks if chunk.node == "prompts")
     assert 6 <= admitted <= 6 + 2 * max_lag
 
 
 def test_the_error_budget_ends_the_run_with_the_first_cause() -> None:
-    outcomes = Outcomes(fail={"rollout": 1.0})
-    run = Simulation(
-        PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes
-    )
-    run.begin()
+    run = simulation(PLAN, settings=Settings(steps=9), outcomes=Outcomes(fail={"rollout": 1.0}))
     finish = run.run()
     assert finish is not None
     assert "more than the error budget of 10%" in finish.error
@@ -453,46 +371,41 @@ def test_the_error_budget_ends_the_run_with_the_first_cause() -> None:
 
 
 def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
-    run = Simulation(
-        PLAN, Settings(steps=9), rows={"prompts": 50}, timing=Timing(), outcomes=Outcomes()
-    )
-    run.begin()
+    run = simulation(PLAN, settings=Settings(steps=9))
     run.run(until=lambda: run.coordinator.version == 2)
     run.stop("ctrl-c")  # prompts of step 3 are on their way: a synchronous run has begun it
-    assert run.run() == Finish(reason="ctrl-c")
+    assert run.run() == m.Finish(reason="ctrl-c")
     assert run.coordinator.version == 3
     assert [s.message.step for s in run.history.stored] == [3]
     assert not run.outbox.blocks
 
 
-def opened() -> tuple[Coordinator, RunChunk]:
-    it = Coordinator(PLAN, Settings(steps=1))
-    assert not [i for i in it.start() if not isinstance(i, Publish)]
-    (chunk,) = [
-        i for i in it.handle(SourceOpened(node="prompts", rows=4), 0.0) if isinstance(i, RunChunk)
-    ]
-    return it, chunk
+def begun() -> tuple[Coordinator, m.RunChunk]:
+    """A coordinator, and the chunk of two prompts that it asks for first."""
+    coordinator = Coordinator(PLAN, Settings(steps=1))
+    assert not [told for told in coordinator.start() if not isinstance(told, m.Publish)]
+    told = coordinator.handle(m.SourceOpened(node="prompts", rows=4), 0.0)
+    (chunk,) = [each for each in told if isinstance(each, m.RunChunk)]
+    return coordinator, chunk
 
 
 def test_a_kernel_that_forgets_a_row_ends_the_run() -> None:
-    it, chunk = opened()
-    it.handle(Produced(chunk=chunk.id, node="prompts", ref=ref(Keys.of([0]))), 0.0)
-    said = it.handle(ChunkDone(chunk=chunk.id, node="prompts"), 0.0)
-    (finish,) = [i for i in said if isinstance(i, Finish)]
+    coordinator, chunk = begun()
+    coordinator.handle(m.Produced(chunk=chunk.id, node="prompts", ref=ref([0])), 0.0)
+    told = coordinator.handle(m.ChunkDone(chunk=chunk.id, node="prompts"), 0.0)
+    (finish,) = [each for each in told if isinstance(each, m.Finish)]
     assert "ended a chunk without row (position, sample, attempt) (1, 0, 0)" in finish.error
 
 
 def test_rows_of_an_unknown_chunk_are_released() -> None:
-    it, _ = opened()
-    assert it.handle(Produced(chunk=99, node="rollout", ref=ref(Keys.of([0]), block=5)), 0.0) == [
-        Release(worker="w", blocks=(5,))
-    ]
+    unknown = m.Produced(chunk=99, node="rollout", ref=ref([0], block=5))
+    assert begun()[0].handle(unknown, 0.0) == [m.Release(worker="w", blocks=(5,))]
 
 
 def test_waiting_says_who_waits_for_whom() -> None:
-    it, chunk = opened()
-    it.handle(Produced(chunk=chunk.id, node="prompts", ref=ref(Keys.of([0]))), 0.0)
-    lines = it.waiting()
+    coordinator, chunk = begun()
+    coordinator.handle(m.Produced(chunk=chunk.id, node="prompts", ref=ref([0])), 0.0)
+    lines = coordinator.waiting()
     assert "prompts: 1 rows have not come (first: prompt 1); it reads its data" in lines
     assert "rollout: 4 rows have not come (first: prompt 0); it reads prompts" in lines
     assert "intake of prompts: 0 of 2 prompts are finished" in lines
@@ -500,22 +413,22 @@ def test_waiting_says_who_waits_for_whom() -> None:
 
 def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
     """Else it would depend on timing whether the chunk of `second` has its rows."""
-    it, _ = lane(
+    table, _ = lane(
         node("keep", "rollout", relation="subset", refill=True),
         node("first", "rollout"),
         node("second", "first"),
         node("join", "second", "keep"),
     )
     both = Keys.of([0, 1]).expand(2)
-    it.admit([0, 1], [0, 0], 0)
-    feed(it, "prompts", Keys.of([0, 1]))
-    keep, first = feed(it, "rollout", both)
-    feed(it, "keep", Keys.of([1, 1], [0, 1]))
-    assert it.closed(keep.node, keep.keys) is None
-    assert it.pump() == []
-    assert it.count[RUNNING] == 2
-    (second,) = feed(it, "first", first.keys)
+    table.admit([0, 1], [0, 0], 0)
+    feed(table, "prompts", Keys.of([0, 1]))
+    keep, first = feed(table, "rollout", both)
+    feed(table, "keep", Keys.of([1, 1], [0, 1]))
+    assert table.closed(keep.node, keep.keys) is None
+    assert table.pump() == []
+    assert table.count[RUNNING] == 2
+    (second,) = feed(table, "first", first.keys)
     assert second.keys.rows() == both.rows()
-    (joined,) = feed(it, "second", both)
+    (joined,) = feed(table, "second", both)
     assert joined.keys.rows() == [(1, 0, 0), (1, 1, 0)]
-    assert it.position[it.slots(REJECTED)].tolist() == [0]
+    assert table.position[table.slots(REJECTED)].tolist() == [0]
