@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from safetensors.numpy import save_file
 
 from dataflow.batch import Keys
@@ -56,13 +55,6 @@ def save_tiny_header(folder: Path) -> None:
     save_file(weights, folder / "tiny" / "model.safetensors")
     (folder / "tiny" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<eos>": 0}}}))
     (folder / "tiny" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
-
-
-@pytest.fixture
-def tiny_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory has a model directory named `tiny`."""
-    save_tiny_header(tmp_path)
-    monkeypatch.chdir(tmp_path)
 
 
 def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder (metrics, weights, samples), and whether two runs were the same."""
+"""What a run leaves in its folder: metrics, weights, samples; whether two runs were the same."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def base(bases: dict[str, str]) -> str:
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model directory of known size, named `tiny`, in the working directory."""
-    from tests.unit.planning import make_tiny
+    from tests.kit.plans import save_tiny_header
 
-    make_tiny(tmp_path)
+    save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
