@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dataflow.batch import ragged
 from engine.channels.frames import put_together, taken_apart
-from engine.channels.shm import ShmChannel
+from engine.channels.shm.channel import ShmChannel
 
 MIB = 1 << 20
 COLUMNS = {

@@ -43,7 +43,7 @@ from benchmarks.data_plane_batch import MIB, built_in, make_batch, views
 from benchmarks.report import Result
 from dataflow.batch import Batch, Keys
 from engine.channels.frames import forms_from, put_together, taken_apart
-from engine.channels.shm import ShmChannel
+from engine.channels.shm.channel import ShmChannel
 from engine.coordinator.messages import Gather
 from engine.worker.assemble import collect, requests
 

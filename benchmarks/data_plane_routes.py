@@ -25,11 +25,11 @@ import zmq
 
 from benchmarks.data_plane_batch import built_in
 from dataflow.batch import Batch, Keys
-from engine.channels.contract import Request
-from engine.channels.curve_keys import Address, CurveKeyPair
+from engine.channels.contract import BlockRequest
 from engine.channels.frames import forms_from, put_together, taken_apart
-from engine.channels.shm import ShmChannel
-from engine.channels.zmq import ZmqChannel
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.zmq.channel import ZmqChannel
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 
 Token = Any
 Verify = Literal["structure", "content"]
@@ -107,7 +107,7 @@ def shm(name: str, *, born: bool = False, verify: Verify = "structure") -> Route
 def _from_shm(given: tuple[socket.socket, Verify]) -> Iterator[Receive]:
     connection, verify = given
     channel = ShmChannel("b", 0, lambda _: connection, verify=verify)
-    yield lambda block: channel.fetch([Request(worker="a", block=block)])[0]
+    yield lambda block: channel.fetch([BlockRequest(worker="a", block=block)])[0]
     channel.close()
 
 
@@ -157,7 +157,7 @@ def _from_zmq(given: tuple[str, bytes | None, tuple[bytes, bytes] | None]) -> It
     channel = ZmqChannel(
         "b", 0, lambda _: address, bind=f"ipc://{tempfile.mkdtemp()}/rows", keys=own
     )
-    yield lambda block: channel.fetch([Request(worker="a", block=block)])[0]
+    yield lambda block: channel.fetch([BlockRequest(worker="a", block=block)])[0]
     channel.close()
 
 

@@ -2,7 +2,7 @@
 
 Owns: what such a column may be, its rows (picked, joined), its way to the host's memory. Does not
 own: the declaration (schema.py), which rows (batch.py), who keeps it and how it is sent
-(engine/channels/columns.py).
+(engine/channels/tensors/columns.py).
 
 Nothing here imports torch: a tensor is whatever came as one, and is asked for what it can do
 itself.

@@ -21,7 +21,7 @@ from dataflow.errors import RunError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
+class BlockRequest:
     """Rows of one block. columns: their names, none for all; a name ending in /* stands for all
     that begin so. rows: int indices in the order wanted, None for the whole block.
     """
@@ -43,7 +43,7 @@ class PeerLost(RunError):
 class Pull(Protocol):
     """Rows straight from the Workers that made them."""
 
-    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """One record batch for each request, in their order; several peers are asked at once.
 
         Columns are shared and not copied where the transport allows that; such views are valid

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from engine.channels.contract import Request
+from engine.channels.contract import BlockRequest
 from engine.channels.projection import picked
 
 
@@ -33,7 +33,7 @@ class InprocChannel:
         """Ordinary memory: what is kept here is not copied anyhow."""
         return np.empty(nbytes, np.uint8)
 
-    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """The blocks' own columns."""
         return [picked(self._blocks[r.block].records, r.columns, r.rows) for r in requests]
 

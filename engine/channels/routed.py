@@ -6,7 +6,7 @@ is taken for, the bytes that came by each route. Does not own: either transport 
 
     fetch waits for                      unblocked by
     a peer on this host                  as in shm.py
-    a peer on another host               its reply; word that its process is gone (Book); the end of the lease
+    a peer on another host               its reply; word that its process is gone (AddressBook); the end of the lease
 
 A connection to another host that is lost says nothing about the Worker there: the network may heal.
 It is made anew until somebody says that the Worker is gone, or the lease is over. An answer that
@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import PeerLost, Request
-from engine.channels.curve_keys import Address
-from engine.channels.shm import ShmChannel
-from engine.channels.zmq import ZmqChannel
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.zmq.channel import ZmqChannel
+from engine.channels.zmq.curve_keys import Address
 
 _log = logging.getLogger(__name__)
 
@@ -42,24 +42,24 @@ REFUSALS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AddressEntry:
     """Where a peer's incarnation answers; nowhere where the endpoint is empty: it is gone."""
 
     endpoint: str
     epoch: int
 
 
-class Book:
+class AddressBook:
     """Addresses of peers on other hosts; written by one thread, read by others. keys: their public
     keys, none of which there are where the network is private.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = keys
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, AddressEntry] = {}
         self._changed = threading.Condition()
 
-    def write(self, peer: str, entry: Entry) -> None:
+    def write(self, peer: str, entry: AddressEntry) -> None:
         """What is known of a peer from now on."""
         with self._changed:
             self._entries[peer] = entry
@@ -77,7 +77,7 @@ class Book:
             )
         return Address(endpoint=entry.endpoint, key=self._keys.get(peer))
 
-    def require(self, request: Request) -> None:
+    def require(self, request: BlockRequest) -> None:
         """Raises PeerLost where the incarnation that kept a block is not there any more."""
         self.address(request.worker)
         with self._changed:
@@ -104,7 +104,7 @@ class RoutedChannel:
         *,
         near: frozenset[str] | None = None,
         far: ZmqChannel | None = None,
-        book: Book | None = None,
+        book: AddressBook | None = None,
         lease: float = 30.0,
     ) -> None:
         self.name = shm.name
@@ -146,7 +146,7 @@ class RoutedChannel:
     def __len__(self) -> int:
         return len(self._shm)
 
-    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
         far = [i for i, r in enumerate(requests) if self._is_far(r.worker)]
         near = [i for i in range(len(requests)) if i not in set(far)]
@@ -179,7 +179,7 @@ class RoutedChannel:
     def _is_far(self, peer: str) -> bool:
         return self._near is not None and peer != self.name and peer not in self._near
 
-    def _fetch_far(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def _fetch_far(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         assert self._zmq is not None
         assert self._book is not None
         end, refused = time.monotonic() + self._lease, 0

@@ -23,8 +23,8 @@ from typing import Any
 import zmq
 
 from dataflow.errors import RunError
-from engine.channels.authenticator import CurveAuthenticator
-from engine.channels.curve_keys import CurveKeyPair
+from engine.channels.zmq.authenticator import CurveAuthenticator
+from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.launch.control import Forget, PeerAddresses, Quit
 from engine.launch.host_messages import (
     Begin,

@@ -24,7 +24,7 @@ from typing import Any
 import zmq
 
 from dataflow.errors import RunError
-from engine.channels.curve_keys import CurveKeyPair
+from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.launch.host_messages import Here, HostBeat, Look, Refused
 from engine.launch.line import Line, aside, opened
 from engine.launch.wire import decode, encode

@@ -27,7 +27,7 @@ from dataflow.errors import RunError
 from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
-from engine.channels.curve_keys import CurveKeyPair
+from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
 from engine.launch.control import Failed, Forget, Network, PeerAddresses, Quit
 from engine.launch.host_messages import (

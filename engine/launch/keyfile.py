@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dataflow.errors import RunError
 from dataflow.storage import storage_error, writing
-from engine.channels.curve_keys import CurveKeyPair
+from engine.channels.zmq.curve_keys import CurveKeyPair
 
 FORMAT = 1
 

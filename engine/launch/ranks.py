@@ -2,7 +2,7 @@
 they meet.
 
 Owns: these files, which have no name and are seen by nobody but their Workers. Does not own: what
-is done there (engine/channels/world.py), nor the
+is done there (engine/channels/tensors/world.py), nor the
 order of what ranks do (engine/coordinator/ranks.py).
 """
 
@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from dataflow.errors import PlanError
-from engine.channels.world import meeting_place
+from engine.channels.tensors.world import meeting_place
 from engine.launch.control import Seat
 from engine.plan.plan import Plan
 

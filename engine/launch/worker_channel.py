@@ -10,11 +10,11 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.channels.curve_keys import CurveKeyPair
-from engine.channels.pairs import Pairs
-from engine.channels.routed import Book, Entry, RoutedChannel
-from engine.channels.shm import ShmChannel
-from engine.channels.zmq import ZmqChannel
+from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.tensors.pairs import TensorPairs
+from engine.channels.zmq.channel import ZmqChannel
+from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.launch.control import Network, Open, PeerAddresses
 from engine.observe.reports import Report
 
@@ -27,8 +27,8 @@ class WorkerChannel:
 
     channel: RoutedChannel
     shm: ShmChannel
-    pairs: Pairs
-    book: Book | None = None
+    pairs: TensorPairs
+    book: AddressBook | None = None
     _refused: list[int] = field(default_factory=lambda: [0])
     """How many were told of."""
 
@@ -44,7 +44,7 @@ class WorkerChannel:
         """Where peers on other hosts answer now."""
         for peer, endpoint, epoch in where.entries:
             if self.book is not None:
-                self.book.write(peer, Entry(endpoint=endpoint, epoch=epoch))
+                self.book.write(peer, AddressEntry(endpoint=endpoint, epoch=epoch))
 
     def reports(self) -> list[Report]:
         """Since the last call: payload bytes that came, by route, and messages of peers that were
@@ -71,14 +71,14 @@ def place(opened: Open, dial: Callable[[str], socket.socket]) -> WorkerChannel:
         directory=opened.spill,
         verify=opened.verify,
     )
-    pairs = Pairs(
+    pairs = TensorPairs(
         opened.worker, shm.have_sent, content=opened.verify == "content", alive=shm.require
     )
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:
         return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs)
-    book = Book(network.peers)
+    book = AddressBook(network.peers)
     far = _far(opened, network, book, shm)
     channel = RoutedChannel(
         shm, near=frozenset(network.near), far=far, book=book, lease=network.lease
@@ -86,7 +86,7 @@ def place(opened: Open, dial: Callable[[str], socket.socket]) -> WorkerChannel:
     return WorkerChannel(channel=channel, shm=shm, pairs=pairs, book=book)
 
 
-def _far(opened: Open, network: Network, book: Book, shm: ShmChannel) -> ZmqChannel:
+def _far(opened: Open, network: Network, book: AddressBook, shm: ShmChannel) -> ZmqChannel:
     address = f"[{network.address}]" if ":" in network.address else network.address
     return ZmqChannel(
         opened.worker,

@@ -436,8 +436,8 @@ def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any,
     """
     if (seat := opened.seat) is None:
         return None, None
-    from engine.channels.row_broadcast import join
-    from engine.channels.world import rendezvous, world
+    from engine.channels.tensors.row_broadcast import join
+    from engine.channels.tensors.world import rendezvous, world
 
     node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
     store = rendezvous(descriptors[0])

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.device import offsets_of, taken
-from engine.channels.contract import Pull, Request
+from engine.channels.contract import BlockRequest, Pull
 from engine.coordinator.messages import Gather
 from engine.worker.device_columns import DeviceColumns
 
@@ -64,11 +64,11 @@ def collect(
     return [_ordered(*each) for each in zip(gathers, found, values, strict=True)]
 
 
-def requests(gather: Gather) -> list[Request]:
+def requests(gather: Gather) -> list[BlockRequest]:
     """What a gather asks for: one request a block, of the rows that it has there, in its order."""
     one = len(gather.refs) == 1
     return [
-        Request(
+        BlockRequest(
             worker=worker,
             block=block,
             columns=gather.columns,

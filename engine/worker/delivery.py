@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from dataflow.kernel import Piece
-from engine.channels.contract import Channel, PeerLost, Request
-from engine.channels.pairs import Pairs
+from engine.channels.contract import BlockRequest, Channel, PeerLost
+from engine.channels.tensors.pairs import TensorPairs
 from engine.coordinator.messages import (
     Event,
     FetchFailed,
@@ -52,7 +52,7 @@ class Delivery:
         kernels: Mapping[str, Any],
         channel: Channel,
         timing: Timing,
-        pairs: Pairs | None = None,
+        pairs: TensorPairs | None = None,
     ) -> None:
         self._plan = plan
         self._kernels = kernels
@@ -198,7 +198,7 @@ class Delivery:
 
     def _fetched(self, message: Publish | Follow) -> Iterable[Piece]:
         """The pieces of a block, all of them verified. Raises PeerLost."""
-        block = Request(worker=message.source, block=message.block)
+        block = BlockRequest(worker=message.source, block=message.block)
         records = self._channel.fetch([block])[0]
         if "data" in records.schema.names:
             return from_records(records, message.digest)

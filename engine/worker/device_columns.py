@@ -6,7 +6,7 @@ others.
 
 Owns: which columns of a node are on a device, that they are what was declared, where what comes is
 put. Does not own: their lengths (in the record batch, which is pulled first), the store
-(engine/channels/columns.py), the transfer.
+(engine/channels/tensors/columns.py), the transfer.
 
 Own values are views where that is possible. Those of others come into one tensor on this Worker's
 device: the first that it sees, else the host's memory.
@@ -24,9 +24,9 @@ from dataflow.batch import Batch, Ragged
 from dataflow.device import declared, dtype_of, lengths_array, offsets_of, require, shape_of
 from dataflow.errors import CheckpointError, DataError, KernelError
 from dataflow.schema import Column
-from engine.channels.columns import ColumnStore
-from engine.channels.contract import Request
-from engine.channels.pairs import Pairs
+from engine.channels.contract import BlockRequest
+from engine.channels.tensors.columns import ColumnStore
+from engine.channels.tensors.pairs import TensorPairs
 from engine.coordinator.messages import Gather
 from engine.plan.plan import Plan
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Room = tuple[Request, list["Tensor"]]
+Room = tuple[BlockRequest, list["Tensor"]]
 """What is asked of another Worker, and where its values go."""
 
 
 class DeviceColumns:
     """See the module. pairs: the worlds of this Worker with others; None where it is the only one."""
 
-    def __init__(self, worker: str, plan: Plan, pairs: Pairs | None) -> None:
+    def __init__(self, worker: str, plan: Plan, pairs: TensorPairs | None) -> None:
         assert plan.program is not None
         self._worker = worker
         self._place = plan.place
@@ -97,7 +97,7 @@ class DeviceColumns:
     def read(
         self,
         gathers: Sequence[Gather],
-        asked: Sequence[Sequence[Request]],
+        asked: Sequence[Sequence[BlockRequest]],
         found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
         """The device columns of each gather, the rows of its blocks one after another. asked,
@@ -118,7 +118,7 @@ class DeviceColumns:
     def _read_own(
         self,
         gather: Gather,
-        asked: Sequence[Request],
+        asked: Sequence[BlockRequest],
         found: Sequence[pa.RecordBatch],
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class DeviceColumns:
         for index, request in enumerate(asked):
             target = [parts[n][index] for n in names]
             if request.worker != self._worker:
-                wanted = Request(
+                wanted = BlockRequest(
                     worker=request.worker, block=request.block, columns=names, rows=request.rows
                 )
                 rooms.setdefault(request.worker, []).append((wanted, target))

@@ -24,7 +24,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.kernel import Assignment, Chunk
 from engine.channels.contract import Channel, PeerLost
-from engine.channels.pairs import Pairs
+from engine.channels.tensors.pairs import TensorPairs
 from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.ages import ages
 from engine.coordinator.messages import (
@@ -72,7 +72,7 @@ from engine.worker.session import Modules, NodeSession, SessionRanks
 from engine.worker.timing import During, Span, Timing
 
 if TYPE_CHECKING:
-    from engine.channels.row_broadcast import RowBroadcast
+    from engine.channels.tensors.row_broadcast import RowBroadcast
 
 Inputs = Mapping[str, tuple[Gather, ...]]
 
@@ -93,7 +93,7 @@ class Worker:
         samples: SampleWriter | SamplesBehind | None = None,
         group: Any = None,
         cast: RowBroadcast | None = None,
-        pairs: Pairs | None = None,
+        pairs: TensorPairs | None = None,
     ) -> None:
         """channel: where what it makes is kept, and others' rows come from. samples: where the
         recorder writes them. group: the process group of the ranks that this Worker is one of;

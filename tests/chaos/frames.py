@@ -30,9 +30,9 @@ from pull_liars import Owner, answered, changed_messages, liar, noted_wrongly, o
 from pull_rows import batch
 
 from dataflow.schema import Rollout
-from engine.channels.contract import Request
-from engine.channels.curve_keys import Address
-from engine.channels.zmq import ZmqChannel
+from engine.channels.contract import BlockRequest
+from engine.channels.zmq.channel import ZmqChannel
+from engine.channels.zmq.curve_keys import Address
 
 GROWTH = 64 << 20
 """Bytes that the process may grow by."""
@@ -71,7 +71,7 @@ def between_hosts(count: int, rng: np.random.Generator) -> Counter[str]:
     with liar(rows.records, rng) as endpoint:
         channel = ZmqChannel("b", 0, lambda _: Address(endpoint=endpoint), patience=5.0)
         for _ in range(count):
-            seen = outcome(lambda: channel.fetch([Request(worker="a", block=0)])[0])
+            seen = outcome(lambda: channel.fetch([BlockRequest(worker="a", block=0)])[0])
             found["right" if isinstance(seen, pa.RecordBatch) else seen.__name__] += 1
             if isinstance(seen, pa.RecordBatch):
                 assert seen.num_rows == 6, "rows were accepted that nobody kept"

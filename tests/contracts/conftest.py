@@ -9,13 +9,13 @@ from contextlib import closing
 
 import pytest
 
-from tests.contracts.ranks import Place, Ranks
+from tests.contracts.ranks import Place, RankPool
 
 
 @pytest.fixture(scope="module")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """As many as the module's RANKS says."""
-    pool = Ranks(request.module.RANKS)
+    pool = RankPool(request.module.RANKS)
     yield pool
     pool.close()
 

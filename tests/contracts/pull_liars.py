@@ -16,15 +16,15 @@ from pull_mutants import bytes_mutated, value_mutated
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, RunError
-from engine.channels.block_index import NOTES, ROOM, SIZE
-from engine.channels.contract import Request
-from engine.channels.descriptors import Ask, BoardHere, Reply, ShapeHere, SlabHere, encode
-from engine.channels.fd_socket import FdSocket
+from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.multipart import Header, Part, Sums, _sealed, question_of, reply_bytes, sent
-from engine.channels.outbox import SlabOutbox
-from engine.channels.reader import Reader, deadline_in
-from engine.channels.slabs import SlabPool
+from engine.channels.shm.block_index import NOTES, ROOM, SIZE
+from engine.channels.shm.fd_socket import FdSocket
+from engine.channels.shm.messages import Ask, BoardHere, Reply, ShapeHere, SlabHere, encode
+from engine.channels.shm.outbox import SlabOutbox
+from engine.channels.shm.reader import SlabReader, deadline_in
+from engine.channels.shm.slabs import SlabPool
+from engine.channels.zmq.messages import Header, Part, Sums, _sealed, question_of, reply_bytes, sent
 
 Asked = pa.RecordBatch | type[Exception] | None
 """None: not refused, and not taken either; the reader asks."""
@@ -71,8 +71,8 @@ def answered(
     behind it.
     """
     mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=content), FdSocket(its)
-    request = Request(worker="a", block=owner.block)
+    reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
+    request = BlockRequest(worker="a", block=owner.block)
     try:
         number = reader.ask([request])
         honest = owner.says(number, content=content)
@@ -94,8 +94,8 @@ def noted(
     hash is right then; spoil: of the note as it lies in memory.
     """
     mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=content), FdSocket(its)
-    request = Request(worker="a", block=owner.block)
+    reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
+    request = BlockRequest(worker="a", block=owner.block)
     board, memory = owner.outbox.board, owner.outbox.board._memory
     at = owner.block % NOTES * ROOM
     honest = bytes(memory[at : at + ROOM])

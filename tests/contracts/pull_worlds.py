@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.channels.contract import Channel, PeerLost
-from engine.channels.curve_keys import Address, CurveKeyPair
 from engine.channels.inproc import InprocChannel
-from engine.channels.shm import ShmChannel
-from engine.channels.zmq import ZmqChannel
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.zmq.channel import ZmqChannel
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 
 
-class World:
+class ChannelWorld:
     """Channels a, b, c, ... that know each other; `kill` ends one as its process' death would."""
 
-    def __init__(self, make: Callable[[World, str, int], Channel]) -> None:
+    def __init__(self, make: Callable[[ChannelWorld, str, int], Channel]) -> None:
         self._make = make
         self.channels: dict[str, Any] = {}
 
@@ -37,7 +37,7 @@ class World:
             self.kill(name)
 
 
-def _dial(world: World, me: str) -> Callable[[str], socket.socket]:
+def _dial(world: ChannelWorld, me: str) -> Callable[[str], socket.socket]:
     def dial(peer: str) -> socket.socket:
         if peer not in world.channels:
             raise PeerLost(peer, "is gone")
@@ -48,31 +48,31 @@ def _dial(world: World, me: str) -> Callable[[str], socket.socket]:
     return dial
 
 
-def inproc() -> World:
+def inproc() -> ChannelWorld:
     """One process has one Worker: every name is the same channel."""
     one: list[InprocChannel] = []
 
-    def make(_world: World, _name: str, epoch: int) -> Channel:
+    def make(_world: ChannelWorld, _name: str, epoch: int) -> Channel:
         if epoch or not one:
             one.append(InprocChannel(epoch))
         return one[-1]
 
-    return World(make)
+    return ChannelWorld(make)
 
 
-def shm(**options: Any) -> World:
+def shm(**options: Any) -> ChannelWorld:
     """Shared memory, with recycled slabs poisoned."""
-    return World(
+    return ChannelWorld(
         lambda w, name, epoch: ShmChannel(name, epoch, _dial(w, name), **{"poison": True} | options)
     )
 
 
-def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
+def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> ChannelWorld:
     """ZeroMQ over TCP."""
     keys: dict[str, CurveKeyPair] = {}
     allowed: dict[bytes, str] = {}
 
-    def find(world: World) -> Callable[[str], Address]:
+    def find(world: ChannelWorld) -> Callable[[str], Address]:
         def address(peer: str) -> Address:
             if peer not in world.channels:
                 raise PeerLost(peer, "is gone")
@@ -80,7 +80,7 @@ def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
 
         return address
 
-    def make(world: World, name: str, epoch: int) -> Channel:
+    def make(world: ChannelWorld, name: str, epoch: int) -> Channel:
         own = keys.setdefault(name, CurveKeyPair.make()) if curve else None
         if own is not None:
             allowed[own.public] = name
@@ -88,10 +88,10 @@ def zmq(*, curve: bool = False, bind: str = "tcp://127.0.0.1:*") -> World:
             name, epoch, find(world), bind=bind, keys=own, allowed=allowed, patience=20.0
         )
 
-    return World(make)
+    return ChannelWorld(make)
 
 
-KINDS: dict[str, Callable[[], World]] = {
+KINDS: dict[str, Callable[[], ChannelWorld]] = {
     "inproc": inproc,
     "shm": shm,
     "shm-content": lambda: shm(verify="content"),

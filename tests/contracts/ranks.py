@@ -15,7 +15,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from engine.channels.world import meeting_place
+from engine.channels.tensors.world import meeting_place
 
 
 class Place:
@@ -48,7 +48,7 @@ LIMIT = 60.0
 Task = Callable[..., Any]
 
 
-class Ranks:
+class RankPool:
     """`count` processes. A task is a module-level function f(rank, port, *arguments); an exception
     is its answer.
     """

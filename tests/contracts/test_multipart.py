@@ -14,9 +14,9 @@ from pull_liars import outcome
 from pull_rows import rollouts
 
 from dataflow.errors import RunError
-from engine.channels.contract import Request
+from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.multipart import (
+from engine.channels.zmq.messages import (
     Answered,
     Header,
     Part,
@@ -37,7 +37,7 @@ def replied(*messages: tuple[Header | Part | Sums, list[bytes]]) -> pa.RecordBat
         assert not reply.whole
         reply.add(reply_of(reply_bytes(message)), frames)
     assert reply.whole
-    return received(reply, [Request(worker="a", block=0)])[0]
+    return received(reply, [BlockRequest(worker="a", block=0)])[0]
 
 
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])

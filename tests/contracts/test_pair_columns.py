@@ -26,14 +26,21 @@ from torch import Tensor
 from dataflow.batch import Ragged
 from dataflow.device import taken
 from dataflow.errors import RunError
-from engine.channels.columns import ColumnStore
-from engine.channels.contract import PeerLost, Request
-from engine.channels.descriptors import Part, Send, decode_from_reader, encode, requests_of, send_of
-from engine.channels.hashes import of_tensors
-from engine.channels.pairs import Pairs
-from engine.channels.shm import ShmChannel
-from engine.channels.world import meeting_place
-from tests.contracts.ranks import LIMIT, Place, Ranks
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.shm.messages import (
+    Part,
+    Send,
+    decode_from_reader,
+    encode,
+    requests_of,
+    send_of,
+)
+from engine.channels.tensors.columns import ColumnStore
+from engine.channels.tensors.hashes import of_tensors
+from engine.channels.tensors.pairs import TensorPairs
+from engine.channels.tensors.world import meeting_place
+from tests.contracts.ranks import LIMIT, Place, RankPool
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 2
@@ -60,16 +67,19 @@ def columns(block: int, device: str = "cpu") -> dict[str, Ragged]:
 
 
 NAMES = (*DTYPES, "of_row")
-ASKED: list[list[Request]] = [
-    [Request(worker="made", block=1, columns=NAMES, rows=np.array([3, 4, 5]))],
-    [Request(worker="made", block=b, columns=NAMES, rows=np.array([49, b, 0])) for b in (2, 1, 2)],
-    [Request(worker="made", block=2, columns=("of_row", "int32"))],
-    [Request(worker="made", block=1, columns=("uint8",), rows=np.zeros(0, np.int64))],
+ASKED: list[list[BlockRequest]] = [
+    [BlockRequest(worker="made", block=1, columns=NAMES, rows=np.array([3, 4, 5]))],
+    [
+        BlockRequest(worker="made", block=b, columns=NAMES, rows=np.array([49, b, 0]))
+        for b in (2, 1, 2)
+    ],
+    [BlockRequest(worker="made", block=2, columns=("of_row", "int32"))],
+    [BlockRequest(worker="made", block=1, columns=("uint8",), rows=np.zeros(0, np.int64))],
 ]
 """Neighbours; rows of several blocks in another order, one block twice; a whole block; no row."""
 
 
-def expected(requests: Sequence[Request]) -> list[Tensor]:
+def expected(requests: Sequence[BlockRequest]) -> list[Tensor]:
     found = []
     for request in requests:
         rows = np.arange(ROWS) if request.rows is None else request.rows
@@ -83,7 +93,7 @@ def expected(requests: Sequence[Request]) -> list[Tensor]:
 def test_the_store_picks_rows_until_it_forgets_them() -> None:
     store, kept = ColumnStore(), columns(1)
     store.keep(1, kept)
-    for request in (ASKED[0][0], Request(worker="made", block=1, columns=NAMES)):
+    for request in (ASKED[0][0], BlockRequest(worker="made", block=1, columns=NAMES)):
         found = store.picked(1, request.columns, request.rows)
         assert all(torch.equal(a, b) for a, b in zip(found, expected([request]), strict=True))
     assert store.picked(1, ("int64",), None)[0] is kept["int64"].values
@@ -105,7 +115,7 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_requests_arrive_as_they_were_made(asked: list[Request]) -> None:
+def test_requests_arrive_as_they_were_made(asked: list[BlockRequest]) -> None:
     sent = decode_from_reader(encode(send_of(4, asked)))
     assert isinstance(sent, Send)
     assert sent.sequence == 4
@@ -123,12 +133,12 @@ def test_rows_that_are_none_are_refused() -> None:
 def test_a_request_that_no_socket_takes_at_once_arrives_whole() -> None:
     """Nobody sends on what is left of it later: who asks goes on to wait in the transfer."""
     asks, serves = socket.socketpair()
-    came: queue.Queue[Sequence[Request]] = queue.Queue()
+    came: queue.Queue[Sequence[BlockRequest]] = queue.Queue()
     owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
     owner.send_by(lambda peer, sequence, requests: came.put(requests))
     owner.serve("reads", serves)
     rows = np.arange(1_000_000)[::-1]
-    other.have_sent("made", 0, [Request(worker="made", block=1, columns=("a",), rows=rows)])
+    other.have_sent("made", 0, [BlockRequest(worker="made", block=1, columns=("a",), rows=rows)])
     (request,) = came.get(timeout=LIMIT)
     assert np.array_equal(request.rows, rows)
     owner.close()
@@ -142,7 +152,7 @@ def _nobody_else(peer: str) -> socket.socket:
 # --- transfers ------------------------------------------------------------------------------------
 
 
-def _not_asked(peer: str, sequence: int, requests: Sequence[Request]) -> None:
+def _not_asked(peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
     raise AssertionError(f"{peer} is asked for {requests}")
 
 
@@ -155,7 +165,7 @@ def serve(
     content: bool = False,
 ) -> None:
     """Answers whatever comes, until the reader has done with it."""
-    pairs = Pairs("made", _not_asked, timeout=20, content=content)
+    pairs = TensorPairs("made", _not_asked, timeout=20, content=content)
     pairs.meet("reads", listening.end(), writes=True)
     for block in (1, 2):
         pairs.columns.keep(block, columns(block, device))
@@ -169,14 +179,14 @@ def read(
     port: int,
     at: Place,
     requests: Connection,
-    asked: list[list[Request]],
+    asked: list[list[BlockRequest]],
     longer: int = 0,
     content: bool = False,
 ) -> tuple[list[str], int, list[str]]:
     """What became of each transfer, bytes, and on which devices payloads lay. longer: values too
     many made room for.
     """
-    pairs = Pairs(
+    pairs = TensorPairs(
         "reads",
         lambda peer, sequence, wanted: requests.send((sequence, wanted)),
         timeout=20,
@@ -206,7 +216,7 @@ def read(
 
 
 def transferred(
-    ranks: Ranks, listener: Place, asked: list[list[Request]], longer: int = 0
+    ranks: RankPool, listener: Place, asked: list[list[BlockRequest]], longer: int = 0
 ) -> tuple[list[str], int, list[str]]:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
@@ -214,7 +224,7 @@ def transferred(
     return ranks.answers([0, 1])[1]
 
 
-def test_the_rows_that_are_asked_for_come_and_no_others(ranks: Ranks, listener: Place) -> None:
+def test_the_rows_that_are_asked_for_come_and_no_others(ranks: RankPool, listener: Place) -> None:
     said, moved, devices = transferred(ranks, listener, ASKED)
     assert said == ["True"] * len(ASKED)
     assert moved == sum(t.nbytes for many in ASKED for t in expected(many))
@@ -233,13 +243,13 @@ def served_with_hashes(
             tensors[-1].view(torch.uint8).view(-1)[-1] ^= 1
         return found
 
-    with mock.patch("engine.channels.pairs.of_tensors", hashed):
+    with mock.patch("engine.channels.tensors.pairs.of_tensors", hashed):
         serve(rank, port, listening, requests, "cpu", True)
 
 
 @pytest.mark.parametrize("changed", [-1, 2])
 def test_with_hashes_what_was_changed_on_its_way_is_refused(
-    ranks: Ranks, listener: Place, changed: int
+    ranks: RankPool, listener: Place, changed: int
 ) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, served_with_hashes, listener, mine, changed)
@@ -260,7 +270,7 @@ def test_with_hashes_what_was_changed_on_its_way_is_refused(
     )
 
 
-def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: Place) -> None:
+def test_ends_that_do_not_agree_on_values_both_fail(ranks: RankPool, listener: Place) -> None:
     """No world is used again after that: its ends would not mean the same transfers any more."""
     said, moved, _ = transferred(ranks, listener, ASKED[:2], 1)
     assert said[0].startswith("RunError: "), said
@@ -272,21 +282,23 @@ def test_ends_that_do_not_agree_on_values_both_fail(ranks: Ranks, listener: Plac
 @pytest.mark.parametrize(
     "wrong",
     [
-        Request(worker="made", block=3, columns=("int64",)),
-        Request(worker="made", block=1, columns=("int64",), rows=np.array([ROWS])),
-        Request(worker="made", block=1, columns=("other",)),
+        BlockRequest(worker="made", block=3, columns=("int64",)),
+        BlockRequest(worker="made", block=1, columns=("int64",), rows=np.array([ROWS])),
+        BlockRequest(worker="made", block=1, columns=("other",)),
     ],
     ids=["block", "row", "column"],
 )
-def test_what_is_not_there_ends_the_world(ranks: Ranks, listener: Place, wrong: Request) -> None:
+def test_what_is_not_there_ends_the_world(
+    ranks: RankPool, listener: Place, wrong: BlockRequest
+) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
     ranks.tell(1, lost, listener, theirs, wrong)
     assert "made: receive 0 with reads did not end" in ranks.answers([0, 1])[1]
 
 
-def lost(rank: int, port: int, at: Place, requests: Connection, wrong: Request) -> str:
-    pairs = Pairs(
+def lost(rank: int, port: int, at: Place, requests: Connection, wrong: BlockRequest) -> str:
+    pairs = TensorPairs(
         "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20
     )
     pairs.meet("made", at.end(), writes=False)
@@ -314,7 +326,7 @@ def deserted(rank: int, port: int) -> str:
         owner.close()
 
     threading.Thread(target=die).start()
-    pairs = Pairs("reads", other.have_sent, timeout=1000.0, alive=other.require)
+    pairs = TensorPairs("reads", other.have_sent, timeout=1000.0, alive=other.require)
     pairs.meet("made", meeting_place(), writes=False)
     with pytest.raises(PeerLost) as found:
         pairs.receive("made", ASKED[0], lambda device: [])
@@ -325,7 +337,7 @@ def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
     """Who connects goes on with it for as long as its time lasts, in a thread, so that a process of
     its own is left.
     """
-    pool = Ranks(1)
+    pool = RankPool(1)
     try:
         pool.tell(0, deserted)
         assert "made: its process is gone" in pool.answers([0])[0]
@@ -360,7 +372,7 @@ def test_two_devices_send_by_nccl(listener: Place) -> None:
 
 def on_devices(listener: Place, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
     """Both ends in processes of their own, each of which sees one device."""
-    pool = Ranks(2)
+    pool = RankPool(2)
     try:
         mine, theirs = Pipe()
         pool.tell(0, seeing, devices[0], serve, listener, mine, "cuda")
@@ -392,7 +404,9 @@ def both(
 ) -> bool:
     """Each is owner and reader: while this one waits for a transfer, its threads send to the other."""
     name, peer = (("a", "b"), ("b", "a"))[rank]
-    pairs = Pairs(name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20)
+    pairs = TensorPairs(
+        name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20
+    )
     pairs.meet(peer, listening.end(), writes=True)
     pairs.meet(peer, at.end(), writes=False)
     for block in (1, 2):
@@ -418,7 +432,7 @@ def both(
 
 
 def test_two_that_read_from_each_other_do_not_wait_for_each_other(
-    ranks: Ranks, listener: Place
+    ranks: RankPool, listener: Place
 ) -> None:
     (mine, to_mine), (theirs, to_theirs) = Pipe(), Pipe()
     with closing(Place()) as other:

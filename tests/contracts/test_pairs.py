@@ -21,12 +21,12 @@ import torch
 
 from dataflow.errors import RunError
 from dataflow.kernel import Piece
-from engine.channels.contract import PeerLost, Request
-from engine.channels.pairs import Pairs
-from engine.channels.shm import ShmChannel
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.tensors.pairs import TensorPairs
 from engine.weights.pieces import DTYPES, to_batch
 from engine.weights.snapshot import room, snapshot, verified
-from tests.contracts.ranks import LIMIT, Place, Ranks
+from tests.contracts.ranks import LIMIT, Place, RankPool
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 2
@@ -84,9 +84,9 @@ def test_room_is_made_for_descriptions_alone() -> None:
         room(to_batch(weights(1))[0].records, "cpu")
 
 
-def asks_of(block: int) -> list[Request]:
+def asks_of(block: int) -> list[BlockRequest]:
     """All weights of a block."""
-    return [Request(worker="train", block=block)]
+    return [BlockRequest(worker="train", block=block)]
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def asks_of(block: int) -> list[Request]:
 
 def test_a_request_for_tensors_goes_over_the_data_socket() -> None:
     asks, serves = socket.socketpair()
-    came: queue.Queue[tuple[str, int, Sequence[Request]]] = queue.Queue()
+    came: queue.Queue[tuple[str, int, Sequence[BlockRequest]]] = queue.Queue()
     owner, other = ShmChannel("train", 0, _dials({})), ShmChannel("gen", 0, _dials({"train": asks}))
     owner.send_by(lambda *request: came.put(request))
     owner.serve("gen", serves)
@@ -104,7 +104,7 @@ def test_a_request_for_tensors_goes_over_the_data_socket() -> None:
         peer, number, (request,) = came.get(timeout=LIMIT)
         assert (peer, number, request.worker, request.block) == ("gen", sequence, "train", block)
         assert request.rows is None
-    assert len(other.fetch([Request(worker="train", block=block)])[0]) == len(weights(1))
+    assert len(other.fetch([BlockRequest(worker="train", block=block)])[0]) == len(weights(1))
     owner.close()
     with pytest.raises(PeerLost):
         other.have_sent("train", 2, asks_of(block))
@@ -117,7 +117,7 @@ def test_who_sends_nothing_refuses_to_be_asked() -> None:
     owner.serve("gen", serves)
     other.have_sent("train", 0, asks_of(0))
     with pytest.raises(PeerLost):
-        other.fetch([Request(worker="train", block=0)])
+        other.fetch([BlockRequest(worker="train", block=0)])
     assert owner.refused == {"gen": 1}
     owner.close()
     other.close()
@@ -133,7 +133,7 @@ def _dials(sockets: dict[str, socket.socket]) -> Callable[[str], socket.socket]:
 
 
 def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    pairs = Pairs("train", _nobody)
+    pairs = TensorPairs("train", _nobody)
     pairs.asked("gen", 0, asks_of(1))
     assert "nothing was said of where to meet it" in caplog.text
     with pytest.raises(PeerLost, match="expected its process"):
@@ -143,16 +143,16 @@ def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixt
 # --- worlds ---------------------------------------------------------------------------------------
 
 
-def writer(listening: Place, versions: dict[int, list[Piece]], **how: Any) -> Pairs:
+def writer(listening: Place, versions: dict[int, list[Piece]], **how: Any) -> TensorPairs:
     """A Worker that keeps these versions, met once."""
-    pairs = Pairs("train", _nobody, **how)
+    pairs = TensorPairs("train", _nobody, **how)
     pairs.meet("gen", listening.end(), writes=True)
     for block, pieces in versions.items():
         pairs.keep(block, snapshot(pieces)[2])
     return pairs
 
 
-def _nobody(peer: str, sequence: int, requests: Sequence[Request]) -> None:
+def _nobody(peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
     raise AssertionError(f"{peer} is asked for {requests}")
 
 
@@ -166,8 +166,8 @@ def serve(rank: int, port: int, listening: Place, requests: Connection, count: i
     return count
 
 
-def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> Pairs:
-    pairs = Pairs(
+def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> TensorPairs:
+    pairs = TensorPairs(
         "gen", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=timeout
     )
     pairs.meet("train", listening.end(), writes=False)
@@ -197,7 +197,9 @@ def read(
 
 
 def ends(
-    ranks: Ranks, tasks: tuple[Callable[..., Any], Callable[..., Any]], *arguments: tuple[Any, ...]
+    ranks: RankPool,
+    tasks: tuple[Callable[..., Any], Callable[..., Any]],
+    *arguments: tuple[Any, ...],
 ) -> None:
     """Let the writer's process and the reader's begin."""
     for rank in (0, 1):
@@ -205,7 +207,7 @@ def ends(
 
 
 def test_versions_come_in_the_order_in_which_they_are_asked_for(
-    ranks: Ranks, listener: Place
+    ranks: RankPool, listener: Place
 ) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 3), (listener, theirs, (9, 7, 9)))
@@ -214,7 +216,9 @@ def test_versions_come_in_the_order_in_which_they_are_asked_for(
     assert moved == 3 * sum(t.numel() * t.element_size() for t in snapshot(weights(1))[2])
 
 
-def test_a_block_that_is_not_there_ends_the_world_for_both(ranks: Ranks, listener: Place) -> None:
+def test_a_block_that_is_not_there_ends_the_world_for_both(
+    ranks: RankPool, listener: Place
+) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 2), (listener, theirs, (7, 8, 7)))
     _, (said, _) = ranks.answers([0, 1])
@@ -232,7 +236,7 @@ def late(rank: int, port: int, at: Place, requests: Connection) -> str:
     return str(lost.value)
 
 
-def test_a_writer_that_does_not_come_is_lost(ranks: Ranks, listener: Place) -> None:
+def test_a_writer_that_does_not_come_is_lost(ranks: RankPool, listener: Place) -> None:
     mine, theirs = Pipe()
     ranks.tell(1, late, listener, theirs)
     assert mine.recv()[0] == 0
@@ -251,7 +255,7 @@ def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
     for at in (first, second):
         if at is second:
             pairs.meet("gen", at.end(), writes=True)
-        other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
+        other = TensorPairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
         other.meet("train", at.end(), writes=False)
         arrived = other.receive(
             "train", asks_of(7), lambda device: room(expected[0].records, device)
@@ -262,13 +266,13 @@ def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
     return said
 
 
-def test_a_reader_that_begins_anew_is_met_anew(ranks: Ranks, listener: Place) -> None:
+def test_a_reader_that_begins_anew_is_met_anew(ranks: RankPool, listener: Place) -> None:
     with closing(Place()) as again:
         ranks.tell(0, anew, listener, again)
         assert ranks.answers([0]) == [["of.float64"] * 2]
 
 
-def test_a_writer_that_is_killed_is_lost_at_once(ranks: Ranks, listener: Place) -> None:
+def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Place) -> None:
     """Last, as it costs a process. It is killed when the first version has come and the second is
     asked for.
     """
@@ -291,12 +295,12 @@ def on_device(rank: int, port: int, listening: Place) -> list[str]:
     """Both ends in one process, whose weights are on a device: that they share, so payloads go by
     the host.
     """
-    pairs = Pairs("train", _nobody, timeout=20)
+    pairs = TensorPairs("train", _nobody, timeout=20)
     pairs.meet("gen", listening.end(), writes=True)
     pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]
     batch, digest, copies = snapshot(pieces)
     pairs.keep(7, copies)
-    other = Pairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
+    other = TensorPairs("gen", lambda peer, *wanted: pairs.asked("gen", *wanted), timeout=20)
     other.meet("train", listening.end(), writes=False)
     arrived = other.receive("train", asks_of(7), lambda device: room(batch.records, device))
     verified(batch.records, arrived, digest)
@@ -339,7 +343,7 @@ def read_on_device(rank: int, port: int, at: Place, requests: Connection) -> lis
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_devices_send_by_nccl(listener: Place) -> None:
-    pool = Ranks(2)
+    pool = RankPool(2)
     try:
         mine, theirs = Pipe()
         ends(pool, (served_on_device, read_on_device), (listener, mine), (listener, theirs))
@@ -350,7 +354,7 @@ def test_two_devices_send_by_nccl(listener: Place) -> None:
 
 def test_nobody_keeps_descriptors_of_worlds_that_never_were() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    pairs = Pairs("train", _nobody)
+    pairs = TensorPairs("train", _nobody)
     for _ in range(3):
         with closing(Place()) as listening:
             pairs.meet("gen", listening.end(), writes=True)

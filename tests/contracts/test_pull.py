@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pull_rows import VOCABULARY, batch, rollouts
-from pull_worlds import KINDS, World
+from pull_worlds import KINDS, ChannelWorld
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError
 from dataflow.schema import Rollout
-from engine.channels.contract import PeerLost, Request
+from engine.channels.contract import BlockRequest, PeerLost
 
 BETWEEN = [kind for kind in KINDS if kind != "inproc"]
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def world(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
     """Workers that live as long as the tests that do them no harm."""
     made = KINDS[request.param]()
     made["a"], made["b"], made["c"]
@@ -32,7 +32,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture(params=BETWEEN)
-def mortal(request: pytest.FixtureRequest) -> Iterator[World]:
+def mortal(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
     """Workers of which a test may kill some."""
     made = KINDS[request.param]()
     made["a"], made["b"]
@@ -40,9 +40,9 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[World]:
     made.close()
 
 
-def asked(world: World, block: int, worker: str = "a", **more: object) -> pa.RecordBatch:
+def asked(world: ChannelWorld, block: int, worker: str = "a", **more: object) -> pa.RecordBatch:
     """What b gets."""
-    (found,) = world["b"].fetch([Request(worker=worker, block=block, **more)])
+    (found,) = world["b"].fetch([BlockRequest(worker=worker, block=block, **more)])
     return found
 
 
@@ -126,7 +126,7 @@ def test_several_workers_at_once_and_ones_own_rows_among_them(world) -> None:
     made = {name: rollouts(5, 7, seed) for seed, name in enumerate("abc")}
     blocks = {name: world[name].keep(rows) for name, rows in made.items()}
     order = "cabacb"
-    found = world["b"].fetch([Request(worker=name, block=blocks[name]) for name in order])
+    found = world["b"].fetch([BlockRequest(worker=name, block=blocks[name]) for name in order])
     assert all(f.equals(made[name].records) for f, name in zip(found, order, strict=True))
     assert world["b"].fetch([]) == []
 
@@ -138,7 +138,7 @@ def test_readers_in_several_threads(world) -> None:
 
     def read(name: str) -> None:
         for _ in range(20):
-            (found,) = world[name].fetch([Request(worker="a", block=block)])
+            (found,) = world[name].fetch([BlockRequest(worker="a", block=block)])
             if not found.equals(made.records):
                 wrong.append(found)
 

@@ -30,25 +30,25 @@ from pull_liars import (
 )
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
-from pull_worlds import World, shm, zmq
+from pull_worlds import ChannelWorld, shm, zmq
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.schema import Rollout
-from engine.channels.block_index import ROOM
-from engine.channels.block_index import noted as read_note
-from engine.channels.contract import PeerLost, Request
-from engine.channels.curve_keys import Address, CurveKeyPair
-from engine.channels.descriptors import Ask, Fetch, ShapeHere, encode
-from engine.channels.fd_socket import LARGEST, FdSocket
-from engine.channels.multipart import (
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.shm.block_index import ROOM
+from engine.channels.shm.block_index import noted as read_note
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.shm.fd_socket import LARGEST, FdSocket
+from engine.channels.shm.messages import Ask, Fetch, ShapeHere, encode
+from engine.channels.shm.reader import SlabReader, deadline_in
+from engine.channels.shm.slabs import POISON
+from engine.channels.zmq.channel import ZmqChannel
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair
+from engine.channels.zmq.messages import (
     _sealed,
     question_bytes,
 )
-from engine.channels.reader import Reader, deadline_in
-from engine.channels.shm import ShmChannel
-from engine.channels.slabs import POISON
-from engine.channels.zmq import ZmqChannel
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -135,11 +135,11 @@ def test_slabs_that_could_be_taken_away_are_not_mapped() -> None:
 
 def test_a_length_without_end_is_refused_before_anything_is_read() -> None:
     mine, its = socket.socketpair()
-    reader = Reader("a", mine, content=False)
-    reader.ask([Request(worker="a", block=0)])
+    reader = SlabReader("a", mine, content=False)
+    reader.ask([BlockRequest(worker="a", block=0)])
     its.sendall((LARGEST + 1).to_bytes(4, "little") + b"x" * 100)
     with pytest.raises(RunError, match="at most"):
-        reader.answer(1, [Request(worker="a", block=0)], deadline_in(5.0))
+        reader.answer(1, [BlockRequest(worker="a", block=0)], deadline_in(5.0))
     reader.close()
     its.close()
 
@@ -148,15 +148,15 @@ def test_an_answer_that_comes_late_or_twice_is_not_taken_for_another() -> None:
     owner = Owner(rollouts(3, 4))
     other = owner.outbox.keep(rollouts(3, 4, seed=1))
     mine, its = socket.socketpair()
-    reader, sender = Reader("a", mine, content=False), FdSocket(its)
-    first = reader.ask([Request(worker="a", block=owner.block)])
+    reader, sender = SlabReader("a", mine, content=False), FdSocket(its)
+    first = reader.ask([BlockRequest(worker="a", block=owner.block)])
     with pytest.raises(PeerLost, match="in time"):
-        reader.answer(first, [Request(worker="a", block=owner.block)], deadline_in(0.01))
+        reader.answer(first, [BlockRequest(worker="a", block=owner.block)], deadline_in(0.01))
     owner.block, late = other, owner.says(first, content=False)
-    second = reader.ask([Request(worker="a", block=other)])
+    second = reader.ask([BlockRequest(worker="a", block=other)])
     for message, descriptor in [*late, *late, *owner.says(second, content=False)]:
         sender.send(message, descriptor)
-    (found,) = reader.answer(second, [Request(worker="a", block=other)], deadline_in(5.0))
+    (found,) = reader.answer(second, [BlockRequest(worker="a", block=other)], deadline_in(5.0))
     assert found.equals(rollouts(3, 4, seed=1).records)
     reader.close()
     sender.close()
@@ -168,7 +168,7 @@ def test_a_refused_answer_is_counted_with_its_peer() -> None:
     channel = ShmChannel("b", 0, lambda _: mine)
     its.sendall(b"\x03\x00\x00\x00abc")
     with pytest.raises(RunError, match="data plane"):
-        channel.fetch([Request(worker="a", block=0)])
+        channel.fetch([BlockRequest(worker="a", block=0)])
     assert channel.refused == {"a": 1}
     channel.close()
     its.close()
@@ -190,7 +190,7 @@ def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
         packets.wait(deadline_in(5.0))  # an answer, or the end
         packets.close()
     assert world["a"].refused["wicked"] > 100
-    assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+    assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
     world.close()
 
 
@@ -204,7 +204,7 @@ def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
     for _ in range(200):
         slow.send(many)
     for _ in range(20):
-        assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+        assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
     waiting = [r.packets.waiting for r in world["a"]._server._readers if r.peer == "slow"]
     assert waiting
     assert waiting[0] < 8 << 20  # not all of the 200 answers
@@ -219,8 +219,8 @@ def test_a_view_that_is_kept_too_long_sees_poison() -> None:
     world = shm()
     rows = rollouts(4, 50)
     block = world["a"].keep(rows)
-    (found,) = world["b"].fetch([Request(worker="a", block=block)])
-    (copied,) = world["b"].fetch([Request(worker="a", block=block, rows=np.array([3, 1]))])
+    (found,) = world["b"].fetch([BlockRequest(worker="a", block=block)])
+    (copied,) = world["b"].fetch([BlockRequest(worker="a", block=block, rows=np.array([3, 1]))])
     assert found.equals(rows.records)
     world["a"].release(block)
     view = np.frombuffer(found.column("completion_ids").values.buffers()[1], np.uint8)
@@ -241,7 +241,7 @@ def test_death_in_the_middle_of_an_answer() -> None:
     thread = threading.Thread(target=die)
     thread.start()
     with pytest.raises(PeerLost) as lost:
-        channel.fetch([Request(worker="a", block=0)])
+        channel.fetch([BlockRequest(worker="a", block=0)])
     assert lost.value.peer == "a"
     thread.join()
     channel.close()
@@ -251,7 +251,7 @@ _PRODUCER = """
 import socket, sys
 sys.path[:0] = sys.argv[2:]
 from pull_rows import rollouts
-from engine.channels.shm import ShmChannel
+from engine.channels.shm.channel import ShmChannel
 link = socket.socket(fileno=int(sys.argv[1]))
 _, (rows,), *_ = socket.recv_fds(link, 1, 1)
 channel = ShmChannel("a", 0, None)
@@ -289,14 +289,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> None:
     process, rows = producer
     channel = ShmChannel("b", 0, lambda _: rows, patience=0.3)
-    (found,) = channel.fetch([Request(worker="a", block=0)])
+    (found,) = channel.fetch([BlockRequest(worker="a", block=0)])
     stop(process)
     (again,) = channel.fetch(
-        [Request(worker="a", block=1)]
+        [BlockRequest(worker="a", block=1)]
     )  # its board says where: nobody is asked
     assert again.equals(rollouts(100, 50, 1).records)
     with pytest.raises(PeerLost, match="in time"):
-        channel.fetch([Request(worker="a", block=99)])
+        channel.fetch([BlockRequest(worker="a", block=99)])
     process.kill()
     process.wait()
     assert found.equals(rollouts(100, 50, 0).records)
@@ -309,7 +309,7 @@ def test_death_while_others_wait_for_it(producer) -> None:
     stop(process)
     threading.Timer(0.1, process.kill).start()
     with pytest.raises(PeerLost):
-        channel.fetch([Request(worker="a", block=0)])
+        channel.fetch([BlockRequest(worker="a", block=0)])
     channel.close()
 
 
@@ -322,7 +322,7 @@ def test_mutated_frames_between_hosts() -> None:
         channel = ZmqChannel("b", 0, lambda _: Address(endpoint=endpoint), patience=5.0)
         started = resident()
         for _ in range(500):
-            found = outcome(lambda: channel.fetch([Request(worker="a", block=0)])[0])
+            found = outcome(lambda: channel.fetch([BlockRequest(worker="a", block=0)])[0])
             if isinstance(found, pa.RecordBatch):
                 assert found.num_rows == 6
                 found.validate(full=True)
@@ -339,15 +339,17 @@ def test_what_was_left_unread_of_an_answer_is_not_taken_for_the_next() -> None:
     world["a"].release(gone)
     for _ in range(3):
         with pytest.raises(KeyError):
-            world["b"].fetch([Request(worker="a", block=gone), Request(worker="a", block=block)])
-        assert world["b"].fetch([Request(worker="a", block=block)])[0].equals(large.records)
+            world["b"].fetch(
+                [BlockRequest(worker="a", block=gone), BlockRequest(worker="a", block=block)]
+            )
+        assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].equals(large.records)
     world.close()
 
 
 def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     world, rng = zmq(), np.random.default_rng(11)
     block = world["a"].keep(rollouts(3, 4))
-    honest = question_bytes(1, [Request(worker="a", block=block, rows=np.array([1]))])
+    honest = question_bytes(1, [BlockRequest(worker="a", block=block, rows=np.array([1]))])
     context = pyzmq.Context()
     dealer = context.socket(pyzmq.DEALER)
     dealer.connect(world["a"].address.endpoint)
@@ -359,7 +361,7 @@ def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     for _ in range(300):
         dealer.send(_sealed(value_mutated(honest[8:], rng)))
     dealer.send(honest)
-    assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+    assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
     deadline = time.monotonic() + 10.0
     while sum(world["a"].refused.values()) < 100 and time.monotonic() < deadline:
         dealer.poll(10)
@@ -380,8 +382,8 @@ def test_without_a_key_of_the_run_nothing_is_told(keys) -> None:
         "b", 0, lambda _: world["a"].address, keys=own, patience=5.0, heartbeat=1.0
     )
     with pytest.raises(PeerLost):
-        stranger.fetch([Request(worker="a", block=block)])
-    assert world["b"].fetch([Request(worker="a", block=block)])[0].num_rows == 3
+        stranger.fetch([BlockRequest(worker="a", block=block)])
+    assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
     stranger.close()
     world.close()
 
@@ -394,7 +396,7 @@ def test_a_server_of_another_key_is_not_believed() -> None:
     own = CurveKeyPair.make()
     misled = ZmqChannel("b", 0, lambda _: wrong, keys=own, patience=5.0, heartbeat=1.0)
     with pytest.raises(PeerLost):
-        misled.fetch([Request(worker="a", block=block)])
+        misled.fetch([BlockRequest(worker="a", block=block)])
     misled.close()
     world.close()
 
@@ -412,7 +414,7 @@ def test_an_open_address_with_keys(tmp_path) -> None:
     world = zmq(curve=True, bind="tcp://0.0.0.0:*")
     world["a"].close()
     world.channels.clear()
-    local: World = zmq(bind=f"ipc://{tmp_path}/rows")
+    local: ChannelWorld = zmq(bind=f"ipc://{tmp_path}/rows")
     local["a"].close()
     local.channels.clear()
 
@@ -432,7 +434,7 @@ def test_a_peer_that_dies_while_it_is_asked() -> None:
     thread = threading.Thread(target=die)
     thread.start()
     with pytest.raises(PeerLost, match="connection is lost"):
-        channel.fetch([Request(worker="a", block=0)])
+        channel.fetch([BlockRequest(worker="a", block=0)])
     thread.join()
     context.destroy(linger=0)
     channel.close()

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError
-from engine.channels.contract import Request
+from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.routed import REFUSALS, Book, Entry, RoutedChannel
-from engine.channels.shm import ShmChannel
-from engine.channels.zmq import ZmqChannel
+from engine.channels.routed import REFUSALS, AddressBook, AddressEntry, RoutedChannel
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.zmq.channel import ZmqChannel
 from tests.contracts.pull_rows import rollouts
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,11 +30,11 @@ def two(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
     """Workers a and b, each alone on its host."""
     made = []
     for name in "ab":
-        shm, book = ShmChannel(name, 0, _nobody), Book({})
+        shm, book = ShmChannel(name, 0, _nobody), AddressBook({})
         far = ZmqChannel(name, 0, book.address, bind=f"ipc://{folder}/{name}", outbox=shm)
         made.append((RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0), book))
     (a, _), (b, book) = made
-    book.write("a", Entry(endpoint=a.endpoint, epoch=0))
+    book.write("a", AddressEntry(endpoint=a.endpoint, epoch=0))
     yield a, b
     for channel in (a, b):
         channel.close()
@@ -49,7 +49,7 @@ def changed(answers: int) -> Iterator[None]:
         left[0] -= 1
         return [n ^ (left[0] >= 0) for n in checksums(buffers)]
 
-    with mock.patch("engine.channels.zmq_server.checksums", sums):
+    with mock.patch("engine.channels.zmq.server.checksums", sums):
         yield
 
 
@@ -58,7 +58,7 @@ def test_an_answer_that_was_changed_on_its_way_is_asked_for_again(tmp_path: Path
     with two(tmp_path) as (a, b):
         block = a.keep(rows)
         with changed(REFUSALS - 1):
-            (found,) = b.fetch([Request(worker="a", block=block)])
+            (found,) = b.fetch([BlockRequest(worker="a", block=block)])
         assert found.equals(rows.records)
         assert b.refused == {"a": REFUSALS - 1}
         assert b.moved() == {"zmq": found.nbytes}, "what is refused is no payload"
@@ -68,7 +68,7 @@ def test_what_is_always_wrong_fails(tmp_path: Path) -> None:
     with two(tmp_path) as (a, b):
         block = a.keep(rollouts(20, 30))
         with changed(REFUSALS), pytest.raises(RunError, match=r"a: refused: .* changed on its way"):
-            b.fetch([Request(worker="a", block=block)])
+            b.fetch([BlockRequest(worker="a", block=block)])
         assert b.refused == {"a": REFUSALS}
         with pytest.raises(KeyError):  # no refusal: it is said at once
-            b.fetch([Request(worker="a", block=block + 1)])
+            b.fetch([BlockRequest(worker="a", block=block + 1)])

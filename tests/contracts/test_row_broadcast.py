@@ -20,15 +20,15 @@ from torch._C._distributed_c10d import TCPStore
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import RunError
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
-from engine.channels.collective import CollectiveChannel
 from engine.channels.contract import PeerLost
-from engine.channels.descriptors import Lacks, Unknown
 from engine.channels.frames import checksums
-from engine.channels.hashes import of_tensors
-from engine.channels.multipart import Header, Sent, reply_bytes, sent
-from engine.channels.row_broadcast import BufferLayout, RowBroadcast, Taken
+from engine.channels.shm.messages import Lacks, Unknown
+from engine.channels.tensors.collective import CollectiveChannel
+from engine.channels.tensors.hashes import of_tensors
+from engine.channels.tensors.row_broadcast import BufferLayout, RowBroadcast, Taken
+from engine.channels.zmq.messages import Header, Sent, reply_bytes, sent
 from tests.contracts.pull_rows import batch, rollouts
-from tests.contracts.ranks import Ranks, client
+from tests.contracts.ranks import RankPool, client
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 3
@@ -112,7 +112,7 @@ def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
 
 
 @pytest.mark.parametrize(("size", "content"), [(2, False), (3, False), (2, True)])
-def test_rows_arrive_to_the_bit(ranks: Ranks, size: int, content: bool) -> None:
+def test_rows_arrive_to_the_bit(ranks: RankPool, size: int, content: bool) -> None:
     giver, *others = ranks.do(size, given, size, content)
     assert giver == [0, 0], "nothing comes to the rank that gives"
     large = rows()[4]["large"].nbytes
@@ -129,7 +129,7 @@ def changed(rank: int, port: int) -> str:
     inputs = {"hidden": on_devices()}
     if rank == 0:
         with mock.patch(
-            "engine.channels.row_broadcast.of_tensors",
+            "engine.channels.tensors.row_broadcast.of_tensors",
             lambda tensors: [n ^ 1 for n in of_tensors(tensors)],
         ):
             ends.give(inputs)
@@ -140,7 +140,7 @@ def changed(rank: int, port: int) -> str:
 
 
 def test_values_that_were_changed_on_their_way_are_refused_where_content_is_checked(
-    ranks: Ranks,
+    ranks: RankPool,
 ) -> None:
     assert (
         "t0: refused the rows that it gives: columns on a device whose values were"
@@ -211,7 +211,7 @@ def lies(rank: int, port: int) -> list[str]:
     return said
 
 
-def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: Ranks) -> None:
+def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: RankPool) -> None:
     first, second = ranks.do(2, lies)
     for lie, told, wanted in zip(
         LIES,
@@ -244,7 +244,7 @@ def waits(rank: int, port: int) -> str:
     return str(found.value)
 
 
-def test_a_giver_that_is_killed_leaves_nobody_waiting(ranks: Ranks) -> None:
+def test_a_giver_that_is_killed_leaves_nobody_waiting(ranks: RankPool) -> None:
     ranks.tell(1, waits)
     ranks.tell(0, stalls)
     ranks.store.wait(["waits 1", "stalls 0"], timedelta(seconds=30))
@@ -298,5 +298,5 @@ def through_devices(rank: int, port: int) -> list[bool]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_rows_go_from_device_to_device(ranks: Ranks) -> None:
+def test_rows_go_from_device_to_device(ranks: RankPool) -> None:
     assert all(ranks.do(2, through_devices)[1])

@@ -22,7 +22,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import CheckpointError, KernelError
 from dataflow.user import Columns
 from engine.api import Result, peek, plan, resume, run
-from engine.channels.contract import Request
+from engine.channels.contract import BlockRequest
 from engine.channels.inproc import InprocChannel
 from engine.checkpoint.cut import read_rows
 from engine.coordinator.messages import Gather
@@ -334,5 +334,5 @@ def test_peek_shows_values(tiny: Path) -> None:
 def test_a_fetch_alone_brings_lengths(tiny: Path, options: Options) -> None:
     worker, batch = alone(tiny, options), some([2, 1])
     ref = worker.keep("states", batch)
-    (found,) = worker.channel.fetch([Request(worker="main", block=ref.block)])
+    (found,) = worker.channel.fetch([BlockRequest(worker="main", block=ref.block)])
     assert found.nbytes < batch.device["hidden"].nbytes / 10

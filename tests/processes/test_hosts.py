@@ -28,7 +28,7 @@ from dataflow.errors import DataError, KernelError, RunError
 from dataflow.graph import Graph
 from engine.api import plan as planned
 from engine.api import run
-from engine.channels.curve_keys import CurveKeyPair as KeyPair
+from engine.channels.zmq.curve_keys import CurveKeyPair as KeyPair
 from engine.checkpoint.cut import read_rows
 from engine.coordinator.messages import (
     ChunkDone,

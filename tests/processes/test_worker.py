@@ -22,10 +22,10 @@ from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Sessio
 from dataflow.model import Model
 from dataflow.schema import Rollout
 from engine.api import plan
-from engine.channels.contract import Channel, PeerLost, Request
+from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.inproc import InprocChannel
-from engine.channels.row_broadcast import RowBroadcast, join
-from engine.channels.shm import ShmChannel
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.tensors.row_broadcast import RowBroadcast, join
 from engine.coordinator.messages import (
     ChunkDone,
     Event,
@@ -104,7 +104,7 @@ class Scripted:
 class Gone(InprocChannel):
     """Of a Worker whose peers have died."""
 
-    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         raise PeerLost("data", "its process is gone")
 
 
@@ -239,7 +239,7 @@ def test_kernels_build_columns_in_the_memory_of_the_workers_channel(
         Keys.of(range(2)), {"completion_ids": Ragged(ids, np.array([0, 40, 100]))}, Rollout
     )
     ref = worker.keep("rollout", made)
-    (found,) = channel.fetch([Request(worker="gen", block=ref.block)])
+    (found,) = channel.fetch([BlockRequest(worker="gen", block=ref.block)])
     assert found.column("completion_ids").values.buffers()[1].address == ids.ctypes.data
     assert found.equals(made.records)
     worker.release([ref.block])

@@ -19,8 +19,8 @@ from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
 from dataflow.schema import Logprobs
 from engine.channels.inproc import InprocChannel
-from engine.channels.outbox import SlabOutbox
-from engine.channels.slabs import POISON, SlabPool
+from engine.channels.shm.outbox import SlabOutbox
+from engine.channels.shm.slabs import POISON, SlabPool
 from engine.worker.session import Allocate, Modules, NodeSession
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.generate import TorchGenerate

@@ -23,7 +23,7 @@ from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model
 from dataflow.schema import Reward, Rollout, Schema, column
 from dataflow.user import Columns, operator
-from engine.channels.hashes import of_tensors, on_device
+from engine.channels.tensors.hashes import of_tensors, on_device
 from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain

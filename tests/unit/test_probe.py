@@ -18,7 +18,7 @@ from dataflow.kernel import KernelNode, Layout, Piece
 from dataflow.loss import Loss
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
-from engine.channels.world import leave, world
+from engine.channels.tensors.world import leave, world
 from engine.coordinator.messages import Event, Loaded, Offer, Offered, Probed, Publish
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.run.probes import Probes
@@ -40,7 +40,7 @@ from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model, load_pieces, pieces
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.train import TorchTrain
-from tests.contracts.ranks import Ranks, client
+from tests.contracts.ranks import RankPool, client
 from tests.kit.kernels import FakeSession
 from tests.kit.models import save_tiny
 from tests.kit.training import PG, term
@@ -161,7 +161,7 @@ def split_probe(rank: int, port: int, base: str) -> tuple[float, bool, int]:
 
 @pytest.mark.long
 def test_split_weights_are_probed_by_all_their_ranks(base: str) -> None:
-    ranks = Ranks(2)
+    ranks = RankPool(2)
     try:
         (off, again, given), other = ranks.do(2, split_probe, base)
     finally:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dataflow.check import check
 from dataflow.errors import PlanError, RunError
 from engine import options as run_options
-from engine.channels.curve_keys import CurveKeyPair
+from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.cli import main
 from engine.launch.hosts import of_this_clock
 from engine.launch.keyfile import make_keys, read_keys

@@ -20,11 +20,18 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, RunError
-from engine.channels.contract import PeerLost, Request
+from engine.channels.contract import BlockRequest, PeerLost
 from engine.channels.frames import checked_together, put_together, taken_apart
-from engine.channels.outbox import SlabOutbox
-from engine.channels.shm import ShmChannel
-from engine.channels.slabs import F_SEAL_FUTURE_WRITE, POISON, SHARED, SMALL, SlabPool, is_sealed
+from engine.channels.shm.channel import ShmChannel
+from engine.channels.shm.outbox import SlabOutbox
+from engine.channels.shm.slabs import (
+    F_SEAL_FUTURE_WRITE,
+    POISON,
+    SHARED,
+    SMALL,
+    SlabPool,
+    is_sealed,
+)
 
 MIB = 1 << 20
 
@@ -261,14 +268,14 @@ def pair(tmp_path) -> Iterator[Callable[..., tuple[ShmChannel, ShmChannel]]]:
 
 
 def read(channel: ShmChannel, block: int) -> pa.RecordBatch:
-    (found,) = channel.fetch([Request(worker="a", block=block)])
+    (found,) = channel.fetch([BlockRequest(worker="a", block=block)])
     return found
 
 
 def test_views_share_the_producers_memory(pair) -> None:
     a, b = pair()
     block = a.keep(numbers(1000))
-    own, other = a.fetch([Request(worker="a", block=block)])[0], read(b, block)
+    own, other = a.fetch([BlockRequest(worker="a", block=block)])[0], read(b, block)
     assert own.equals(other)
     a._pool._slabs[0].bytes(0, 8).view(np.int64)[0] = (
         77  # mapped twice: written in one, it shows in the other

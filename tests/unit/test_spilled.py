@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow.batch import Batch, Keys
-from engine.channels.shm import ShmChannel
+from engine.channels.shm.channel import ShmChannel
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.messages import From, Spilled, WorkerLost

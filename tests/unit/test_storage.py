@@ -23,8 +23,8 @@ from dataflow.errors import RunError, StorageError
 from dataflow.shown import shown_bytes
 from dataflow.storage import free_bytes, replace_text, storage_error, write_where_asked
 from engine.attempts import _closed
-from engine.channels.outbox import SlabOutbox
-from engine.channels.slabs import SlabPool
+from engine.channels.shm.outbox import SlabOutbox
+from engine.channels.shm.slabs import SlabPool
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
@@ -411,7 +411,7 @@ def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     def nothing() -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr("engine.channels.outbox.BlockIndex", nothing)
+    monkeypatch.setattr("engine.channels.shm.outbox.BlockIndex", nothing)
     with pytest.raises(
         StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "
     ):

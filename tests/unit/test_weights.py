@@ -9,8 +9,8 @@ import torch
 
 from dataflow.errors import RunError
 from dataflow.kernel import Piece
-from engine.channels.contract import Request
-from engine.channels.shm import ShmChannel
+from engine.channels.contract import BlockRequest
+from engine.channels.shm.channel import ShmChannel
 from engine.weights.pieces import DTYPES, SCHEMA, from_records, to_batch
 
 
@@ -87,7 +87,7 @@ def test_an_outbox_of_shared_memory_keeps_the_block_without_a_copy() -> None:
 
     batch, digest = to_batch([Piece("w", torch.full((1 << 19,), 3.0))], allocate)
     block = channel.keep(batch)
-    (records,) = channel.fetch([Request(worker="w", block=block)])
+    (records,) = channel.fetch([BlockRequest(worker="w", block=block)])
     (piece,) = from_records(records, digest)
     memory[0][:4] = np.frombuffer(
         np.float32(7.0).tobytes(), np.uint8

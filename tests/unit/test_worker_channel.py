@@ -12,7 +12,7 @@ import pytest
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
-from engine.channels.contract import Request
+from engine.channels.contract import BlockRequest
 from engine.launch.control import Open
 from engine.launch.worker_channel import WorkerChannel, place
 
@@ -41,9 +41,9 @@ def test_content_is_checked_where_that_was_asked_for(verify: Verify) -> None:
         block = a.channel.keep(Batch(Keys.of(range(3)), records))
         a.shm._pool._slabs[0].bytes(0, 1)[0] = 5  # whoever kept a batch may not change it any more
         if verify == "structure":
-            assert b.channel.fetch([Request(worker="a", block=block)])[0].column(
+            assert b.channel.fetch([BlockRequest(worker="a", block=block)])[0].column(
                 "x"
             ).to_pylist() == [5, 2, 3]
             return
         with pytest.raises(RunError, match="its content is not what its owner kept"):
-            b.channel.fetch([Request(worker="a", block=block)])
+            b.channel.fetch([BlockRequest(worker="a", block=block)])

@@ -1,7 +1,7 @@
 """The scheduled channel: tensors between the ranks of one world, by gloo or NCCL.
 
 Owns: the agreement of both ends before each transfer, time limits, and what becomes of a world
-that lost a rank. Does not own: which tensors go where (engine/weights/transfer.py), how ranks
+that lost a rank. Does not own: which tensors go where (pairs.py, row_broadcast.py), how ranks
 find each other (world.py).
 
     state       waits for                            left by
@@ -33,7 +33,7 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGro
 
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
-from engine.channels.world import TIMEOUT, wait_for_all
+from engine.channels.tensors.world import TIMEOUT, wait_for_all
 
 Role = Literal["send", "receive", "broadcast"]
 _ROLES: tuple[Role, ...] = ("send", "receive", "broadcast")

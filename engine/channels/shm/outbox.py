@@ -22,8 +22,6 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
-from engine.channels.block_index import SIZE, BlockIndex
-from engine.channels.descriptors import Ask, BlockLocation, Lacks, Unknown, encode
 from engine.channels.frames import (
     SchemaLayout,
     checksums,
@@ -32,14 +30,16 @@ from engine.channels.frames import (
     put_together,
     taken_apart,
 )
-from engine.channels.slabs import ALIGNMENT, Region, Slab, SlabPool
+from engine.channels.shm.block_index import SIZE, BlockIndex
+from engine.channels.shm.messages import Ask, BlockLocation, Lacks, Unknown, encode
+from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
 
 Place = tuple[Slab, int, int]
 """(slab, offset, length) of a buffer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Block:
+class KeptBlock:
     """A kept batch. `places` is None where a buffer is not there."""
 
     forms: SchemaLayout
@@ -63,7 +63,7 @@ class SlabOutbox:
         self._epoch = epoch
         self._content = content
         self._numbers = itertools.count(epoch << 32)
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, KeptBlock] = {}
         self._built: list[Region] = []
         """By where they begin, which `_starts` has in the same order."""
         self._starts: list[int] = []
@@ -112,7 +112,7 @@ class SlabOutbox:
         if region is not None:
             _copy(framed.buffers, lies, region, sums)
             held.append(region)
-        block = Block(
+        block = KeptBlock(
             forms=framed.forms,
             rows=framed.rows,
             nodes=framed.nodes,
@@ -247,7 +247,7 @@ def _copy(
 
 
 def _chosen(
-    block: Block, columns: tuple[str, ...]
+    block: KeptBlock, columns: tuple[str, ...]
 ) -> tuple[SchemaLayout, list[tuple[int, int]], list[Place | None], Sequence[int]]:
     """The layout, nodes and places of the columns asked for, and their indices."""
     forms, index = chosen(block.forms, columns)
@@ -260,7 +260,7 @@ def _chosen(
 
 def _lies(
     number: int,
-    block: Block,
+    block: KeptBlock,
     forms: SchemaLayout,
     nodes: list[tuple[int, int]],
     places: list[Place | None],
@@ -271,14 +271,14 @@ def _lies(
     return BlockLocation(number, block.rows, forms.hash, nodes, told, sums)
 
 
-def _sums(block: Block, index: Sequence[int]) -> list[int]:
+def _sums(block: KeptBlock, index: Sequence[int]) -> list[int]:
     """Checksums of the buffers of these columns."""
     _sum_up(block)
     buffer = block.forms.buffer
     return [s for i in index for s in block.sums[buffer[i] : buffer[i + 1]]]
 
 
-def _sum_up(block: Block) -> None:
+def _sum_up(block: KeptBlock) -> None:
     """Make a block's checksums, once."""
     if not block.sums:
         block.sums = checksums(

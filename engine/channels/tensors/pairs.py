@@ -29,15 +29,15 @@ from concurrent.futures import TimeoutError as Late
 from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
-from engine.channels.columns import ColumnStore
-from engine.channels.contract import PeerLost, Request
-from engine.channels.hashes import of_tensors
-from engine.channels.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.tensors.columns import ColumnStore
+from engine.channels.tensors.hashes import of_tensors
+from engine.channels.tensors.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.channels.collective import CollectiveChannel
+    from engine.channels.tensors.collective import CollectiveChannel
 
 _WRITER, _READER = 0, 1
 _GRACE = 5.0
@@ -46,13 +46,13 @@ _LOOK = 0.5
 """Seconds after which whoever waits for a world looks whether the other end is still there."""
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[str, int, Sequence[Request]], None]
+Ask = Callable[[str, int, Sequence[BlockRequest]], None]
 """(peer, sequence, requests): have that Worker send these as the next transfer of the pair. Raises
 PeerLost.
 """
 
 
-class Pairs:
+class TensorPairs:
     """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to
     come, and for each transfer. content: values of device columns come with their hashes, as both
     ends have to know. alive: raises PeerLost where a writer that was asked is known to be gone.
@@ -81,7 +81,7 @@ class Pairs:
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
         """Where this pair meets, from any thread; it replaces an earlier world. meeting: a
-        descriptor of the place (engine/channels/world.py), which is the world's from then on.
+        descriptor of the place (engine/channels/tensors/world.py), which is the world's from then on.
         writes: this Worker is the writer, else the peer.
         """
         rank = _WRITER if writes else _READER
@@ -113,7 +113,7 @@ class Pairs:
         """Forget them, if there are any; a transfer that is under way goes on."""
         self._kept.pop(block, None)
 
-    def asked(self, peer: str, sequence: int, requests: Sequence[Request]) -> None:
+    def asked(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
         """From the thread that hears readers, which never waits: send these to this one."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
@@ -123,7 +123,7 @@ class Pairs:
         elif not world.begin(lambda: self._send(world, sequence, requests)):
             _log.warning("%s asks for %s in a world that has ended", peer, _said(requests))
 
-    def _send(self, world: _World, sequence: int, requests: Sequence[Request]) -> None:
+    def _send(self, world: _World, sequence: int, requests: Sequence[BlockRequest]) -> None:
         """On the world's thread. What goes wrong ends the world, which the reader notices, and no
         more than that.
         """
@@ -138,7 +138,7 @@ class Pairs:
             _log.warning("%s was not sent to %s: %r", _said(requests), world.peer, error)
             self._give_up(world)
 
-    def _wanted(self, request: Request) -> Sequence[Tensor]:
+    def _wanted(self, request: BlockRequest) -> Sequence[Tensor]:
         """Values of device columns, where columns are named; else weights."""
         if not request.columns:
             return self._kept[request.block]
@@ -147,7 +147,7 @@ class Pairs:
     # --- the reader -------------------------------------------------------------------------------
 
     def receive(
-        self, peer: str, requests: Sequence[Request], room: Callable[[str], list[Tensor]]
+        self, peer: str, requests: Sequence[BlockRequest], room: Callable[[str], list[Tensor]]
     ) -> list[Tensor]:
         """Tensors that a peer keeps: of each request's block all weights, or values of the device
         columns that it names, of its rows. room: given a device, tensors of their shapes and
@@ -180,7 +180,7 @@ class Pairs:
         return tensors
 
     def _room_for_hashes(
-        self, requests: Sequence[Request], count: int, device: str
+        self, requests: Sequence[BlockRequest], count: int, device: str
     ) -> list[Tensor]:
         """What goes behind so many tensors: one for their hashes, or nothing. Those of weights are
         told elsewhere.
@@ -277,7 +277,7 @@ class _World:
     def _form(self) -> CollectiveChannel:
         from torch._C._distributed_c10d import PrefixStore
 
-        from engine.channels.collective import CollectiveChannel
+        from engine.channels.tensors.collective import CollectiveChannel
 
         with self._lock:
             if self._closed:
@@ -306,7 +306,7 @@ class _World:
         return channel
 
 
-def _said(requests: Sequence[Request]) -> str:
+def _said(requests: Sequence[BlockRequest]) -> str:
     """`block 7, column hidden of 3 rows`, or how many of such there are."""
     if len(requests) != 1:
         return f"tensors of {len(requests)} blocks"

@@ -20,9 +20,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from dataflow.errors import DataError, RunError
-from engine.channels.block_index import SIZE, noted
-from engine.channels.contract import PeerLost, Request
-from engine.channels.descriptors import (
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.frames import SchemaLayout, checked_together, checksums, chosen, forms_from
+from engine.channels.projection import of_rows
+from engine.channels.shm.block_index import SIZE, noted
+from engine.channels.shm.fd_socket import FdSocket, SocketClosed
+from engine.channels.shm.messages import (
     Ask,
     BlockLocation,
     BoardHere,
@@ -38,13 +41,10 @@ from engine.channels.descriptors import (
     encode,
     send_of,
 )
-from engine.channels.fd_socket import FdSocket, SocketClosed
-from engine.channels.frames import SchemaLayout, checked_together, checksums, chosen, forms_from
-from engine.channels.projection import of_rows
-from engine.channels.slabs import is_sealed
+from engine.channels.shm.slabs import is_sealed
 
 
-class Reader:
+class SlabReader:
     """Rows of one peer's blocks, as views of its slabs. Not for several threads at once."""
 
     def __init__(self, peer: str, connection: socket.socket, *, content: bool) -> None:
@@ -58,7 +58,7 @@ class Reader:
         self.broken = False
         """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
 
-    def look(self, request: Request) -> pa.RecordBatch | None:
+    def look(self, request: BlockRequest) -> pa.RecordBatch | None:
         """The rows, where the peer's board says where they lie and all of that is known here; None:
         it has to be asked.
 
@@ -74,7 +74,7 @@ class Reader:
             return None
         return self._rows(self._of_columns(lies, forms, request), request)
 
-    def ask(self, requests: Sequence[Request]) -> int:
+    def ask(self, requests: Sequence[BlockRequest]) -> int:
         """Ask for blocks; returns the number of the request. Raises PeerLost."""
         self._last += 1
         asks = tuple(Ask(r.block, tuple(r.columns), self._content) for r in requests)
@@ -85,7 +85,7 @@ class Reader:
         return self._last
 
     def answer(
-        self, number: int, requests: Sequence[Request], deadline: float
+        self, number: int, requests: Sequence[BlockRequest], deadline: float
     ) -> list[pa.RecordBatch]:
         """What was asked for under this number, before this monotonic time.
 
@@ -99,7 +99,7 @@ class Reader:
             for answer, request in zip(reply.answers, requests, strict=True)
         ]
 
-    def have_sent(self, sequence: int, requests: Sequence[Request], deadline: float) -> None:
+    def have_sent(self, sequence: int, requests: Sequence[BlockRequest], deadline: float) -> None:
         """Ask for tensors of blocks, which come by another way, before this monotonic time. Raises
         PeerLost.
         """
@@ -203,7 +203,9 @@ class Reader:
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _rows(self, answer: BlockLocation | Unknown | Lacks, request: Request) -> pa.RecordBatch:
+    def _rows(
+        self, answer: BlockLocation | Unknown | Lacks, request: BlockRequest
+    ) -> pa.RecordBatch:
         if answer.block != request.block:
             raise self._wrong(f"expected block {request.block}, found {answer.block}")
         match answer:
@@ -220,7 +222,7 @@ class Reader:
                 return of_rows(self._columns(answer, request), request.rows)
 
     def _of_columns(
-        self, lies: BlockLocation, forms: SchemaLayout, request: Request
+        self, lies: BlockLocation, forms: SchemaLayout, request: BlockRequest
     ) -> BlockLocation:
         """A note of all columns, cut down to those asked for."""
         if not request.columns:
@@ -239,7 +241,7 @@ class Reader:
             [s for i in index for s in sums[buffer[i] : buffer[i + 1]]],
         )
 
-    def _columns(self, lies: BlockLocation, request: Request) -> pa.RecordBatch:
+    def _columns(self, lies: BlockLocation, request: BlockRequest) -> pa.RecordBatch:
         forms = self._shapes.get(lies.shape)
         if forms is None:
             raise self._wrong(f"block {lies.block} is of a schema that was never told")

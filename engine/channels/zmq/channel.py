@@ -26,11 +26,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import Channel, PeerLost, Request
-from engine.channels.curve_keys import Address, CurveKeyPair
+from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.frames import forms_of
 from engine.channels.inproc import InprocChannel
-from engine.channels.multipart import (
+from engine.channels.projection import picked
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair
+from engine.channels.zmq.messages import (
     Answered,
     Header,
     Part,
@@ -40,8 +41,7 @@ from engine.channels.multipart import (
     received,
     reply_of,
 )
-from engine.channels.projection import picked
-from engine.channels.zmq_server import ZmqServer
+from engine.channels.zmq.server import ZmqServer
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class ZmqChannel:
     def __len__(self) -> int:
         return len(self._outbox)  # type: ignore[arg-type]
 
-    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
         others: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -173,10 +173,12 @@ class ZmqChannel:
         self._outbox.close()
 
     def _find(self, wanted: Wanted) -> pa.RecordBatch:
-        (records,) = self._outbox.fetch([Request(worker=self.name, block=wanted.block)])
+        (records,) = self._outbox.fetch([BlockRequest(worker=self.name, block=wanted.block)])
         return picked(records, wanted.columns, wanted.index())
 
-    def _fetch_others(self, asked: dict[str, list[Request]]) -> dict[str, list[pa.RecordBatch]]:
+    def _fetch_others(
+        self, asked: dict[str, list[BlockRequest]]
+    ) -> dict[str, list[pa.RecordBatch]]:
         """Ask every peer, then take the answers."""
         deadline = time.monotonic() + self._patience
         for name, requests in asked.items():
@@ -230,7 +232,7 @@ class _Peer:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address.endpoint)
 
-    def ask(self, requests: Sequence[Request]) -> None:
+    def ask(self, requests: Sequence[BlockRequest]) -> None:
         """Send a question; it waits in the socket until the peer is connected. Raises PeerLost."""
         self._last += 1
         if self._monitor.poll(0):
@@ -241,7 +243,7 @@ class _Peer:
             self.broken = True
             raise PeerLost(self.name, "the connection is lost") from error
 
-    def answer(self, requests: Sequence[Request], deadline: float) -> list[pa.RecordBatch]:
+    def answer(self, requests: Sequence[BlockRequest], deadline: float) -> list[pa.RecordBatch]:
         """The answer to the last question. Raises KeyError, DataError, PeerLost, RunError."""
         try:
             reply = Answered.of(*self._next(deadline))

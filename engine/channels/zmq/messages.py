@@ -1,6 +1,6 @@
 """Blocks as multipart messages, for peers that share no memory: a header, and one frame a buffer.
 
-Owns: requests and replies of engine/channels/zmq.py, their checksums, and every check of what
+Owns: requests and replies of engine/channels/zmq/channel.py, their checksums, and every check of what
 came. Does not own: sockets, keys, which blocks there are.
 
     little     Header with all sums, frames
@@ -25,10 +25,10 @@ import xxhash
 from msgspec import Struct
 
 from dataflow.errors import DataError, RunError
-from engine.channels.contract import PeerLost, Request
-from engine.channels.descriptors import Count, Hash, Lacks, Unknown
+from engine.channels.contract import BlockRequest, PeerLost
 from engine.channels.frames import checked_together, forms_from, taken_apart
 from engine.channels.projection import named
+from engine.channels.shm.messages import Count, Hash, Lacks, Unknown
 
 LARGEST_REQUEST = 64 << 20
 """Bytes of a request, at most."""
@@ -46,7 +46,7 @@ class Wanted(Struct, array_like=True, frozen=True):
     rows: bytes | None = None
 
     @staticmethod
-    def of(request: Request) -> Wanted:
+    def of(request: BlockRequest) -> Wanted:
         """A request as it travels."""
         rows = (
             None
@@ -111,7 +111,7 @@ _questions = msgspec.msgpack.Decoder(Question)
 _replies = msgspec.msgpack.Decoder(Header | Part | Sums)
 
 
-def question_bytes(number: int, requests: Sequence[Request]) -> bytes:
+def question_bytes(number: int, requests: Sequence[BlockRequest]) -> bytes:
     """A request for blocks."""
     return _sealed(_encoder.encode(Question(number, tuple(Wanted.of(r) for r in requests))))
 
@@ -200,7 +200,7 @@ class Answered:
         self.sums += [xxhash.xxh3_64_intdigest(frame) for frame in frames]
 
 
-def received(reply: Answered, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+def received(reply: Answered, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
     """The rows of each request. Raises KeyError, DataError, and RunError (naming no peer) for what
     cannot be right.
     """
@@ -223,7 +223,7 @@ def received(reply: Answered, requests: Sequence[Request]) -> list[pa.RecordBatc
     ]
 
 
-def _rows(answer: Sent | Unknown | Lacks, request: Request, frames: Any) -> pa.RecordBatch:
+def _rows(answer: Sent | Unknown | Lacks, request: BlockRequest, frames: Any) -> pa.RecordBatch:
     if answer.block != request.block:
         raise RunError(f"expected block {request.block}, found {answer.block}")
     match answer:
@@ -242,7 +242,9 @@ def _rows(answer: Sent | Unknown | Lacks, request: Request, frames: Any) -> pa.R
             )
 
 
-def _checked(answer: Sent, request: Request, buffers: list[pa.Buffer | None]) -> pa.RecordBatch:
+def _checked(
+    answer: Sent, request: BlockRequest, buffers: list[pa.Buffer | None]
+) -> pa.RecordBatch:
     for index, (buffer, length) in enumerate(zip(buffers, answer.lengths, strict=True)):
         if buffer is not None and buffer.size != length:
             raise RunError(

@@ -20,11 +20,11 @@ import pyarrow as pa
 import zmq
 
 from dataflow.errors import DataError, RunError
-from engine.channels.authenticator import CurveAuthenticator
-from engine.channels.curve_keys import CurveKeyPair, require_safe
-from engine.channels.descriptors import Lacks, Unknown
 from engine.channels.frames import checksums
-from engine.channels.multipart import (
+from engine.channels.shm.messages import Lacks, Unknown
+from engine.channels.zmq.authenticator import CurveAuthenticator
+from engine.channels.zmq.curve_keys import CurveKeyPair, require_safe
+from engine.channels.zmq.messages import (
     LARGEST_REQUEST,
     Header,
     Part,

@@ -18,7 +18,7 @@ import struct
 import pyarrow as pa
 import xxhash
 
-from engine.channels.slabs import sealed_memory
+from engine.channels.shm.slabs import sealed_memory
 
 NOTES = 1024
 ROOM = 1024

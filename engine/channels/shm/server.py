@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
-from engine.channels.block_index import SIZE
-from engine.channels.contract import Request
-from engine.channels.descriptors import (
+from engine.channels.contract import BlockRequest
+from engine.channels.shm.block_index import SIZE
+from engine.channels.shm.fd_socket import FdSocket, SocketClosed
+from engine.channels.shm.messages import (
     BoardHere,
     Fetch,
     Reply,
@@ -37,9 +38,8 @@ from engine.channels.descriptors import (
     encode,
     requests_of,
 )
-from engine.channels.fd_socket import FdSocket, SocketClosed
-from engine.channels.outbox import SlabOutbox
-from engine.channels.slabs import Slab
+from engine.channels.shm.outbox import SlabOutbox
+from engine.channels.shm.slabs import Slab
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ ENOUGH = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Reader:
+class _ServedPeer:
     """A peer that reads from here, and what it was told."""
 
     peer: str
@@ -57,7 +57,7 @@ class _Reader:
     shapes: set[int] = field(default_factory=set)
 
 
-class Server:
+class SlabServer:
     """Answers the peers of one outbox from a thread of its own, until `close`.
 
     on_send: called from that thread where a peer asks for tensors, (peer, sequence, requests), and
@@ -66,7 +66,7 @@ class Server:
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
         self.refused: Counter[str] = Counter()
-        self.on_send: Callable[[str, int, Sequence[Request]], None] | None = None
+        self.on_send: Callable[[str, int, Sequence[BlockRequest]], None] | None = None
         self._name = name
         self._outbox = outbox
         self._new: deque[tuple[str, socket.socket]] = deque()
@@ -74,7 +74,7 @@ class Server:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._readers: list[_Reader] = []
+        self._readers: list[_ServedPeer] = []
         self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
         self._thread.start()
 
@@ -117,7 +117,7 @@ class Server:
         os.eventfd_read(self._wake)
         while self._new:
             peer, connection = self._new.popleft()
-            reader = _Reader(peer=peer, packets=FdSocket(connection))
+            reader = _ServedPeer(peer=peer, packets=FdSocket(connection))
             self._readers.append(reader)
             self._selector.register(connection, selectors.EVENT_READ, reader)
             self._show_board(reader)
@@ -126,14 +126,14 @@ class Server:
         for reader in list(self._readers) if gone else ():
             self._tell_gone(reader, gone & reader.slabs)
 
-    def _show_board(self, reader: _Reader) -> None:
+    def _show_board(self, reader: _ServedPeer) -> None:
         try:
             reader.packets.send(encode(BoardHere(SIZE)), self._outbox.board.descriptor)
             self._watch(reader)
         except SocketClosed:
             self._drop(reader)
 
-    def _tell_gone(self, reader: _Reader, numbers: set[int]) -> None:
+    def _tell_gone(self, reader: _ServedPeer, numbers: set[int]) -> None:
         reader.slabs -= numbers
         try:
             if numbers:
@@ -142,7 +142,7 @@ class Server:
         except SocketClosed:
             self._drop(reader)
 
-    def _serve(self, reader: _Reader, what: int) -> None:
+    def _serve(self, reader: _ServedPeer, what: int) -> None:
         """Send what waits, and answer what came."""
         try:
             if what & selectors.EVENT_WRITE:
@@ -158,7 +158,7 @@ class Server:
             _log.warning("%s: request refused, its connection is closed: %s", reader.peer, error)
             self._drop(reader)
 
-    def _hear(self, reader: _Reader, message: Fetch | Send) -> None:
+    def _hear(self, reader: _ServedPeer, message: Fetch | Send) -> None:
         if isinstance(message, Fetch):
             self._answer(reader, message)
         elif self.on_send is not None:
@@ -168,7 +168,7 @@ class Server:
                 f"it asks for tensors of {len(message.parts)} blocks, and none are sent from here"
             )
 
-    def _answer(self, reader: _Reader, fetch: Fetch) -> None:
+    def _answer(self, reader: _ServedPeer, fetch: Fetch) -> None:
         answers = []
         self._outbox.sum_up(fetch.asks)
         with self._outbox.lock:  # until the descriptors are sent or duplicated, no slab goes
@@ -182,7 +182,7 @@ class Server:
                 answers.append(answer)
         reader.packets.send(encode(Reply(fetch.id, answers)))
 
-    def _introduce(self, reader: _Reader, slab: Slab) -> None:
+    def _introduce(self, reader: _ServedPeer, slab: Slab) -> None:
         """Send a slab's descriptor, once."""
         if slab.number not in reader.slabs:
             reader.slabs.add(slab.number)
@@ -190,14 +190,14 @@ class Server:
                 encode(SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor
             )
 
-    def _watch(self, reader: _Reader) -> None:
+    def _watch(self, reader: _ServedPeer) -> None:
         waiting = reader.packets.waiting
         wanted = selectors.EVENT_READ if waiting < ENOUGH else 0
         wanted |= selectors.EVENT_WRITE if waiting else 0
         if self._selector.get_key(reader.packets.socket).events != wanted:
             self._selector.modify(reader.packets.socket, wanted, reader)
 
-    def _drop(self, reader: _Reader) -> None:
+    def _drop(self, reader: _ServedPeer) -> None:
         self._readers.remove(reader)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(reader.packets.socket)

@@ -27,12 +27,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.collective import CollectiveChannel
-from engine.channels.contract import Request, Scheduled
-from engine.channels.descriptors import Count
+from engine.channels.contract import BlockRequest, Scheduled
 from engine.channels.frames import checksums
-from engine.channels.hashes import of_tensors
-from engine.channels.multipart import (
+from engine.channels.shm.messages import Count
+from engine.channels.tensors.collective import CollectiveChannel
+from engine.channels.tensors.hashes import of_tensors
+from engine.channels.tensors.world import LOCK_STEP, agreed_device
+from engine.channels.zmq.messages import (
     LARGEST_REQUEST,
     Answered,
     Header,
@@ -42,7 +43,6 @@ from engine.channels.multipart import (
     reply_of,
     sent,
 )
-from engine.channels.world import LOCK_STEP, agreed_device
 
 LARGEST = 64 << 30
 """Bytes of the rows of one broadcast, at most: beyond it nothing is allocated."""
@@ -129,7 +129,7 @@ class RowBroadcast:
         if self._content and [form.hash for form in forms] != of_tensors(values):
             raise self._wrong("columns on a device whose values were changed on their way")
         self._moved += sum(tensor.nbytes for tensor in (*buffers, *values))
-        asked = [Request(worker=self._giver, block=number) for number in range(len(names))]
+        asked = [BlockRequest(worker=self._giver, block=number) for number in range(len(names))]
         try:
             found = received(Answered.of(header, [buffer.numpy() for buffer in buffers]), asked)
         except (KeyError, RunError) as error:

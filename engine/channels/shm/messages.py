@@ -1,6 +1,6 @@
 """What two Workers of one host say about blocks: never rows, only where they lie.
 
-Owns: the messages of engine/channels/shm.py and their bounds. Does not own: framing (packets.py).
+Owns: the messages of engine/channels/shm/channel.py and their bounds. Does not own: framing (packets.py).
 
     reader -> owner     Fetch; Send, which is answered elsewhere (pairs.py): with tensors, never here
     owner -> reader     BoardHere (with the descriptor) at first; SlabHere (with the descriptor), ShapeHere, before the
@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dataflow.errors import RunError
-from engine.channels.contract import Request
+from engine.channels.contract import BlockRequest
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Hash = int
@@ -133,7 +133,7 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def send_of(sequence: int, requests: Sequence[Request]) -> Send:
+def send_of(sequence: int, requests: Sequence[BlockRequest]) -> Send:
     """What is said of requests for tensors."""
     rows = [
         None if r.rows is None else np.ascontiguousarray(r.rows, "<i8").tobytes() for r in requests
@@ -146,12 +146,12 @@ def send_of(sequence: int, requests: Sequence[Request]) -> Send:
     )
 
 
-def requests_of(send: Send, worker: str) -> list[Request]:
+def requests_of(send: Send, worker: str) -> list[BlockRequest]:
     """The inverse, of the Worker that is asked. Raises RunError for rows that are none."""
     if any(part.rows is not None and len(part.rows) % 8 for part in send.parts):
         raise RunError("expected rows as numbers of 8 bytes, found a part of one")
     return [
-        Request(
+        BlockRequest(
             worker=worker,
             block=part.block,
             columns=part.columns,

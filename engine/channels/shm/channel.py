@@ -30,12 +30,12 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import PeerLost, Request
-from engine.channels.outbox import SlabOutbox
+from engine.channels.contract import BlockRequest, PeerLost
 from engine.channels.projection import of_rows
-from engine.channels.reader import Reader, deadline_in
-from engine.channels.server import Server
-from engine.channels.slabs import SlabPool
+from engine.channels.shm.outbox import SlabOutbox
+from engine.channels.shm.reader import SlabReader, deadline_in
+from engine.channels.shm.server import SlabServer
+from engine.channels.shm.slabs import SlabPool
 
 _log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class ShmChannel:
             limit=_quarter() if limit is None else limit, directory=directory, poison=poison
         )
         self._outbox = SlabOutbox(self._pool, epoch, content=self._content)
-        self._server = Server(name, self._outbox)
-        self._readers: dict[str, Reader] = {}
+        self._server = SlabServer(name, self._outbox)
+        self._readers: dict[str, SlabReader] = {}
         self._refused: Counter[str] = Counter()
         self._asking = threading.Lock()
 
@@ -130,7 +130,7 @@ class ShmChannel:
         """Let a peer that dialled us read over this socket; from any thread."""
         self._server.serve(peer, connection)
 
-    def fetch(self, requests: Sequence[Request]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py; raises RunError for an answer that cannot be right, too."""
         found: dict[int, pa.RecordBatch] = {}
         others: dict[str, list[int]] = {}
@@ -145,7 +145,7 @@ class ShmChannel:
                 self._fetch_others(requests, others, found)
         return [found[index] for index in range(len(requests))]
 
-    def have_sent(self, peer: str, sequence: int, requests: Sequence[Request]) -> None:
+    def have_sent(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
         """Ask a peer to send tensors of its blocks; see pairs.py. Raises PeerLost."""
         with self._asking:
             self._from(peer, lambda r: r.have_sent(sequence, requests, deadline_in(self._patience)))
@@ -153,9 +153,9 @@ class ShmChannel:
     def require(self, peer: str) -> None:
         """Raises PeerLost where the peer has closed its end, as the end of its process does."""
         with self._asking:
-            self._from(peer, Reader.hear)
+            self._from(peer, SlabReader.hear)
 
-    def send_by(self, on_send: Callable[[str, int, Sequence[Request]], None]) -> None:
+    def send_by(self, on_send: Callable[[str, int, Sequence[BlockRequest]], None]) -> None:
         """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
         self._server.on_send = on_send
 
@@ -169,7 +169,7 @@ class ShmChannel:
 
     def _fetch_others(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[BlockRequest],
         others: dict[str, list[int]],
         found: dict[int, pa.RecordBatch],
     ) -> None:
@@ -194,7 +194,7 @@ class ShmChannel:
 
     def _look(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[BlockRequest],
         others: dict[str, list[int]],
         found: dict[int, pa.RecordBatch],
     ) -> None:
@@ -211,9 +211,9 @@ class ShmChannel:
         """
         for peer in list(self._readers):
             with contextlib.suppress(PeerLost):
-                self._from(peer, Reader.hear)
+                self._from(peer, SlabReader.hear)
 
-    def _from(self, peer: str, what: Callable[[Reader], T]) -> T:
+    def _from(self, peer: str, what: Callable[[SlabReader], T]) -> T:
         """Do something with a peer's connection, which is made anew next time where it fails for
         good.
         """
@@ -228,14 +228,14 @@ class ShmChannel:
                 self._readers.pop(peer).close()
             raise
 
-    def _reader(self, peer: str) -> Reader:
+    def _reader(self, peer: str) -> SlabReader:
         found = self._readers.get(peer)
         if found is None:
             try:
                 connection = self._dial(peer)
             except OSError as error:
                 raise PeerLost(peer, f"cannot be reached: {error}") from error
-            found = self._readers[peer] = Reader(peer, connection, content=self._content)
+            found = self._readers[peer] = SlabReader(peer, connection, content=self._content)
         return found
 
     def _tell_gone(self) -> None:
