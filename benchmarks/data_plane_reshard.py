@@ -44,7 +44,7 @@ from benchmarks.report import Result
 from dataflow.batch import Batch, Keys
 from engine.channels.frames import forms_from, put_together, taken_apart
 from engine.channels.shm.channel import ShmChannel
-from engine.coordinator.messages import Gather
+from engine.coordinator.refs import Gather
 from engine.worker.assemble import collect, requests
 
 Way = Literal["direct", "direct, joined", "direct, built", "central"]

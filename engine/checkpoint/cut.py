@@ -22,7 +22,7 @@ from dataflow.batch import KEYS, Batch
 from dataflow.errors import CheckpointError
 from dataflow.storage import writing
 from engine.checkpoint.provenance import Record
-from engine.coordinator.messages import Key, SourceCut
+from engine.coordinator.refs import Key, SourceCut
 
 FORMAT = 1
 CUT = "cut.json"

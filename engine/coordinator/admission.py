@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from engine.coordinator import intake
-from engine.coordinator.messages import Ref, SourceCut
 from engine.coordinator.prompt_table import (
     DROPPED,
     FINISHED,
@@ -28,6 +27,7 @@ from engine.coordinator.prompt_table import (
     PromptTable,
     Ready,
 )
+from engine.coordinator.refs import Ref, SourceCut
 from engine.plan.plan import PlannedSource
 
 _ENDLESS = 1 << 62

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.coordinator.messages import NO_VERSION
+from engine.coordinator.refs import NO_VERSION
 from engine.plan.plan import Plan
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.messages import Gather, Ref
+from engine.coordinator.refs import Gather, Ref
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from typing import Literal
 
 from engine.coordinator import doubtful
@@ -52,7 +53,6 @@ from engine.coordinator.messages import (
     Finish,
     From,
     Instruction,
-    Key,
     Loaded,
     Offered,
     Produced,
@@ -71,6 +71,7 @@ from engine.coordinator.messages import (
 from engine.coordinator.prompt_table import Ready
 from engine.coordinator.ranks import RankGroups
 from engine.coordinator.recovery import Recovery
+from engine.coordinator.refs import Key
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.sources import Sources
 from engine.coordinator.storing import Storing
@@ -98,11 +99,12 @@ class Coordinator:
         self._rows_of: dict[str, int] = {}
         self._unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._stateful = plan.stateful
-        self._versions = Versions(plan)
         self._recovery = Recovery(plan.workers)
         self._ranks, self._leases = RankGroups(plan), DeviceTurns(plan)
-        self._dispatch = Dispatch(plan, self._blocks)
-        self._training = Training(plan, self._blocks, self._dispatch, self.sources.lanes)
+        self._ids = count()
+        self._versions = Versions(plan, self._ids)
+        self._dispatch = Dispatch(plan, self._blocks, self._ids)
+        self._training = Training(plan, self._blocks, self._dispatch, self.sources.lanes, self._ids)
         self._round: EvaluationRound | None = None
         self._evaluated: dict[str, int] = {}
         self._closed = -1
@@ -159,9 +161,9 @@ class Coordinator:
             case Produced():
                 self._blocks.add(event.ref, 0)
             case ChunkDone():
-                self._dispatch.done(event.chunk)
-            case FetchFailed() if event.chunk >= 0:
-                self._dispatch.unfetched(event.chunk, event.peer)
+                self._dispatch.done(event.id)
+            case FetchFailed():
+                self._dispatch.unfetched(event.id, event.peer)
             case Loaded() | Offered():
                 self._out += self._versions.heard(event)
             case WorkerLost() if self._recovery.lost(event):
@@ -223,7 +225,7 @@ class Coordinator:
             self._out += doubtful.opened(self.plan, event.node, event.rows)
 
     def _produced(self, event: Produced) -> None:
-        chunk = self._dispatch.find(event.chunk)
+        chunk = self._dispatch.find(event.id)
         if chunk is None:  # one that was given up: let its rows go
             self._blocks.add(event.ref, 0)
             return
@@ -241,8 +243,8 @@ class Coordinator:
         self._dispatch.made(chunk, number, event.ref)
 
     def _chunk_done(self, event: ChunkDone) -> None:
-        self._recovery.finished(self._dispatch.worker_of(event.chunk))
-        chunk, wrong = self._dispatch.done(event.chunk)
+        self._recovery.finished(self._dispatch.worker_of(event.id))
+        chunk, wrong = self._dispatch.done(event.id)
         if wrong:
             self._fail(wrong)
         elif chunk is not None and not chunk.closed:
@@ -281,13 +283,10 @@ class Coordinator:
     # --- losses -----------------------------------------------------------------------------------
 
     def _unfetched(self, event: FetchFailed) -> None:
-        if event.chunk >= 0:
-            self._unissue(self._dispatch.unfetched(event.chunk, event.peer))
-        elif event.node in self._nodes and self._nodes[event.node].work == "evaluate":
-            assert self._round is not None
+        self._unissue(self._dispatch.unfetched(event.id, event.peer))
+        if self._round is not None and self._round.told(event.id):
             self._round.unfetched(event)
-        else:
-            self._training.unfetched(event)
+        self._training.unfetched(event)
 
     def _lost(self, event: WorkerLost) -> None:
         """A worker is gone, with every row that it kept and whatever it was doing."""
@@ -469,7 +468,7 @@ class Coordinator:
             self._close_step()
             return
         self._round = EvaluationRound(
-            self.plan, due, self._rows_of, self.version, self._blocks, self._dispatch
+            self.plan, due, self._rows_of, self.version, self._blocks, self._dispatch, self._ids
         )
         self.phase = "evaluate"
         self._assign(self._round.begin(), self.version)

@@ -35,7 +35,7 @@ that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,13 +45,12 @@ from engine.coordinator.messages import (
     Evaluated,
     Event,
     FetchFailed,
-    Follow,
     Instruction,
+    Load,
     Loaded,
     Offer,
     Offered,
     Prepared,
-    Publish,
     Record,
     Recorded,
     Respawn,
@@ -59,6 +58,7 @@ from engine.coordinator.messages import (
     Sleep,
     Slept,
     Stepped,
+    Task,
     TrainStep,
     Wake,
     Woken,
@@ -66,28 +66,22 @@ from engine.coordinator.messages import (
 )
 from engine.plan.plan import Plan
 
-_Leased = RunChunk | TrainStep | Evaluate | Record | Offer | Publish | Follow
-"""What needs the devices."""
-
-Work = tuple[str | int, ...]
-"""Something that a Worker was told and has to answer."""
-
 
 @dataclass(slots=True)
 class _Turn:
     """What a Worker is told once it has the devices."""
 
     worker: str
-    held: list[_Leased] = field(default_factory=list)
+    held: list[Task] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _SharedDevices:
-    """One set of devices. under_way: what each Worker was told and has not ended. turns: who waits
-    for the devices, the longest first; while it wakes, the holder is the first of them.
+    """One set of devices. under_way: the ids of what each Worker was told and has not ended. turns:
+    who waits for the devices, the longest first; while it wakes, the holder is the first of them.
     """
 
-    under_way: dict[str, list[Work]]
+    under_way: dict[str, set[int]]
     state: Literal["free", "waking", "held", "sleeping"] = "free"
     holder: str = ""
     turns: deque[_Turn] = field(default_factory=deque)
@@ -97,13 +91,17 @@ class DeviceTurns:
     """Every lease of a plan. In a plan without one, everything passes as it is."""
 
     def __init__(self, plan: Plan) -> None:
-        self._leases = [_SharedDevices({name: [] for name in workers}) for workers in plan.leases]
+        self._leases = [
+            _SharedDevices({name: set() for name in workers}) for workers in plan.leases
+        ]
         self._lease_of = {name: lease for lease in self._leases for name in lease.under_way}
         self._in_lock_step = frozenset(n.name for n in plan.nodes if n.ranks > 1)
         self._ended_epoch: dict[str, int] = {}
         """The last incarnation of each Worker that has died: a death that is told twice is one."""
-        self._dropped: dict[str, int] = {}
-        """Train node -> the last assignment that some rank could not fetch."""
+        self._prepared: dict[int, set[str]] = {}
+        """Assignment -> the ranks that wait for Go."""
+        self._dropped: set[int] = set()
+        """Assignments that some rank could not fetch."""
 
     # --- what the core says -----------------------------------------------------------------------
 
@@ -120,20 +118,20 @@ class DeviceTurns:
                     instruction,
                     *(each for name in instruction.workers for each in self._lost(name)),
                 ]
-            case RunChunk() | TrainStep() | Evaluate() | Record() | Offer() | Publish() | Follow():
+            case RunChunk() | TrainStep() | Evaluate() | Record() | Offer() | Load():
                 lease = self._lease_of.get(instruction.worker)
                 return [instruction] if lease is None else self._leased(lease, instruction)
         return [instruction]
 
-    def _leased(self, lease: _SharedDevices, instruction: _Leased) -> list[Instruction]:
+    def _leased(self, lease: _SharedDevices, instruction: Task) -> list[Instruction]:
         name = instruction.worker
         if lease.state == "held" and lease.holder == name and not lease.turns:
-            lease.under_way[name].append(_work_of(instruction))
+            lease.under_way[name].add(instruction.id)
             return [instruction]
         self._turn(lease, instruction).held.append(instruction)
         return _moved(lease)
 
-    def _turn(self, lease: _SharedDevices, instruction: _Leased) -> _Turn:
+    def _turn(self, lease: _SharedDevices, instruction: Task) -> _Turn:
         """The last turn of whoever is told this; the last one of all, where it is for several
         ranks.
         """
@@ -159,27 +157,14 @@ class DeviceTurns:
             case WorkerLost() if event.epoch > self._ended_epoch.get(event.worker, -1):
                 self._ended_epoch[event.worker] = event.epoch
                 return self._lost(event.worker)
-            case ChunkDone():
-                return self._ended("", lambda work: work == ("chunk", event.chunk))
-            case FetchFailed() if event.chunk >= 0:
-                return self._ended("", lambda work: work == ("chunk", event.chunk))
-            case FetchFailed() if event.sequence >= 0:
-                return self._unfetched(event)
             case FetchFailed():
-                return self._ended(event.worker, lambda work: _is_other(work, event.node))
+                return self._unfetched(event)
             case Prepared():
-                return self._prepared(event)
-            case Stepped():
-                return self._ended(event.worker, lambda work: _is_step(work, event.node))
-            case Loaded():  # a reader that takes a later version takes no earlier one any more
-                return self._ended(event.worker, lambda work: _is_load(work, event))
-            case Evaluated():
-                return self._ended("", lambda work: work == ("evaluate", event.node, event.version))
-            case Recorded():
-                return self._ended("", lambda work: work == ("record", event.step))
-            case Offered():  # of a version that is wanted once more each offer is answered
-                offer = ("offer", event.model, event.version)
-                return self._ended(event.worker, lambda work: work == offer, every=False)
+                return self._prepares(event)
+            case Stepped() | Offered() | Loaded():
+                return self._ended(event.id, event.worker)
+            case ChunkDone() | Evaluated() | Recorded():
+                return self._ended(event.id)
         return []
 
     def _woken(self, name: str) -> list[Instruction]:
@@ -193,34 +178,27 @@ class DeviceTurns:
         return _moved(lease)
 
     def _unfetched(self, event: FetchFailed) -> list[Instruction]:
-        """An assignment is dropped: who is prepared for it waits for no Go."""
-        self._dropped[event.node] = max(event.sequence, self._dropped.get(event.node, -1))
-        out = self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
-        return out + self._ended("", lambda work: work == ("prepared", event.node, event.sequence))
+        """It was not begun; of an assignment, who is prepared for it waits for no Go."""
+        self._dropped.add(event.id)
+        out = self._ended(event.id, event.worker)
+        for rank in self._prepared.pop(event.id, ()):
+            out += self._ended(event.id, rank)
+        return out
 
-    def _prepared(self, event: Prepared) -> list[Instruction]:
+    def _prepares(self, event: Prepared) -> list[Instruction]:
         """A rank waits for Go from now on; for nothing, where another one could not fetch its rows."""
-        lease = self._lease_of.get(event.worker)
-        if lease is None:
-            return []
-        if self._dropped.get(event.node, -1) < event.sequence:
-            lease.under_way[event.worker].append(("prepared", event.node, event.sequence))
-        return self._ended(event.worker, lambda work: work == ("train", event.node, event.sequence))
+        if event.id in self._dropped:
+            return self._ended(event.id, event.worker)
+        self._prepared.setdefault(event.id, set()).add(event.worker)
+        return []
 
-    def _ended(
-        self, name: str, is_it: Callable[[Work], bool], *, every: bool = True
-    ) -> list[Instruction]:
-        """Something has been answered, by this Worker (where no name is given: by whoever was
-        told). every: all of it, else what was told first.
-        """
+    def _ended(self, task: int, name: str = "") -> list[Instruction]:
+        """A task has been answered, by this Worker (where no name is given: by whoever was told)."""
         out: list[Instruction] = []
         for lease in self._leases:
-            for under_way in (
-                lease.under_way.values() if not name else (lease.under_way.get(name, []),)
-            ):
-                ended = [work for work in under_way if is_it(work)]
-                for work in ended if every else ended[:1]:
-                    under_way.remove(work)
+            for worker, under_way in lease.under_way.items():
+                if name in ("", worker):
+                    under_way.discard(task)
             out += _moved(lease)
         return out
 
@@ -231,7 +209,7 @@ class DeviceTurns:
         lease = self._lease_of.get(name)
         if lease is None:
             return []
-        lease.under_way[name] = []
+        lease.under_way[name].clear()
         lease.turns = deque(turn for turn in lease.turns if turn.worker != name)
         if lease.holder == name:
             lease.state, lease.holder = "free", ""
@@ -257,7 +235,7 @@ def _moved(lease: _SharedDevices) -> list[Instruction]:
     out: list[Instruction] = []
     while lease.state == "held" and lease.turns and lease.turns[0].worker == lease.holder:
         turn = lease.turns.popleft()
-        lease.under_way[turn.worker] += map(_work_of, turn.held)
+        lease.under_way[turn.worker].update(task.id for task in turn.held)
         out += turn.held
     if not lease.turns:
         return out
@@ -270,7 +248,7 @@ def _moved(lease: _SharedDevices) -> list[Instruction]:
     return out
 
 
-def _node_of(instruction: _Leased) -> str:
+def _node_of(instruction: Task) -> str:
     """The node that this is for, where it can be one with several ranks."""
     match instruction:
         case TrainStep():
@@ -278,42 +256,3 @@ def _node_of(instruction: _Leased) -> str:
         case Offer():
             return instruction.writer
     return ""
-
-
-def _work_of(instruction: _Leased) -> Work:
-    match instruction:
-        case RunChunk():
-            return ("chunk", instruction.id)
-        case TrainStep():
-            return ("train", instruction.node, instruction.sequence)
-        case Evaluate():
-            return ("evaluate", instruction.node, instruction.version)
-        case Record():
-            return ("record", instruction.step)
-        case Offer():
-            return ("offer", instruction.model, instruction.version)
-        case Publish() | Follow():
-            return ("load", instruction.reader, instruction.model, instruction.version)
-
-
-def _is_other(work: Work, node: str) -> bool:
-    """Whether this is what could not be begun, as something that it reads is gone: samples, an
-    evaluation, weights.
-    """
-    return (
-        work[0] == "record"
-        if node == "record"
-        else work[0] in ("evaluate", "load") and work[1] == node
-    )
-
-
-def _is_step(work: Work, node: str) -> bool:
-    """Whether this is an assignment of a train node, begun at once or upon Go."""
-    return work[0] in ("train", "prepared") and work[1] == node
-
-
-def _is_load(work: Work, event: Loaded) -> bool:
-    kind, *which = work
-    return (
-        kind == "load" and which[:2] == [event.node, event.model] and int(which[2]) <= event.version
-    )

@@ -21,15 +21,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Readings
-from engine.coordinator.messages import Ref, RunChunk
+from engine.coordinator.messages import RunChunk
 from engine.coordinator.prompt_table import Ready
+from engine.coordinator.refs import Ref
 from engine.coordinator.tables import codes
 from engine.plan.plan import Plan, PlannedNode
 
@@ -64,9 +65,10 @@ class Chunk:
 class Dispatch:
     """Every chunk that was assigned and is not forgotten."""
 
-    def __init__(self, plan: Plan, blocks: Blocks) -> None:
+    def __init__(self, plan: Plan, blocks: Blocks, ids: Iterator[int]) -> None:
         self._place = plan.place
         self._blocks = blocks
+        self._ids = ids
         blocks.on_gone = self._gone
         many = len(plan.workers) > 1
         self._again = {n.name for n in plan.nodes if many and not n.lag}
@@ -79,7 +81,6 @@ class Dispatch:
         """Block -> the chunk that it is of, if that may be run again."""
         self._suspects: set[str] = set()
         """Workers of which somebody said that they are gone, before their loss was known here."""
-        self._next = 0
         self.moved_on = False
         """Whether the weights are no longer those that the Step's rows were made with."""
         self.beyond: int | None = None
@@ -119,8 +120,7 @@ class Dispatch:
 
     def _tell(self, chunk: Chunk, worker: str) -> RunChunk:
         """Give a chunk to a replica."""
-        number = self._next
-        self._next += 1
+        number = next(self._ids)
         self._rows_at[worker] += len(chunk.keys)
         self._told[number] = chunk
         chunk.worker, chunk.parked = worker, False

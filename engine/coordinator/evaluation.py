@@ -6,14 +6,15 @@ a round begins (core.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Chunk, Dispatch
-from engine.coordinator.messages import Evaluate, FetchFailed, Key, Ref, Tombstoned
+from engine.coordinator.messages import Evaluate, FetchFailed, Tombstoned
 from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable, Ready
+from engine.coordinator.refs import Key, Ref
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
@@ -29,7 +30,9 @@ class EvaluationRound:
         version: int,
         blocks: Blocks,
         dispatch: Dispatch,
+        ids: Iterator[int],
     ) -> None:
+        self._ids = ids
         self._rows_of = rows_of
         self._version = version
         self._blocks = blocks
@@ -38,6 +41,7 @@ class EvaluationRound:
         self._given_up: dict[str, str] = {}
         self._running: dict[str, PlannedNode] = {}
         self._reads: dict[str, frozenset[int]] = {}
+        self._told: dict[int, PlannedNode] = {}
         self._needed = _above(plan, due)
         nodes = [n for n in plan.nodes if n.name in self._needed and n.work != "evaluate"]
         cut: dict[str, list[str]] = {}
@@ -105,12 +109,14 @@ class EvaluationRound:
                 self._reads[node.name] = self._blocks.places(holds)
                 gathers = self._blocks.gathers(inputs)
                 message = Evaluate(
+                    id=next(self._ids),
                     node=node.name,
                     worker=node.workers[0],
                     version=self._version,
                     keys=keys,
                     inputs=gathers,
                 )
+                self._told[message.id] = node
                 found.append(message)
         return found
 
@@ -125,8 +131,13 @@ class EvaluationRound:
 
     def unfetched(self, event: FetchFailed) -> None:
         """An evaluate node did not begin, as `peer` was gone."""
-        self._dispatch.suspect(event.peer, self._reads[event.node])
-        self._waiting.append(self._running.pop(event.node))
+        node = self._told[event.id]
+        self._dispatch.suspect(event.peer, self._reads[node.name])
+        self._waiting.append(self._running.pop(node.name))
+
+    def told(self, task: int) -> bool:
+        """Whether this is of the round."""
+        return task in self._told
 
     @property
     def under_way(self) -> bool:

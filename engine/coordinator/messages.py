@@ -1,7 +1,15 @@
-"""What the coordinator hears and what it says.
+"""What the coordinator hears and what it says: events and instructions.
 
-Owns: events, instructions, and Refs: rows by reference. All are plain values that can
-cross a process boundary. Does not own: how they are sent.
+    a task       its answers, with its id; the last one may be FetchFailed
+    RunChunk     Produced, Tombstoned, Reported; ChunkDone
+    TrainStep    Stepped; of several ranks Prepared first, then Stepped after Go
+    Evaluate     Evaluated
+    Record       Recorded
+    Offer        Offered (of several ranks, each)
+    Load         Loaded
+
+Owns: these values, which can cross a process boundary. Does not own: what they say of rows
+(refs.py), nor how they are sent.
 """
 
 from __future__ import annotations
@@ -13,110 +21,93 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import GraphWarning
+from engine.coordinator.refs import Gather, Key, Ref, SourceCut
 
-NO_VERSION = -1
-"""The version of rows that no trained Model made."""
+Inputs = Mapping[str, tuple[Gather, ...]]
+"""For each input, what to gather."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ref:
-    """A block of rows by reference; a few bytes a row.
-
-    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts
-    as (ages.py), NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of
-    each row's content, by which rows that were made twice are compared; empty where nothing can
-    make a row twice (one process).
-    """
-
-    worker: str
-    block: int
-    keys: Keys
-    lengths: np.ndarray
-    version: np.ndarray
-    digest: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOpened:
-    """A source is ready; it has `rows` rows in one pass."""
-
-    node: str
-    rows: int
+# --- events: answers to tasks ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Produced:
     """Finished rows of a chunk."""
 
-    chunk: int
+    id: int
     node: str
     ref: Ref
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstoned:
-    """A row that failed for good; the group of its prompt is dropped. failed: False where the
-    node's own policy gave it up, which no error budget counts.
-    """
+    """A row that failed for good, and its group with it. failed: not by the node's own policy."""
 
-    chunk: int
+    id: int
     node: str
-    key: tuple[int, int, int]
+    key: Key
     error: str
     failed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkDone:
-    """All rows of a chunk have been produced or tombstoned; what a select did not produce, it
-    removed.
-    """
+class Reported:
+    """Metrics (name, value, count) of a run of a chunk; they count when that ends."""
 
-    chunk: int
-    node: str
+    id: int
+    worker: str
+    metrics: tuple[tuple[str, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchFailed:
-    """Rows could not be fetched, as the Worker that kept them (`peer`) is gone: the chunk, or for a
-    rank of a train node the assignment (`sequence`), was not begun. What it had fetched it has let
-    go.
-    """
+class ChunkDone:
+    """All rows of a chunk have come, or failed; what a select did not produce, it removed."""
 
+    id: int
     node: str
-    worker: str
-    peer: str
-    chunk: int = -1
-    sequence: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A rank has fetched and validated everything of an assignment and waits for Go."""
 
+    id: int
     node: str
     worker: str
-    sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
     """A train node (one rank of it, where it has several) has done its updates of a Step."""
 
+    id: int
     node: str
     step: int
-    worker: str = ""
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluate node has its numbers. score: the mean reward, by which versions are compared."""
+
+    id: int
+    node: str
+    version: int
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Samples and row metrics of a Step are written; its rows may go."""
+
+    id: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """The writer's Worker keeps a version's weights as a block; digest: the hash of the pieces'
-    hashes.
-    """
+    """The writer's Worker keeps the weights as a block. digest: the hash of the pieces' hashes."""
 
+    id: int
     model: str
     version: int
     worker: str
@@ -128,28 +119,38 @@ class Offered:
 class Loaded:
     """A reader, in one Worker, has the weights of a version."""
 
+    id: int
     node: str
     model: str
     version: int
-    worker: str = ""
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """An evaluate node has its numbers. score: the mean of the reward that it reads, by which
-    versions are compared.
+class FetchFailed:
+    """A task was not begun, as the Worker that keeps what it reads (`peer`) is gone. What was
+    fetched for it is let go.
     """
 
+    id: int
+    worker: str
+    peer: str
+
+
+# --- events: what else is heard -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOpened:
+    """A source is ready; it has `rows` rows in one pass."""
+
     node: str
-    version: int
-    score: float | None = None
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOpened:
-    """All kernels of a Worker are open. epoch: its incarnation, from 0; a respawned one has the
-    next.
-    """
+    """All kernels of a Worker are open. epoch: its incarnation, from 0."""
 
     worker: str
     epoch: int
@@ -157,7 +158,7 @@ class WorkerOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A Worker's process is gone (or was killed as it no longer answered), and its outbox with it."""
+    """A Worker's process is gone, or was killed as it was silent, and its outbox with it."""
 
     worker: str
     epoch: int
@@ -180,9 +181,7 @@ class Slept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spilled:
-    """A Worker's outbox has gone over its memory: so many bytes of it lie in files; 0 when none
-    does any more.
-    """
+    """So many bytes of a Worker's outbox lie in files, as it has gone over its memory."""
 
     worker: str
     nbytes: int
@@ -190,7 +189,7 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a node says of the probe's rows with a version's weights: the loop compares writer and
+    """What a node says of the probe's rows with a version's weights; the loop compares writer and
     readers.
 
     numbers: float32, of each token but a row's first. dtypes: of the writer's weights. vocabulary:
@@ -204,24 +203,6 @@ class Probed:
     numbers: bytes
     vocabulary: int
     dtypes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """Metrics (name, value, count) of a run of a chunk: the loop counts those of one run, whichever
-    ends.
-    """
-
-    chunk: int
-    worker: str
-    metrics: tuple[tuple[str, float, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """Samples and row metrics of a Step are written; its rows may go."""
-
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,28 +223,11 @@ class StopRequested:
     signal: int = 0
 
 
-Event = (
-    SourceOpened
-    | Produced
-    | Tombstoned
-    | ChunkDone
-    | Stepped
-    | Loaded
-    | FetchFailed
-    | Prepared
-    | Offered
-    | Evaluated
-    | Recorded
-    | Checkpointed
-    | StopRequested
-    | WorkerOpened
-    | WorkerLost
-    | Woken
-    | Slept
-    | Spilled
-    | Probed
-    | Reported
-)
+Ended = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
+"""The last answer to a task; of several ranks, each one's last."""
+Answer = Produced | Tombstoned | Reported | Prepared | Ended
+FromWorker = Answer | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
+Event = FromWorker | WorkerLost | Checkpointed | StopRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,67 +243,19 @@ class From:
     event: Event
 
 
-# --- the cut --------------------------------------------------------------------------------------
-
-Key = tuple[int, int, int]
-"""(position, sample, attempt)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceCut:
-    """The rows of one source at a Step boundary; each position is in one of four states.
-
-    next: the first position that was not made yet. watermark: all positions below it are retired
-    (trained, or given up for good). retired: the retired positions at or above it, ascending.
-    running: prompts that begin again, with attempt + 1, in the order of their admission. finished:
-    prompts whose rows wait to be trained, likewise (sample is 0 in both). admitted, dropped and
-    overlong (given up by a node's own policy): how many prompts were so far, for the metrics and
-    the error budget.
-    """
-
-    next: int = 0
-    watermark: int = 0
-    retired: tuple[int, ...] = ()
-    running: tuple[Key, ...] = ()
-    finished: tuple[Key, ...] = ()
-    admitted: int = 0
-    dropped: int = 0
-    overlong: int = 0
-
-
-# --- instructions ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gather:
-    """Where the rows of one fetch lie: for each row of the assignment, the block (an index into
-    `refs`) and its row.
-
-    keys: of an input that is reduced, whose rows are others than the assignment's: for each of them
-    the key of the row of the assignment that it belongs to.
-    """
-
-    producer: str
-    columns: tuple[str, ...]
-    refs: tuple[tuple[str, int], ...]
-    """(worker, block) of each block that occurs."""
-    block: np.ndarray
-    row: np.ndarray
-    keys: Keys | None = None
+# --- instructions: tasks --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunChunk:
-    """Run a node on these rows. `inputs`: for each input, what to gather. again: they were made
-    before and are lost; their metrics are known.
-    """
+    """Run a node on these rows. again: they were made before, and their metrics are known."""
 
     id: int
     node: str
     worker: str
     step: int
     keys: Keys
-    inputs: Mapping[str, tuple[Gather, ...]] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=dict)
     again: bool = False
 
 
@@ -348,60 +264,50 @@ class TrainStep:
     """Train a node on the rows of a Step.
 
     keys: all rows of the Step. mine: which of them (ascending indices) this rank is given, None for
-    all; the gathers of `inputs` speak of these rows alone. A node of several ranks gets one message
-    a rank, of one sequence; each rank fetches, answers Prepared, and begins when Go comes. giver:
-    where several ranks have the same rows (tensor), the one of them that fetches; it gives them to
-    the others by a broadcast after Go. These have inputs without gathers.
+    all; the gathers of `inputs` speak of these rows alone. Each rank of a node gets a message of
+    the same id; it fetches, answers Prepared, and begins when Go comes. giver: where several ranks
+    have the same rows (tensor), the one of them that fetches; it gives them to the others by a
+    broadcast after Go. These have inputs without gathers.
     """
 
-    sequence: int
+    id: int
     node: str
     worker: str
     step: int
     keys: Keys
-    inputs: Mapping[str, tuple[Gather, ...]]
+    inputs: Inputs
     mine: np.ndarray | None = None
     giver: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
-    """Every rank of the node is prepared for this assignment: begin."""
-
-    node: str
-    worker: str
-    sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluate:
     """Give an evaluate node all rows of its finished evaluation."""
 
+    id: int
     node: str
     worker: str
     version: int
     keys: Keys
-    inputs: Mapping[str, tuple[Gather, ...]]
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record:
-    """Write samples and row metrics of a Step. keys, inputs: by train node, the rows that it trains
-    on.
-    """
+    """Write samples and row metrics of a Step. keys, inputs: by train node, what it trains on."""
 
+    id: int
     step: int
     keys: Mapping[str, Keys]
-    inputs: Mapping[str, tuple[Gather, ...]]
-    worker: str = ""
+    inputs: Inputs
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Keep the weights as they are now as a block, for readers elsewhere (every rank of the writer
-    is told).
-    """
+    """Keep the weights of now as a block, for readers elsewhere; every rank is told."""
 
+    id: int
     model: str
     writer: str
     worker: str
@@ -409,44 +315,46 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
-    """Bring a version of a Model to a reader in one Worker. alias: it shares the writer's module,
-    nothing moves; otherwise the pieces are the block `block` of the Worker `source`, whose digest
-    has to be `digest`.
+class Load:
+    """Bring a version of a Model to a reader in one Worker.
+
+    alias: it shares the writer's module, and nothing moves. leader: the Model is a follower, and
+    moves by `rate` towards this one's weights. source: the Worker that keeps the pieces, as the
+    block `block` whose digest has to be `digest`; empty where the writer is in the same Worker.
     """
 
+    id: int
     model: str
     writer: str
     reader: str
     version: int
-    alias: bool
-    worker: str = ""
+    worker: str
+    alias: bool = False
+    leader: str = ""
+    rate: float = 1.0
     source: str = ""
     block: int = -1
     digest: str = ""
+
+
+Task = RunChunk | TrainStep | Evaluate | Record | Offer | Load
+"""What a Worker has to answer; id: unique in an attempt at the run."""
+
+# --- instructions: what else a Worker is told -----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
-    """Move a follower towards its leader by `rate`, in one Worker of a reader that has it; source,
-    block and digest as in Publish, none where the writer is in the same Worker.
-    """
+class Go:
+    """Every rank of the node is prepared for this assignment: begin."""
 
-    model: str
-    leader: str
-    writer: str
-    reader: str
-    rate: float
-    version: int
-    worker: str = ""
-    source: str = ""
-    block: int = -1
-    digest: str = ""
+    id: int
+    node: str
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """These blocks have no live row left; their worker may recycle them."""
+    """These blocks have no live row left; their Worker may recycle them."""
 
     worker: str
     blocks: tuple[int, ...]
@@ -456,8 +364,8 @@ class Release:
 class Wake:
     """Take the devices up: until Sleep they are this Worker's.
 
-    A Worker of a lease begins asleep: its kernels give their devices back before it tells that it
-    has opened.
+    A Worker that shares its devices begins asleep: its kernels give them back before it says that
+    it has opened.
     """
 
     worker: str
@@ -467,10 +375,16 @@ class Wake:
 class Sleep:
     """Give the devices back: what was told before has ended, but for an assignment that is prepared
     and waits for Go, which is let go as another of the same node would do. The outbox goes on
-    serving, and asks are answered.
+    serving, and requests are answered.
     """
 
     worker: str
+
+
+ToWorker = Task | Go | Release | Wake | Sleep
+"""What one Worker is told; `worker` says which."""
+
+# --- instructions: what the loop does -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,20 +447,5 @@ class Finish:
     reason: str
     error: str = ""
 
-
-ToWorker = (
-    RunChunk
-    | TrainStep
-    | Go
-    | Evaluate
-    | Record
-    | Offer
-    | Publish
-    | Follow
-    | Release
-    | Wake
-    | Sleep
-)
-"""What one Worker is told; `worker` says which."""
 
 Instruction = ToWorker | Respawn | Rollback | StepClosed | Warn | Checkpoint | Finish

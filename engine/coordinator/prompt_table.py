@@ -29,9 +29,9 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Readings
-from engine.coordinator.messages import NO_VERSION, Key, Ref, SourceCut
 from engine.coordinator.reading import held, lane_readings
 from engine.coordinator.reduced import reduced_state, uppers
+from engine.coordinator.refs import NO_VERSION, Key, Ref, SourceCut
 from engine.coordinator.tables import (
     ABSENT,
     NO_BLOCK,

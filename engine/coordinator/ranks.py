@@ -41,19 +41,18 @@ from dataflow.batch import Keys
 from engine.coordinator.messages import (
     Event,
     FetchFailed,
-    Gather,
     Go,
     Instruction,
     Offer,
     Offered,
     Prepared,
     Produced,
-    Ref,
     Release,
     Stepped,
     TrainStep,
     WorkerLost,
 )
+from engine.coordinator.refs import Gather, Ref
 from engine.coordinator.tables import shares
 from engine.plan.plan import Plan, PlannedNode
 
@@ -64,7 +63,7 @@ class _Group:
 
     ranks: tuple[str, ...]
     shares: tuple[tuple[str, ...], ...]
-    sequence: int = -1
+    id: int = -1
     state: Literal["done", "preparing", "training", "dropped"] = "done"
     left: set[str] = field(default_factory=set)
     """Ranks that have not said yet what the state waits for."""
@@ -83,10 +82,11 @@ class RankGroups:
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
         """Tokens of each row of the blocks that a rank group may be given."""
-        self._fetching: dict[tuple[str, str, int], frozenset[tuple[str, int]]] = {}
-        """(node, rank, sequence) -> the blocks, by (worker, number), that it has not said to have
+        self._fetching: dict[tuple[int, str], frozenset[tuple[str, int]]] = {}
+        """(id, rank) -> the blocks, by (worker, number), that it has not said to have
         fetched.
         """
+        self._assigned_to: dict[int, str] = {}
         self._free: set[tuple[str, int]] = set()
         """Blocks of which only that is awaited."""
 
@@ -113,7 +113,8 @@ class RankGroups:
 
     def _assigned(self, message: TrainStep) -> list[Instruction]:
         group = self._groups[message.node]
-        group.sequence, group.state, group.left = message.sequence, "preparing", set(group.ranks)
+        self._assigned_to[message.id] = message.node
+        group.id, group.state, group.left = message.id, "preparing", set(group.ranks)
         share_of = self._split(message.keys, message.inputs, len(group.shares))
         told: list[TrainStep] = []
         for share, ranks in enumerate(group.shares):
@@ -123,7 +124,7 @@ class RankGroups:
             refs = (
                 ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs
             )
-            self._fetching[each.node, each.worker, each.sequence] = frozenset(refs)
+            self._fetching[each.id, each.worker] = frozenset(refs)
         return [*told]
 
     def _released(self, message: Release) -> list[Instruction]:
@@ -168,7 +169,7 @@ class RankGroups:
                 return [], [*self._answered(event), *self._prepared(event)]
             case Stepped() if event.node in self._groups:
                 return self._stepped(event), []
-            case FetchFailed() if event.node in self._groups:
+            case FetchFailed() if event.id in self._assigned_to:
                 return self._unfetched(event), self._answered(event)
             case Offered() if event.worker != self._first.get(event.model, event.worker):
                 # All ranks took part; whoever kept a block all the same may let it go.
@@ -188,20 +189,20 @@ class RankGroups:
         """A rank has fetched its rows, or let them go: blocks that were to be free go with the last
         one's answer.
         """
-        self._fetching.pop((event.node, event.worker, event.sequence), None)
+        self._fetching.pop((event.id, event.worker), None)
         done = self._free.difference(*self._fetching.values())
         self._free -= done
         return [Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
 
     def _prepared(self, event: Prepared) -> list[Instruction]:
         group = self._groups[event.node]
-        if event.sequence != group.sequence or group.state != "preparing":
+        if event.id != group.id or group.state != "preparing":
             return []
         group.left.discard(event.worker)
         if group.left:
             return []
         group.state, group.left = "training", set(group.ranks)
-        return [Go(node=event.node, worker=rank, sequence=group.sequence) for rank in group.ranks]
+        return [Go(node=event.node, worker=rank, id=group.id) for rank in group.ranks]
 
     def _stepped(self, event: Stepped) -> list[Event]:
         group = self._groups[event.node]
@@ -214,8 +215,8 @@ class RankGroups:
         return [replace(event, worker=group.ranks[0])]
 
     def _unfetched(self, event: FetchFailed) -> list[Event]:
-        group = self._groups[event.node]
-        if event.sequence != group.sequence or group.state != "preparing":
+        group = self._groups[self._assigned_to[event.id]]
+        if event.id != group.id or group.state != "preparing":
             return []
         group.state = "dropped"
         return [event]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.coordinator.messages import Ref, SourceCut
+from engine.coordinator.refs import Ref, SourceCut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

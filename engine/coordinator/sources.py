@@ -15,8 +15,9 @@ from dataflow.batch import Keys
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.messages import Checkpoint, Gather, Tombstoned
+from engine.coordinator.messages import Checkpoint, Tombstoned
 from engine.coordinator.prompt_table import FINISHED, PromptTable, Ready
+from engine.coordinator.refs import Gather
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedSource
 

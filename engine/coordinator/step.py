@@ -12,8 +12,8 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading
-from engine.coordinator.messages import Key, Ref
 from engine.coordinator.prompt_table import PromptTable, Ready
+from engine.coordinator.refs import Key, Ref
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
-from engine.coordinator.messages import NO_VERSION, Ref
+from engine.coordinator.refs import NO_VERSION, Ref
 from engine.plan.plan import PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2

@@ -15,7 +15,7 @@ died: what that may have written is written anew with the Step, and deleted at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -36,14 +36,21 @@ class Training:
     """See the module. `run` is the Step's rows; the Step counts as under way until `retire`."""
 
     def __init__(
-        self, plan: Plan, blocks: Blocks, dispatch: Dispatch, lanes: Mapping[str, PromptTable]
+        self,
+        plan: Plan,
+        blocks: Blocks,
+        dispatch: Dispatch,
+        lanes: Mapping[str, PromptTable],
+        ids: Iterator[int],
     ) -> None:
         self._plan = plan
+        self._ids = ids
         self._blocks = blocks
         self._dispatch = dispatch
         self._lanes = lanes
         self._nodes = [n for n in plan.nodes if n.region == "step"]
-        self._sequence = 0
+        self._told = {"train": -1, "record": -1}
+        """The id of what the train node and the recorder were told last."""
         self.run: StepRun | None = None
         self._turn = ""
         """The train node that was told and has not ended."""
@@ -134,8 +141,10 @@ class Training:
             return []
         self._record = "told"
         self._reads["record"] = self._blocks.places(holds)
+        self._told["record"] = next(self._ids)
         return [
             Record(
+                id=self._told["record"],
                 step=run.step,
                 keys=keys,
                 inputs=self._blocks.gathers(inputs),
@@ -149,11 +158,11 @@ class Training:
         if not self._dispatch.there(holds):
             return None
         self._turn = node.name
-        self._sequence += 1
+        self._told["train"] = next(self._ids)
         self._dispatch.moved_on = True
         self._reads["train"] = self._blocks.places(holds)
         return TrainStep(
-            sequence=self._sequence,
+            id=self._told["train"],
             node=node.name,
             worker=node.workers[0],
             step=run.step,
@@ -177,10 +186,10 @@ class Training:
 
     def unfetched(self, event: FetchFailed) -> None:
         """The train node, or the recorder, did not begin, as `peer` was gone."""
-        if event.sequence < 0:
+        if event.id == self._told["record"]:
             self._dispatch.suspect(event.peer, self._reads.get("record", frozenset()))
             self._record = "due" if self._record == "told" else self._record
-        elif event.sequence == self._sequence and self._turn:
+        elif event.id == self._told["train"] and self._turn:
             self._dispatch.suspect(event.peer, self._reads["train"])
             self._dispatch.moved_on = self._moved
             self._turn = ""

@@ -5,7 +5,7 @@
     loading       each Worker of each reader       Loaded of each, or its loss; then its block may go
 
     a reader      waits for                        ends with
-    owed          its Worker to be there again,    Publish
+    owed          its Worker to be there again,    Load
                   the writer not to be training
 
 Owns: what a publish tells each Worker of each reader, which of them have not loaded it yet,
@@ -22,10 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from engine.coordinator.messages import Follow, Loaded, Offer, Offered, Publish
+from engine.coordinator.messages import Load, Loaded, Offer, Offered
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 
-Bring = Publish | Follow
 Place = tuple[str, str, str]
 """(reader, model, worker)."""
 
@@ -37,7 +36,7 @@ class _Weights:
     """
 
     offer: Offer
-    held: list[Bring] = field(default_factory=list)
+    held: list[Load] = field(default_factory=list)
     left: set[Place] = field(default_factory=set)
     offered: Offered | None = None
 
@@ -45,7 +44,8 @@ class _Weights:
 class Versions:
     """The readers of every Model that some train node writes, and those of its followers."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, ids: Iterator[int]) -> None:
+        self._ids = ids
         self._models = plan.models
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
@@ -64,7 +64,7 @@ class Versions:
 
     # --- publishing -------------------------------------------------------------------------------
 
-    def publish(self, version: int, *, moved: bool = True) -> Iterator[Offer | Bring]:
+    def publish(self, version: int, *, moved: bool = True) -> Iterator[Offer | Load]:
         """Tell every Worker of every reader to load this version, and followers to move towards
         their leader.
 
@@ -78,12 +78,13 @@ class Versions:
             elif moved and model.follows in self._writers and version % model.every == 0:
                 yield from self._bring(model.follows, self._follows(model, version))
 
-    def _publishes(self, model: PlannedModel, version: int) -> Iterator[Publish]:
+    def _publishes(self, model: PlannedModel, version: int) -> Iterator[Load]:
         writer = self._nodes[model.writer]
         for reader in model.readers:
             for worker in self._nodes[reader].workers:
                 alias = reader in model.aliases and worker in writer.workers
-                yield Publish(
+                yield Load(
+                    id=-1,
                     model=model.name,
                     writer=writer.name,
                     reader=reader,
@@ -92,10 +93,11 @@ class Versions:
                     worker=worker,
                 )
 
-    def _follows(self, model: PlannedModel, version: int) -> Iterator[Follow]:
+    def _follows(self, model: PlannedModel, version: int) -> Iterator[Load]:
         for reader in model.readers:
             for worker in self._nodes[reader].workers:
-                yield Follow(
+                yield Load(
+                    id=-1,
                     model=model.name,
                     leader=model.follows,
                     writer=self._writers[model.follows],
@@ -105,7 +107,7 @@ class Versions:
                     worker=worker,
                 )
 
-    def _bring(self, written: str, messages: Iterable[Bring]) -> Iterator[Offer | Bring]:
+    def _bring(self, written: str, messages: Iterable[Load]) -> Iterator[Offer | Load]:
         """What can be loaded on the spot, at once; for the rest an offer of the written Model, if
         there is none.
         """
@@ -117,13 +119,17 @@ class Versions:
                 self._owed.add(place)
                 continue
             if self._on_the_spot(message):
-                yield message
+                yield replace(message, id=next(self._ids))
                 continue
             weights = self._weights.get((written, message.version))
             if weights is None:
                 worker = self._nodes[message.writer].workers[0]
                 offer = Offer(
-                    model=written, writer=message.writer, worker=worker, version=message.version
+                    id=next(self._ids),
+                    model=written,
+                    writer=message.writer,
+                    worker=worker,
+                    version=message.version,
                 )
                 weights = self._weights[written, message.version] = _Weights(offer)
                 yield offer
@@ -131,22 +137,21 @@ class Versions:
             if weights.offered is None:
                 weights.held.append(message)
             else:
-                yield _addressed(message, weights.offered)
+                yield self._addressed(message, weights.offered)
 
-    def _on_the_spot(self, message: Bring) -> bool:
-        alias = isinstance(message, Publish) and message.alias
-        return alias or self._nodes[message.writer].workers == (message.worker,)
+    def _on_the_spot(self, message: Load) -> bool:
+        return message.alias or self._nodes[message.writer].workers == (message.worker,)
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def heard(self, event: Loaded | Offered) -> list[Bring]:
+    def heard(self, event: Loaded | Offered) -> list[Load]:
         """Take note of it; returns who is told what now."""
         if isinstance(event, Offered):
             return self._offered(event)
         self._loaded(event)
         return []
 
-    def _offered(self, event: Offered) -> list[Bring]:
+    def _offered(self, event: Offered) -> list[Load]:
         """The weights are a block: those who waited for it are told. A block that nobody waits for
         is let go.
         """
@@ -157,7 +162,7 @@ class Versions:
         weights.offered = event
         held, weights.held = weights.held, []
         self._let_go()
-        return [_addressed(message, event) for message in held]
+        return [self._addressed(message, event) for message in held]
 
     def _loaded(self, event: Loaded) -> None:
         """A reader has a version in one Worker; an older one than the published does not count."""
@@ -199,29 +204,29 @@ class Versions:
             (reader, at) == (node, worker) for reader, _, at in self._fresh
         )
 
-    def bring(self, *, may_offer: bool) -> list[Offer | Bring]:
+    def bring(self, *, may_offer: bool) -> list[Offer | Load]:
         """Tell who is owed the published version. may_offer: False while the ranks of a writer may
         have to write files, and once the writers have begun to train the next version: then this
         one can be had from a block that was offered before, and else not at all, and who is owed it
         gets the next one. That suffices: while a Step is trained, nobody reads at lag 0, and a
         later reader need not have this very version.
         """
-        found: list[Offer | Bring] = []
+        found: list[Offer | Load] = []
         if not self._owed:
             return found
         for reader, model, worker in sorted(
             place for place in self._owed if place[2] not in self._down
         ):
             if may_offer or (model, self._published) in self._weights:
-                publish = Publish(
+                load = Load(
+                    id=-1,
                     model=model,
                     writer=self._writers[model],
                     reader=reader,
                     version=self._published,
-                    alias=False,
                     worker=worker,
                 )
-                found += self._bring(model, [publish])
+                found += self._bring(model, [load])
         return found
 
     def _let_go(self) -> None:
@@ -275,6 +280,6 @@ class Versions:
             for reader, model, worker in sorted(self._loading)
         ]
 
-
-def _addressed(message: Bring, offered: Offered) -> Bring:
-    return replace(message, source=offered.worker, block=offered.block, digest=offered.digest)
+    def _addressed(self, message: Load, offered: Offered) -> Load:
+        where = {"source": offered.worker, "block": offered.block, "digest": offered.digest}
+        return replace(message, id=next(self._ids), **where)

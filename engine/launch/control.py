@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engine.coordinator.messages import From, Ref, ToWorker
+from engine.coordinator.messages import From, ToWorker
+from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask
 

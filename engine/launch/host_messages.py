@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.coordinator.messages import From, Ref, StopRequested, ToWorker, WorkerLost
+from engine.coordinator.messages import From, StopRequested, ToWorker, WorkerLost
+from engine.coordinator.refs import Ref
 from engine.launch.control import Network
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 
-from engine.coordinator.messages import Follow, Go, Offer, Publish, RunChunk, ToWorker
+from engine.coordinator.messages import Go, Load, Offer, RunChunk, ToWorker
 from engine.launch.control import Request
 
 Item = ToWorker | Request
 
-_PASSING = (Publish, Follow, Offer, Go, Request)
+_PASSING = (Load, Offer, Go, Request)
 
 
 class Inbox:
@@ -60,7 +60,7 @@ class Inbox:
     def has_weights(self) -> bool:
         """Whether weights wait here: later ones must not come before them."""
         with self._changed:
-            return any(isinstance(item, (Publish, Follow)) for item in self._items)
+            return any(isinstance(item, Load) for item in self._items)
 
     def forget(self) -> int:
         """Drop every instruction, but no request, for which somebody waits; how many these were."""

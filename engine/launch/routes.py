@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.coordinator.messages import (
-    Evaluate,
-    Follow,
-    Gather,
-    Publish,
-    Record,
-    RunChunk,
-    ToWorker,
-    TrainStep,
-)
+from engine.coordinator.messages import Evaluate, Load, Record, RunChunk, ToWorker, TrainStep
+from engine.coordinator.refs import Gather
 from engine.run.workers import Ask, Save
 
 
@@ -28,7 +20,7 @@ def sources(message: ToWorker | Ask) -> frozenset[str]:
             return _keepers(gather for gathers in message.inputs.values() for gather in gathers)
         case Save():
             return _keepers(gather for _, gather in message.rows.values())
-        case Publish() | Follow():
+        case Load():
             return frozenset({message.source} - {""})
     return frozenset()
 

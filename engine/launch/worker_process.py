@@ -47,9 +47,8 @@ from engine.coordinator.messages import (
     ChunkDone,
     Evaluated,
     Event,
-    Follow,
     From,
-    Publish,
+    Load,
     Recorded,
     Release,
     RunChunk,
@@ -316,7 +315,7 @@ class WorkerProcess:
             if self._out.spilled(self._spilled):
                 self._out.flush()
             return
-        weights = isinstance(instruction, (Publish, Follow))
+        weights = isinstance(instruction, Load)
         if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
             self._out.ended()
         else:

@@ -25,9 +25,9 @@ class RunReports:
         come to nothing, as their chunks are run by others.
         """
         match event:
-            case Reported(chunk=chunk):
+            case Reported(id=chunk):
                 self._runs.setdefault(chunk, []).append(event)
-            case ChunkDone(chunk=chunk):
+            case ChunkDone(id=chunk):
                 return _metrics(self._runs.pop(chunk, []))
             case WorkerLost(worker=worker):
                 self._runs = {

@@ -21,7 +21,8 @@ from engine.checkpoint.cut import CUT, Cut, positions_of, read_cut
 from engine.checkpoint.provenance import Record
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Restored
-from engine.coordinator.messages import Checkpoint, Evaluated, Ref
+from engine.coordinator.messages import Checkpoint, Evaluated
+from engine.coordinator.refs import Ref
 from engine.plan.plan import Plan, PlannedModel
 from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, Workers
 

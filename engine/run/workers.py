@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.messages import Event, From, Gather, ToWorker
+from engine.coordinator.messages import Event, From, ToWorker
+from engine.coordinator.refs import Gather
 from engine.observe.reports import Doing, Report, SpanOf
 
 

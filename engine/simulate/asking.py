@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.coordinator.messages import Gather
+from engine.coordinator.refs import Gather
 
 Done = Callable[[], None]
 

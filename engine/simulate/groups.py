@@ -37,13 +37,13 @@ class RankGroups:
 
     def told(self, message: TrainStep) -> None:
         """A rank is told of an assignment: what it waited with before is let go."""
-        self._wanted[message.node, message.worker] = message.sequence
+        self._wanted[message.node, message.worker] = message.id
         self._waiting.pop((message.node, message.worker), None)
 
     def prepared(self, message: TrainStep) -> None:
         """It has fetched its rows; its Worker does other things until it may begin."""
         at = message.node, message.worker
-        if self._wanted.get(at) == message.sequence:
+        if self._wanted.get(at) == message.id:
             self._waiting[at] = message
 
     def begin(self, go: Go) -> TrainStep:
@@ -51,10 +51,9 @@ class RankGroups:
         assignment.
         """
         found = self._waiting.pop((go.node, go.worker), None)
-        if found is None or found.sequence != go.sequence:
+        if found is None or found.id != go.id:
             raise RunError(
-                f"{go.node}: {go.worker} was told to begin {go.sequence} without being prepared"
-                " for it"
+                f"{go.node}: {go.worker} was told to begin {go.id} without being prepared for it"
             )
         return found
 
@@ -65,11 +64,11 @@ class RankGroups:
         Raises RunError where a row was with no share or with two, or the ranks of a share had
         others than the first.
         """
-        parts = self._ended.setdefault((message.node, message.sequence), [])
+        parts = self._ended.setdefault((message.node, message.id), [])
         parts.append((message, versions))
         if len(parts) < len(self._ranks[message.node]):
             return None
-        del self._ended[message.node, message.sequence]
+        del self._ended[message.node, message.id]
         parts = self._once(message.node, parts)
         mine = [m.mine for m, _ in parts if m.mine is not None]
         rows = np.concatenate(mine)

@@ -13,7 +13,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.messages import Gather, Ref
+from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import PlannedInput
 
 

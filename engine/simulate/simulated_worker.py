@@ -5,7 +5,7 @@
     TrainStep                 a time                                  Stepped; of a rank group Prepared,
                                                                       and after Go, Stepped
     Wake, Sleep               a time                                  Woken, Slept
-    Offer, Publish, Follow    a time                                  Offered, Loaded
+    Offer, Load               a time                                  Offered, Loaded
     Evaluate, Record          a time                                  Evaluated, Recorded
     Release                   nothing                                 -
     Asked (by the loop)       a time, asleep or awake                 an answer to the loop
@@ -31,21 +31,18 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.ages import ages
 from engine.coordinator.messages import (
-    NO_VERSION,
     ChunkDone,
     Evaluate,
     Evaluated,
     Event,
     FetchFailed,
-    Follow,
-    Gather,
     Go,
+    Load,
     Loaded,
     Offer,
     Offered,
     Prepared,
     Produced,
-    Publish,
     Record,
     Recorded,
     Release,
@@ -60,6 +57,7 @@ from engine.coordinator.messages import (
     Woken,
 )
 from engine.coordinator.ordered_inbox import OrderedInbox
+from engine.coordinator.refs import NO_VERSION, Gather
 from engine.coordinator.tables import codes
 from engine.plan.plan import PlannedNode
 from engine.simulate.asking import Asked
@@ -197,7 +195,7 @@ class SimulatedWorker:
                 )
             case Offer():
                 self._enqueue(partial(self._offer, instruction))
-            case Publish() | Follow():
+            case Load():
                 self._load(instruction)
             case Record():
                 self._enqueue(partial(self._fetch, instruction, partial(self._record, instruction)))
@@ -269,7 +267,7 @@ class SimulatedWorker:
             if not peer:
                 then(done)
                 return
-            self._hear(_unfetched(message, self.name, peer))
+            self._hear(FetchFailed(id=message.id, worker=self.name, peer=peer))
             done()
 
         self._check(message)
@@ -301,7 +299,7 @@ class SimulatedWorker:
         def end() -> None:
             self._check(chunk)
             self._seen(chunk, node, begun)
-            self._hear(ChunkDone(chunk=chunk.id, node=chunk.node))
+            self._hear(ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
         self.after(max(ends.tolist(), default=0.0), end)
@@ -321,10 +319,10 @@ class SimulatedWorker:
             np.array([self._version(chunk.node, float(starts[r])) for r in good], np.int32),
         )
         ref = self._world.outbox.keep(self.name, chunk.node, keys.take(good), version)
-        self._hear(Produced(chunk=chunk.id, node=chunk.node, ref=ref))
+        self._hear(Produced(id=chunk.id, node=chunk.node, ref=ref))
         for key in keys.take(rows[failed[rows]]).rows():
             self._hear(
-                Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error="the outcome says so")
+                Tombstoned(id=chunk.id, node=chunk.node, key=key, error="the outcome says so")
             )
 
     def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -387,17 +385,19 @@ class SimulatedWorker:
             whole = (message, versions) if message.mine is None else groups.ended(message, versions)
             if whole is not None:
                 self._world.history.trained.append(whole)
-            self._hear(Stepped(node=message.node, step=message.step, worker=self.name))
+            self._hear(
+                Stepped(id=message.id, node=message.node, step=message.step, worker=self.name)
+            )
             done()
 
-        self._with_all(("train", message.node, message.sequence), self._timing.train, end)
+        self._with_all(("train", message.node, message.id), self._timing.train, end)
 
     def _prepare(self, message: TrainStep, done: Done) -> None:
         """A rank has its rows, and may begin when the others have theirs."""
 
         def end() -> None:
             self._world.groups.prepared(message)
-            self._hear(Prepared(node=message.node, worker=self.name, sequence=message.sequence))
+            self._hear(Prepared(id=message.id, node=message.node, worker=self.name))
             done()
 
         self.after(self._vary(self._timing.load), end)
@@ -405,7 +405,7 @@ class SimulatedWorker:
     def _evaluate(self, message: Evaluate, done: Done) -> None:
         def end() -> None:
             self._check(message)
-            self._hear(Evaluated(node=message.node, version=message.version))
+            self._hear(Evaluated(id=message.id, node=message.node, version=message.version))
             done()
 
         self.after(self._vary(self._timing.store), end)
@@ -414,7 +414,7 @@ class SimulatedWorker:
         def end() -> None:
             self._check(message)
             self._world.history.samples[message.step] = message.keys
-            self._hear(Recorded(step=message.step))
+            self._hear(Recorded(id=message.id, step=message.step))
             done()
 
         self.after(self._vary(self._timing.store), end)
@@ -436,6 +436,7 @@ class SimulatedWorker:
             block = self._world.outbox.offer(self.name, message.model, message.version)
             self._hear(
                 Offered(
+                    id=message.id,
                     model=message.model,
                     version=message.version,
                     worker=self.name,
@@ -445,7 +446,7 @@ class SimulatedWorker:
             )
             done()
 
-        self._with_all(("offer", message.writer, message.version), self._timing.load, end)
+        self._with_all(("offer", message.writer, message.id), self._timing.load, end)
 
     def _with_all(self, what: Work, seconds: float, end: Done) -> None:
         """Something that takes a time; where the node has ranks, from when all of them have come to
@@ -457,7 +458,7 @@ class SimulatedWorker:
         else:
             begin()
 
-    def _load(self, message: Publish | Follow) -> None:
+    def _load(self, message: Load) -> None:
         """Weights overtake the chunks that wait; in a reader that can be interrupted also the one
         that runs.
         """
@@ -471,17 +472,21 @@ class SimulatedWorker:
                 lambda done: self.after(seconds, partial(self._loaded, message, done)), first=True
             )
 
-    def _loaded(self, message: Publish | Follow, done: Done) -> None:
+    def _loaded(self, message: Load, done: Done) -> None:
         if message.source:
-            model = message.model if isinstance(message, Publish) else message.leader
+            model = message.leader or message.model
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
-        if isinstance(message, Publish) or self._world.nodes[message.reader].work == "decode":
+        if not message.leader or self._world.nodes[message.reader].work == "decode":
             self._loads.setdefault(message.reader, []).append(
                 (self._world.clock.now, message.version)
             )
         self._hear(
             Loaded(
-                node=message.reader, model=message.model, version=message.version, worker=self.name
+                id=message.id,
+                node=message.reader,
+                model=message.model,
+                version=message.version,
+                worker=self.name,
             )
         )
         done()
@@ -519,21 +524,6 @@ def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
     """All of them."""
     return [gather for many in inputs.values() for gather in many]
-
-
-def _unfetched(message: Rows, worker: str, peer: str) -> FetchFailed:
-    """What was not begun."""
-    match message:
-        case RunChunk():
-            return FetchFailed(node=message.node, worker=worker, peer=peer, chunk=message.id)
-        case TrainStep():
-            return FetchFailed(
-                node=message.node, worker=worker, peer=peer, sequence=message.sequence
-            )
-        case Evaluate():
-            return FetchFailed(node=message.node, worker=worker, peer=peer)
-        case Record():
-            return FetchFailed(node="record", worker=worker, peer=peer)
 
 
 def _nothing() -> None:

@@ -29,10 +29,8 @@ from engine.coordinator.messages import (
     Event,
     Finish,
     From,
-    Gather,
     Instruction,
     Recorded,
-    Ref,
     Respawn,
     Rollback,
     SourceOpened,
@@ -45,6 +43,7 @@ from engine.coordinator.messages import (
     WorkerOpened,
 )
 from engine.coordinator.ordered_inbox import OrderedInbox
+from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import Plan
 from engine.simulate.asking import Asked, Asking
 from engine.simulate.behaviour import Outcomes, Timing

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.device import offsets_of, taken
 from engine.channels.contract import BlockRequest, Pull
-from engine.coordinator.messages import Gather
+from engine.coordinator.refs import Gather
 from engine.worker.device_columns import DeviceColumns
 
 

@@ -2,8 +2,8 @@
 
     executes   waits for                              unblocked by
     Offer      nothing (ranks: each other)            -
-    Publish    the block of the writer's Worker       that Worker's channel; by collectives its thread for this reader
-    Follow     the same                               the same
+    Load       the block of the writer's Worker       that Worker's channel; by collectives its
+                                                      thread for this reader
 
 Owns: offering a version as a block, bringing one into a reader's module (once, however many of its
 nodes read that), saying the probe's numbers at both ends, and new weights for a chunk that is
@@ -26,16 +26,7 @@ import numpy as np
 from dataflow.kernel import Piece
 from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
-from engine.coordinator.messages import (
-    Event,
-    FetchFailed,
-    Follow,
-    Loaded,
-    Offer,
-    Offered,
-    Probed,
-    Publish,
-)
+from engine.coordinator.messages import Event, FetchFailed, Load, Loaded, Offer, Offered, Probed
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
@@ -63,12 +54,12 @@ class Delivery:
         self._nodes = {n.name: n for n in plan.nodes}
         self._given: dict[str, int] = {}
         """The version that each module was given last."""
-        self._unprobed: deque[Publish] = deque()
+        self._unprobed: deque[Load] = deque()
         """What was brought from elsewhere and not probed yet."""
         self._lock = threading.Lock()
         self._open_to: str = ""
         """The node that is running and takes new weights meanwhile."""
-        self._meanwhile: deque[Publish | Follow] = deque()
+        self._meanwhile: deque[Load] = deque()
 
     # --- one version ------------------------------------------------------------------------------
 
@@ -85,7 +76,12 @@ class Delivery:
                 block, digest, dtypes = self._kept(message.model, pieces)
         worker = self._timing.worker
         yield Offered(
-            model=message.model, version=message.version, worker=worker, block=block, digest=digest
+            id=message.id,
+            model=message.model,
+            version=message.version,
+            worker=worker,
+            block=block,
+            digest=digest,
         )
         said = self._probed(message.writer, message.model, message.version, dtypes, counted=first)
         if first and said is not None:
@@ -108,7 +104,7 @@ class Delivery:
         if self._pairs is not None:
             self._pairs.release(block)
 
-    def bring(self, message: Publish | Follow) -> Iterator[Event]:
+    def bring(self, message: Load) -> Iterator[Event]:
         """Load a version into a reader, or move a follower; Unfetched where the Worker that offered
         it is gone.
 
@@ -116,19 +112,23 @@ class Delivery:
         """
         yield from self.settle()
         worker = self._timing.worker
-        what = f"{'follow' if isinstance(message, Follow) else 'load'} version {message.version}"
+        what = f"{'follow' if message.leader else 'load'} version {message.version}"
         module = self._use(message).module
         try:
             with self._timing.during(message.reader, what):
                 fetched = self._load(message, module)
         except PeerLost as lost:
-            yield FetchFailed(node=message.reader, worker=worker, peer=lost.peer)
+            yield FetchFailed(id=message.id, worker=worker, peer=lost.peer)
             return
         self._given[module] = message.version
         yield Loaded(
-            node=message.reader, model=message.model, version=message.version, worker=worker
+            id=message.id,
+            node=message.reader,
+            model=message.model,
+            version=message.version,
+            worker=worker,
         )
-        if fetched and isinstance(message, Publish):
+        if fetched and not message.leader:
             self._unprobed.append(message)
 
     def settle(self) -> Iterator[Event]:
@@ -170,33 +170,31 @@ class Delivery:
             dtypes=dtypes or (),
         )
 
-    def _use(self, message: Publish | Follow) -> ModelUse:
+    def _use(self, message: Load) -> ModelUse:
         uses = self._nodes[message.reader].models
         return next(u for u in uses if u.model == message.model and u.param != "tokenizer")
 
-    def _has(self, message: Publish | Follow, module: str) -> bool:
+    def _has(self, message: Load, module: str) -> bool:
         """Whether the reader's module has the version already: the writer's own, or another node's
         that was first.
         """
-        alias = isinstance(message, Publish) and message.alias
-        return alias or self._given.get(module) == message.version
+        return message.alias or self._given.get(module) == message.version
 
-    def _load(self, message: Publish | Follow, module: str) -> bool:
+    def _load(self, message: Load, module: str) -> bool:
         """From the writer's kernel here, or from the block that its Worker keeps, each piece
         verified: then True.
         """
         kernel = self._kernels[message.reader]
-        rate = message.rate if isinstance(message, Follow) else 1.0
         if self._has(message, module):
-            kernel.load((), message.version, rate=rate)
+            kernel.load((), message.version, rate=message.rate)
         elif not message.source:
-            kernel.load(self._kernels[message.writer].pieces(), message.version, rate=rate)
+            kernel.load(self._kernels[message.writer].pieces(), message.version, rate=message.rate)
         else:
-            kernel.load(self._fetched(message), message.version, rate=rate)
+            kernel.load(self._fetched(message), message.version, rate=message.rate)
             return True
         return False
 
-    def _fetched(self, message: Publish | Follow) -> Iterable[Piece]:
+    def _fetched(self, message: Load) -> Iterable[Piece]:
         """The pieces of a block, all of them verified. Raises PeerLost."""
         block = BlockRequest(worker=message.source, block=message.block)
         records = self._channel.fetch([block])[0]
@@ -223,7 +221,7 @@ class Delivery:
         with self._lock:
             self._open_to = node.name if self.takes(node) else ""
 
-    def interrupt_with(self, message: Publish | Follow) -> bool:
+    def interrupt_with(self, message: Load) -> bool:
         """From any thread: let the running chunk go on under this version; `meanwhile` or `ends`
         gives it back.
 

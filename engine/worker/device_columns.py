@@ -27,7 +27,7 @@ from dataflow.schema import Column
 from engine.channels.contract import BlockRequest
 from engine.channels.tensors.columns import ColumnStore
 from engine.channels.tensors.pairs import TensorPairs
-from engine.coordinator.messages import Gather
+from engine.coordinator.refs import Gather
 from engine.plan.plan import Plan
 
 if TYPE_CHECKING:

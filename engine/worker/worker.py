@@ -6,7 +6,7 @@
     Go             the ranks with the same rows      these, of which the first gives the rows to the others
     Evaluate       its rows                          as RunChunk
     Record         its rows                          as RunChunk
-    Offer, Publish, Follow: delivery.py
+    Offer, Load    delivery.py
 
 Owns: kernels, their sessions, what it was told. Does not own: any decision (coordinator), its
 channel (whoever made it), nor messages between processes (process.py).
@@ -28,22 +28,18 @@ from engine.channels.tensors.pairs import TensorPairs
 from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.ages import ages
 from engine.coordinator.messages import (
-    NO_VERSION,
     ChunkDone,
     Evaluate,
     Evaluated,
     Event,
     FetchFailed,
-    Follow,
-    Gather,
     Go,
+    Load,
     Offer,
     Prepared,
     Produced,
-    Publish,
     Record,
     Recorded,
-    Ref,
     Release,
     Reported,
     RunChunk,
@@ -51,12 +47,14 @@ from engine.coordinator.messages import (
     Slept,
     SourceOpened,
     Stepped,
+    Task,
     Tombstoned,
     ToWorker,
     TrainStep,
     Wake,
     Woken,
 )
+from engine.coordinator.refs import NO_VERSION, Gather, Ref
 from engine.observe.record import step_metrics
 from engine.observe.reports import Doing, Report
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
@@ -208,7 +206,8 @@ class Worker:
         try:
             yield from self._carry_out(instruction)
         except PeerLost as lost:
-            yield _unfetched(instruction, self.name, lost.peer)
+            assert isinstance(instruction, Task)
+            yield FetchFailed(id=instruction.id, worker=self.name, peer=lost.peer)
 
     def _carry_out(self, instruction: ToWorker) -> Iterator[Event]:
         if not isinstance(instruction, RunChunk):
@@ -219,19 +218,18 @@ class Worker:
             case TrainStep():
                 yield self._train(instruction)
             case Go():
-                yield self._stepped(
-                    instruction.node, self._shared(*self._prepared.pop(instruction.node))
-                )
+                prepared, assignment = self._prepared.pop(instruction.node)
+                yield self._stepped(prepared, self._shared(prepared, assignment))
             case Evaluate():
                 yield self._evaluate(instruction)
             case Record():
                 self._record(instruction)
-                yield Recorded(step=instruction.step)
+                yield Recorded(id=instruction.id, step=instruction.step)
             case Offer():
                 yield from self._delivery.offer(
                     instruction, first=self._rank(self._nodes[instruction.writer]) == 0
                 )
-            case Publish() | Follow():
+            case Load():
                 yield from self._delivery.bring(instruction)
             case Release():
                 self.release(instruction.blocks)
@@ -247,7 +245,7 @@ class Worker:
         """What nobody waits for, once an instruction has been carried out and told of: probes."""
         return self._delivery.settle()
 
-    def interrupt_with(self, message: Publish | Follow) -> bool:
+    def interrupt_with(self, message: Load) -> bool:
         """From any thread, while `execute` runs a chunk: let it go on under this version.
 
         True: the running `execute` brings the weights in and yields what comes of it. False: no
@@ -320,19 +318,19 @@ class Worker:
             if len(batch):  # one without rows only lets new weights in
                 aligned.require_made(chunk.keys, batch, inputs)
                 yield from self._reported(chunk)
-                yield Produced(chunk=chunk.id, node=chunk.node, ref=self.keep(chunk.node, batch))
+                yield Produced(id=chunk.id, node=chunk.node, ref=self.keep(chunk.node, batch))
             yield from self._delivery.meanwhile()
         yield from self._reported(chunk)
         for key, error, failed in self._sessions[chunk.node].tombstones():
-            yield Tombstoned(chunk=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
-        yield ChunkDone(chunk=chunk.id, node=chunk.node)
+            yield Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
+        yield ChunkDone(id=chunk.id, node=chunk.node)
         yield from self._delivery.ends()
 
     def _reported(self, chunk: RunChunk) -> Iterator[Reported]:
         """What was measured of the chunk since the last time."""
         made = self._sessions[chunk.node].reports()
         if made and not chunk.again:
-            yield Reported(chunk=chunk.id, worker=self.name, metrics=tuple(made))
+            yield Reported(id=chunk.id, worker=self.name, metrics=tuple(made))
 
     def _train(self, message: TrainStep) -> Stepped | Prepared:
         """Train, or with several ranks fetch everything (what another rank gives excepted) and wait
@@ -342,7 +340,7 @@ class Worker:
         keys = message.keys if message.mine is None else message.keys.take(message.mine)
         split = message.mine is not None
         assignment = Assignment(
-            sequence=message.sequence,
+            sequence=message.id,
             step=message.step,
             keys=keys,
             inputs=(
@@ -353,9 +351,9 @@ class Worker:
         )
         self._aligned[message.node].require_inputs(keys, assignment.inputs)
         if self._nodes[message.node].ranks == 1:
-            return self._stepped(message.node, assignment)
+            return self._stepped(message, assignment)
         self._prepared[message.node] = message, assignment
-        return Prepared(node=message.node, worker=self.name, sequence=message.sequence)
+        return Prepared(id=message.id, node=message.node, worker=self.name)
 
     def _shared(self, message: TrainStep, assignment: Assignment) -> Assignment:
         """With its rows, which the first of the ranks that have the same gives to the others."""
@@ -380,23 +378,26 @@ class Worker:
         }
         return replace(assignment, inputs=inputs)
 
-    def _stepped(self, node: str, assignment: Assignment) -> Stepped:
+    def _stepped(self, message: TrainStep, assignment: Assignment) -> Stepped:
+        node = message.node
         with self._during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[node].step(assignment)
         if self._rank(self._nodes[node]) == 0:
             self._reports += [
                 (self._labels[node].on(name), value, 1.0) for name, value in metrics.items()
             ]
-        return Stepped(node=node, step=assignment.step, worker=self.name)
+        return Stepped(id=message.id, node=node, step=assignment.step, worker=self.name)
 
     def _evaluate(self, message: Evaluate) -> Evaluated:
         inputs = self._assembled(message.keys, message.inputs)
-        assignment = Assignment(sequence=0, step=message.version, keys=message.keys, inputs=inputs)
+        assignment = Assignment(
+            sequence=message.id, step=message.version, keys=message.keys, inputs=inputs
+        )
         with self._during(message.node, f"version {message.version}, {len(message.keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
         self._reports += [(name, value, 1.0) for name, value in metrics.items()]
         score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
-        return Evaluated(node=message.node, version=message.version, score=score)
+        return Evaluated(id=message.id, node=message.node, version=message.version, score=score)
 
     def _record(self, message: Record) -> None:
         rows = {
@@ -459,23 +460,6 @@ class Worker:
             for reader in model.readers if model.follows else ():
                 if reader in self._kernels:
                     self._kernels[reader].load((), request.step - request.step % model.every)
-
-
-def _unfetched(instruction: ToWorker, worker: str, peer: str) -> FetchFailed:
-    """What was not begun, as a row that it needs is gone."""
-    match instruction:
-        case RunChunk():
-            return FetchFailed(
-                node=instruction.node, worker=worker, peer=peer, chunk=instruction.id
-            )
-        case TrainStep():
-            return FetchFailed(
-                node=instruction.node, worker=worker, peer=peer, sequence=instruction.sequence
-            )
-        case Evaluate():
-            return FetchFailed(node=instruction.node, worker=worker, peer=peer)
-        case _:
-            return FetchFailed(node="record", worker=worker, peer=peer)
 
 
 def _close_all(kernels: list[Any]) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from dataflow.batch import Keys
 from dataflow.check import check
 from dataflow.graph import Graph
-from engine.coordinator.messages import NO_VERSION, Ref
+from engine.coordinator.refs import NO_VERSION, Ref
 from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster
 from engine.plan.placing import Placing

@@ -24,7 +24,8 @@ from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Prompt, Reward
 from dataflow.user import Columns, OperatorDeclaration, operator
-from engine.coordinator.messages import Gather, Ref, RunChunk
+from engine.coordinator.messages import RunChunk
+from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
 from operators.data import prompts
 from operators.kernels.scoring_process import Children

@@ -25,8 +25,8 @@ from engine.api import Result, peek, plan, resume, run
 from engine.channels.contract import BlockRequest
 from engine.channels.inproc import InprocChannel
 from engine.checkpoint.cut import read_rows
-from engine.coordinator.messages import Gather
 from engine.coordinator.prompt_table import FINISHED, TAKEN, PromptTable
+from engine.coordinator.refs import Gather
 from engine.observe.samples import read_samples
 from engine.run.workers import KeepRows, Save
 from engine.worker.worker import Worker

@@ -134,7 +134,7 @@ def made(workers: HostsWorkers, number: int = 1, rows: range = range(4)) -> Any:
     workers.tell(chunk(number, rows))
     reported, produced, _ = until(workers, ChunkDone)
     assert reported == Reported(
-        chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),)
+        id=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),)
     )
     return produced.ref
 

@@ -132,7 +132,7 @@ def made(supervisor: Supervisor, number: int = 1, rows: range = range(4)) -> Any
     supervisor.tell(chunk(number, rows))
     reported, produced, _ = until(supervisor, ChunkDone)
     assert reported == Reported(
-        chunk=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),)
+        id=number, worker="source", metrics=(("numbers/made", 1.0, float(len(rows))),)
     )
     return produced.ref
 
@@ -166,7 +166,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         supervisor.tell(chunk_of(2, ref))
         produced, done = until(supervisor, ChunkDone)
         assert isinstance(produced, Produced)
-        assert done == ChunkDone(chunk=2, node="doubled")
+        assert done == ChunkDone(id=2, node="doubled")
         supervisor.tell(Release(worker="source", blocks=(ref.block,)))
         supervisor.tell(Release(worker="host", blocks=(produced.ref.block,)))
         assert supervisor.next() is None
@@ -245,7 +245,7 @@ def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) 
         assert "was killed by SIGKILL" in end.error
         supervisor.tell(chunk_of(3, old))
         missing = until(supervisor, FetchFailed)[0]
-        assert (missing.peer, missing.chunk) == ("source", 3)
+        assert (missing.peer, missing.id) == ("source", 3)
         with pytest.raises(WorkerGone, match="source"):
             supervisor.ask({"source": Save(directory=Path("nowhere"))})
 
@@ -258,9 +258,7 @@ def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) 
         supervisor.tell(chunk_of(5, new))
         assert isinstance(until(supervisor, ChunkDone)[0], Produced)
         supervisor.tell(chunk_of(6, old))
-        assert until(supervisor, FetchFailed)[0].chunk == 6, (
-            "a block of the incarnation that is gone"
-        )
+        assert until(supervisor, FetchFailed)[0].id == 6, "a block of the incarnation that is gone"
 
 
 def test_who_is_asked_before_it_reads_its_first_word_answers(start: Start, tmp_path: Path) -> None:
@@ -351,9 +349,7 @@ def around(
     heard[event.worker] += 1
     if goes_on and isinstance(made := event.event, Produced):
         supervisor.tell(
-            chunk_of(made.chunk, made.ref)
-            if made.node == "numbers"
-            else chunk(made.chunk, range(8))
+            chunk_of(made.id, made.ref) if made.node == "numbers" else chunk(made.id, range(8))
         )
 
 

@@ -30,14 +30,13 @@ from engine.coordinator.messages import (
     ChunkDone,
     Event,
     FetchFailed,
-    Gather,
     Go,
+    Load,
     Loaded,
     Offer,
     Offered,
     Prepared,
     Produced,
-    Publish,
     Reported,
     RunChunk,
     Sleep,
@@ -47,6 +46,7 @@ from engine.coordinator.messages import (
     Wake,
     Woken,
 )
+from engine.coordinator.refs import Gather
 from engine.options import RunOptions
 from engine.worker.worker import Worker
 from operators.data import prompts
@@ -130,15 +130,17 @@ def chunk(node: str, worker: str, count: int = 3) -> RunChunk:
 
 def offered(worker: Worker, kernel: str, version: int) -> Offered:
     told = next(
-        worker.execute(Offer(model="policy", writer=kernel, worker=worker.name, version=version))
+        worker.execute(
+            Offer(id=1, model="policy", writer=kernel, worker=worker.name, version=version)
+        )
     )
     assert isinstance(told, Offered)
     return told
 
 
-def publish(offer: Offered, reader: str, worker: str, source: str) -> Publish:
-    return Publish(
-        model="policy", writer="train_policy", reader=reader, version=offer.version, alias=False,
+def publish(offer: Offered, reader: str, worker: str, source: str) -> Load:
+    return Load(
+        id=2, model="policy", writer="train_policy", reader=reader, version=offer.version,
         worker=worker, source=source, block=offer.block, digest=offer.digest,
     )  # fmt: skip
 
@@ -200,7 +202,7 @@ def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(
     worker, _ = opened(rolled_out(tiny, **how), "gen", pin={"rollout": "gen"})
     events = worker.execute(chunk("rollout", "gen"))
     next(events)
-    offer = Offered(model="policy", version=3, worker="train", block=0, digest="")
+    offer = Offered(id=1, model="policy", version=3, worker="train", block=0, digest="")
     assert not worker.interrupt_with(publish(offer, "rollout", "gen", "train"))
 
 
@@ -218,7 +220,7 @@ def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny: Path) -> None:
         offer = offered(writer, "train_policy", version)
         for reader in ("greedy_rollout", "rollout", "sampled_rollout"):
             (told,) = worker.execute(publish(offer, reader, "gen", "train"))
-            assert told == Loaded(node=reader, model="policy", version=version, worker="gen")
+            assert told == Loaded(id=2, node=reader, model="policy", version=version, worker="gen")
     assert kernels["greedy_rollout"].asked == [(1, ["a", "b"]), (2, ["a", "b"])]
     assert kernels["rollout"].asked == kernels["sampled_rollout"].asked == [(1, []), (2, [])]
 
@@ -258,10 +260,10 @@ def test_what_a_dead_peer_kept_is_unfetched(tiny: Path) -> None:
         row=np.arange(3),
     )
     told = list(worker.execute(replace(chunk("rollout", "gen"), inputs={"prompt": (gather,)})))
-    assert told == [FetchFailed(node="rollout", worker="gen", peer="data", chunk=7)]
-    offer = Offered(model="policy", version=3, worker="train", block=0, digest="")
+    assert told == [FetchFailed(worker="gen", peer="data", id=7)]
+    offer = Offered(id=1, model="policy", version=3, worker="train", block=0, digest="")
     assert list(worker.execute(publish(offer, "rollout", "gen", "train"))) == [
-        FetchFailed(node="rollout", worker="gen", peer="data")
+        FetchFailed(id=2, worker="gen", peer="data")
     ]
     assert kernels["rollout"].asked == []
 
@@ -276,7 +278,7 @@ def test_metrics_of_a_chunk_come_with_its_rows_and_not_of_those_that_are_made_ag
         events.append(event)
         session.metric("rollout/seen", float(number))
     told = [event for event in events if isinstance(event, Reported)]
-    assert {(each.chunk, each.worker) for each in told} == {(7, "gen")}
+    assert {(each.id, each.worker) for each in told} == {(7, "gen")}
     assert [type(each) for each in events][-2:] == [Reported, ChunkDone]
     session.reports()
     for _ in worker.execute(replace(chunk("rollout", "gen", 2), again=True)):
@@ -294,17 +296,17 @@ def test_a_rank_waits_for_go_and_forgets_what_was_told_before(
         rank,
         2,
     )
-    for sequence in (4, 5):
+    for task in (4, 5):
         message = TrainStep(
-            sequence=sequence, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), inputs={},
+            id=task, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), inputs={},
             mine=np.array([1, 4]),
         )  # fmt: skip
         assert list(worker.execute(message)) == [
-            Prepared(node="train_policy", worker=name, sequence=sequence)
+            Prepared(node="train_policy", worker=name, id=task)
         ]
     assert kernels["train_policy"].asked == []
-    told = list(worker.execute(Go(node="train_policy", worker=name, sequence=5)))
-    assert told == [Stepped(node="train_policy", step=2, worker=name)]
+    told = list(worker.execute(Go(node="train_policy", worker=name, id=5)))
+    assert told == [Stepped(id=5, node="train_policy", step=2, worker=name)]
     (assignment,) = kernels["train_policy"].asked
     assert assignment.sequence == 5
     assert assignment.keys.position.tolist() == [1, 4]
@@ -337,11 +339,11 @@ def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[Any, 
         row=mine % 3,
     )
     message = TrainStep(
-        sequence=4, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), mine=mine, giver="main",
+        id=4, node="train_policy", worker=name, step=2, keys=Keys.of(range(6)), mine=mine, giver="main",
         inputs={"rows": (gather,) if rank == 0 else ()},
     )  # fmt: skip
-    assert list(worker.execute(message)) == [Prepared(node="train_policy", worker=name, sequence=4)]
-    told = list(worker.execute(Go(node="train_policy", worker=name, sequence=4)))
+    assert list(worker.execute(message)) == [Prepared(node="train_policy", worker=name, id=4)]
+    told = list(worker.execute(Go(node="train_policy", worker=name, id=4)))
     came = sum(value for metric, value, _ in worker.reports() if metric == "edge/broadcast/bytes")
     asked = kernels["train_policy"].asked
     worker.close()
@@ -357,8 +359,8 @@ def test_ranks_with_the_same_rows_are_given_them_after_go(tiny: Path) -> None:
             for rank, name in enumerate(("main", "main-1"))
         ]
         (told, first, none), (told_too, second, came) = (rank.result(60.0) for rank in ranks)
-    assert told == [Stepped(node="train_policy", step=2, worker="main")]
-    assert told_too == [Stepped(node="train_policy", step=2, worker="main-1")]
+    assert told == [Stepped(id=4, node="train_policy", step=2, worker="main")]
+    assert told_too == [Stepped(id=4, node="train_policy", step=2, worker="main-1")]
     for assignment in (*first, *second):
         assert assignment.keys.position.tolist() == [1, 4]
         assert assignment.inputs["rows"].records.column("completion_ids").to_pylist() == [[2], [2]]

@@ -17,20 +17,20 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.messages import (
-    NO_VERSION,
     Checkpoint,
     Checkpointed,
     ChunkDone,
     Evaluate,
     Evaluated,
     FetchFailed,
-    Follow,
+    Load,
     Record,
     RunChunk,
     StepClosed,
     Stepped,
     TrainStep,
 )
+from engine.coordinator.refs import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.workers import Simulation, Stored
 from tests.schedules.plans import Case
@@ -235,9 +235,9 @@ class Proof:
         assert steps == list(range(self.first_step + 1 if self.past else 0, self.last_step + 1))
         order = {n.name: i for i, n in enumerate(self.trains)}
         told = [m for m in self.said(TrainStep) if m.worker == self.plan.node(m.node).workers[0]]
-        said = self.once((m.step, order[m.node]) for m in sorted(told, key=lambda m: m.sequence))
+        said = self.once((m.step, order[m.node]) for m in sorted(told, key=lambda m: m.id))
         assert said == sorted(set(said)), f"train nodes out of order: {said}"
-        assert sorted(m.sequence for m in told) == list(range(1, len(told) + 1))
+        assert len({m.id for m in told}) == len(told)
         if not self.faulty:  # else a Step may have been told, and undone, or told once more
             self._nothing_beside()
         self._one_after_another()
@@ -253,8 +253,8 @@ class Proof:
             m.id: m.step for m in self.said(RunChunk) if self.plan.node(m.node).region == "step"
         }
         for when, event in self.history.events:
-            if isinstance(event, ChunkDone) and event.chunk in below:
-                step = below[event.chunk]
+            if isinstance(event, ChunkDone) and event.id in below:
+                step = below[event.id]
                 assert when <= began.get(step, when), (
                     f"{event.node} still ran when step {step} was trained"
                 )
@@ -264,22 +264,16 @@ class Proof:
         rows.
         """
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
-        dropped = {
-            e.sequence: t for t, e in reversed(self.history.events) if isinstance(e, FetchFailed)
-        }
+        dropped = {e.id: t for t, e in reversed(self.history.events) if isinstance(e, FetchFailed)}
         begins: dict[int, tuple[float, TrainStep]] = {}
         for (
             when,
             message,
         ) in self.history.instructions:  # a rank in its sleep is told later than the others
             if isinstance(message, TrainStep):
-                begins.setdefault(message.sequence, (when, message))
-        for (_, before), (begin, _) in pairwise(begins[sequence] for sequence in sorted(begins)):
-            end = (
-                dropped[before.sequence]
-                if before.sequence in dropped
-                else ends[before.node, before.step]
-            )
+                begins.setdefault(message.id, (when, message))
+        for (_, before), (begin, _) in pairwise(begins[task] for task in sorted(begins)):
+            end = dropped[before.id] if before.id in dropped else ends[before.node, before.step]
             assert end <= begin, (
                 f"{before.node} was not done in step {before.step} when the next was told to train"
             )
@@ -404,7 +398,9 @@ class Proof:
 
     def followers_moved(self) -> None:
         """A follower moves once for each version that is a multiple of `every`, never at the start."""
-        moves = Counter((m.model, m.reader, m.worker, m.version) for m in self.said(Follow))
+        moves = Counter(
+            (m.model, m.reader, m.worker, m.version) for m in self.said(Load) if m.leader
+        )
         wanted = Counter(
             (model.name, reader, worker, version)
             for model in self.plan.models
@@ -485,7 +481,7 @@ class Proof:
         """A chunk's metrics count when it first ends: whoever died, that is before its Step (or
         evaluation) is closed, but for sources with lag.
         """
-        ends = {e.chunk: when for when, e in self.history.events if isinstance(e, ChunkDone)}
+        ends = {e.id: when for when, e in self.history.events if isinstance(e, ChunkDone)}
         closed = {
             m.step: when for when, m in self.history.instructions if isinstance(m, StepClosed)
         }

@@ -7,7 +7,7 @@ from engine.run.chunk_metrics import RunReports
 
 
 def said(chunk: int, worker: str, value: float) -> Reported:
-    return Reported(chunk=chunk, worker=worker, metrics=(("reward/mean", value, 4.0),))
+    return Reported(id=chunk, worker=worker, metrics=(("reward/mean", value, 4.0),))
 
 
 def test_what_a_run_reports_counts_when_it_ends() -> None:
@@ -17,11 +17,11 @@ def test_what_a_run_reports_counts_when_it_ends() -> None:
         *runs.hear(said(2, "b", 0.1)),
         *runs.hear(said(1, "a", 0.7)),
     ] == []
-    assert runs.hear(ChunkDone(chunk=1, node="score")) == [
+    assert runs.hear(ChunkDone(id=1, node="score")) == [
         ("reward/mean", 0.5, 4.0),
         ("reward/mean", 0.7, 4.0),
     ]
-    assert runs.hear(ChunkDone(chunk=1, node="score")) == []
+    assert runs.hear(ChunkDone(id=1, node="score")) == []
     assert runs.rest() == [("reward/mean", 0.1, 4.0)]
     assert runs.rest() == []
 
@@ -30,7 +30,7 @@ def test_what_a_lost_worker_had_under_way_counts_for_nothing() -> None:
     runs = RunReports()
     for chunk, worker in ((1, "a"), (2, "b"), (3, "a")):
         runs.hear(said(chunk, worker, float(chunk)))
-    ended = [*runs.hear(ChunkDone(chunk=3, node="score"))]
+    ended = [*runs.hear(ChunkDone(id=3, node="score"))]
     runs.hear(WorkerLost(worker="a", epoch=0, error="killed"))
     assert ended == [("reward/mean", 3.0, 4.0)], (
         "its rows are made again, and their run reports nothing"

@@ -15,6 +15,7 @@ from engine.coordinator import messages as m
 from engine.coordinator.blocks import Blocks, _counted, _indexed
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable
+from engine.coordinator.refs import NO_VERSION, SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes
@@ -206,7 +207,7 @@ def lane(*more: PlannedNode) -> tuple[PromptTable, Blocks]:
     return PromptTable("prompts", nodes, [nodes[-1].name], blocks), blocks
 
 
-def feed(table: PromptTable, name: str, keys: Keys, version: int = m.NO_VERSION) -> list:
+def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -> list:
     table.produced(name, ref(keys, version=version))
     return table.pump()
 
@@ -310,7 +311,7 @@ def test_given_back_prompts_are_not_retired() -> None:
     zero, one, two = table.slots(FINISHED)
     table.retire(np.array([zero, two]))
     assert table.again(np.array([one])) == [(1, 1)]
-    left = m.SourceCut(next=3, watermark=1, retired=(2,), running=((1, 0, 0),))
+    left = SourceCut(next=3, watermark=1, retired=(2,), running=((1, 0, 0),))
     assert table.cut_state([(1, 1)]) == left
 
 
@@ -328,7 +329,7 @@ def test_more_prompts_than_slots() -> None:
 def test_a_cut_is_taken_up_with_its_rows() -> None:
     table, _ = lane(node("keep", "rollout", relation="subset"))
     running, finished = ((5, 0, 1), (8, 0, 0)), ((4, 0, 0), (7, 0, 2))
-    cut = m.SourceCut(next=9, watermark=4, retired=(6,), running=running, finished=finished)
+    cut = SourceCut(next=9, watermark=4, retired=(6,), running=running, finished=finished)
     rows = {
         "prompts": ref(Keys.of([4, 7], attempt=[0, 2]), block=1),
         "rollout": ref(Keys.of([4, 7], attempt=[0, 2]).expand(2), block=2, version=3),
@@ -383,7 +384,7 @@ def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
 def begun() -> tuple[Coordinator, m.RunChunk]:
     """A coordinator, and the chunk of two prompts that it asks for first."""
     coordinator = Coordinator(PLAN, Settings(steps=1))
-    assert not [told for told in coordinator.start() if not isinstance(told, m.Publish)]
+    assert not [told for told in coordinator.start() if not isinstance(told, m.Load)]
     told = coordinator.handle(m.SourceOpened(node="prompts", rows=4), 0.0)
     (chunk,) = [each for each in told if isinstance(each, m.RunChunk)]
     return coordinator, chunk
@@ -391,20 +392,20 @@ def begun() -> tuple[Coordinator, m.RunChunk]:
 
 def test_a_kernel_that_forgets_a_row_ends_the_run() -> None:
     coordinator, chunk = begun()
-    coordinator.handle(m.Produced(chunk=chunk.id, node="prompts", ref=ref([0])), 0.0)
-    told = coordinator.handle(m.ChunkDone(chunk=chunk.id, node="prompts"), 0.0)
+    coordinator.handle(m.Produced(id=chunk.id, node="prompts", ref=ref([0])), 0.0)
+    told = coordinator.handle(m.ChunkDone(id=chunk.id, node="prompts"), 0.0)
     (finish,) = [each for each in told if isinstance(each, m.Finish)]
     assert "ended a chunk without row (position, sample, attempt) (1, 0, 0)" in finish.error
 
 
 def test_rows_of_an_unknown_chunk_are_released() -> None:
-    unknown = m.Produced(chunk=99, node="rollout", ref=ref([0], block=5))
+    unknown = m.Produced(id=99, node="rollout", ref=ref([0], block=5))
     assert begun()[0].handle(unknown, 0.0) == [m.Release(worker="w", blocks=(5,))]
 
 
 def test_waiting_says_who_waits_for_whom() -> None:
     coordinator, chunk = begun()
-    coordinator.handle(m.Produced(chunk=chunk.id, node="prompts", ref=ref([0])), 0.0)
+    coordinator.handle(m.Produced(id=chunk.id, node="prompts", ref=ref([0])), 0.0)
     lines = coordinator.waiting()
     assert "prompts: 1 rows have not come (first: prompt 1); it reads its data" in lines
     assert "rollout: 4 rows have not come (first: prompt 0); it reads prompts" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -21,11 +22,11 @@ from engine.coordinator.messages import (
     FetchFailed,
     Go,
     Instruction,
+    Load,
     Loaded,
     Offer,
     Offered,
     Prepared,
-    Publish,
     Record,
     Recorded,
     Release,
@@ -63,24 +64,17 @@ def anything(draw: random.Random, number: int, worker: str) -> Instruction:
         (
             chunk(number, worker),
             TrainStep(
-                sequence=number,
+                id=number,
                 node=f"{node}_{number}",
                 worker=worker,
                 step=0,
                 keys=none,
                 inputs={},
             ),
-            Evaluate(node=node, worker=worker, version=number, keys=none, inputs={}),
-            Record(step=number, keys={}, inputs={}, worker=worker),
-            Offer(model="m", writer=node, worker=worker, version=number),
-            Publish(
-                model=f"m{number}",
-                writer="w",
-                reader=node,
-                version=number,
-                alias=False,
-                worker=worker,
-            ),
+            Evaluate(id=number, node=node, worker=worker, version=number, keys=none, inputs={}),
+            Record(id=number, step=number, keys={}, inputs={}, worker=worker),
+            Offer(id=number, model="m", writer=node, worker=worker, version=number),
+            Load(id=number, model="m", writer="w", reader=node, version=number, worker=worker),
         )
     )
 
@@ -88,21 +82,19 @@ def anything(draw: random.Random, number: int, worker: str) -> Instruction:
 def answer(told: Instruction) -> Event:
     match told:
         case RunChunk():
-            return ChunkDone(chunk=told.id, node=told.node)
+            return ChunkDone(id=told.id, node=told.node)
         case TrainStep():
-            return Stepped(node=told.node, step=0, worker=told.worker)
+            return Stepped(id=told.id, node=told.node, step=0, worker=told.worker)
         case Evaluate():
-            return Evaluated(node=told.node, version=told.version)
+            return Evaluated(id=told.id, node=told.node, version=told.version)
         case Record():
-            return Recorded(step=told.step)
+            return Recorded(id=told.id, step=told.step)
         case Offer():
-            return Offered(
-                model=told.model, version=told.version, worker=told.worker, block=0, digest=""
-            )
-        case Publish():
-            return Loaded(
-                node=told.reader, model=told.model, version=told.version, worker=told.worker
-            )
+            where = {"worker": told.worker, "block": 0, "digest": ""}
+            return Offered(id=told.id, model=told.model, version=told.version, **where)
+        case Load():
+            what = {"node": told.reader, "model": told.model, "version": told.version}
+            return Loaded(id=told.id, worker=told.worker, **what)
         case Wake():
             return Woken(worker=told.worker)
         case Sleep():
@@ -214,17 +206,16 @@ def of_ranks() -> DeviceTurns:
 class InLockStep(World):
     """Workers whose ranks begin an assignment or an offer only when all of them have come to it."""
 
-    there: dict[tuple[type, str, int], set[str]] = field(default_factory=dict)
+    there: dict[int, set[str]] = field(default_factory=dict)
 
     def step(self, worker: str) -> None:
         told = self.queues[worker][0]
         if not isinstance(told, TrainStep | Offer):
             return super().step(worker)
         node = told.node if isinstance(told, TrainStep) else told.writer
-        number = told.sequence if isinstance(told, TrainStep) else told.version
-        there = self.there.setdefault((type(told), node, number), set())
+        there = self.there.setdefault(told.id, set())
         if worker not in there and isinstance(told, TrainStep):
-            self.take(self.filter.heard(Prepared(node=node, worker=worker, sequence=number)))
+            self.take(self.filter.heard(Prepared(id=told.id, node=node, worker=worker)))
         there.add(worker)
         if there >= set(RANKS[node]):
             super().step(worker)
@@ -252,7 +243,7 @@ def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) ->
     for number in range(40):
         node = draw.choice(list(RANKS))
         kind = draw.choice(("chunk", "chunk", "train", "offer"))
-        told: list[Instruction] = [chunk(number, draw.choice(WORKERS))]
+        told: list[Instruction] = [chunk(100 + number, draw.choice(WORKERS))]
         idle = all(
             each in world.begun[w]
             for w in RANKS[node]
@@ -261,12 +252,12 @@ def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) ->
         )
         if kind == "train" and idle:
             told = [
-                TrainStep(sequence=number, node=node, worker=w, step=1, keys=none, inputs={})
+                TrainStep(id=number, node=node, worker=w, step=1, keys=none, inputs={})
                 for w in RANKS[node]
             ]
         elif kind == "offer":
             told = [
-                Offer(model=f"m_{node}", writer=node, worker=w, version=number) for w in RANKS[node]
+                Offer(id=number, model="m", writer=node, worker=w, version=0) for w in RANKS[node]
             ]
         for each in told:
             wanted[each.worker].append(each)
@@ -300,33 +291,32 @@ def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
     first = it.heard(Woken(worker="a"))
     assert [each.id for each in first if isinstance(each, RunChunk)] == [0]
     assert it.told([chunk(1, "b"), chunk(2, "a")]) == []
-    assert it.heard(ChunkDone(chunk=0, node="on_a")) == [Sleep(worker="a")]
+    assert it.heard(ChunkDone(id=0, node="on_a")) == [Sleep(worker="a")]
     assert it.heard(Slept(worker="a")) == [Wake(worker="b")]
     assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
-    assert it.heard(ChunkDone(chunk=1, node="on_b")) == [Sleep(worker="b")]
+    assert it.heard(ChunkDone(id=1, node="on_b")) == [Sleep(worker="b")]
 
 
 def test_release_and_go_pass_a_sleeping_worker() -> None:
     it = leases(("a", "b"))
-    passing = [Release(worker="a", blocks=(1,)), Go(node="n", worker="b", sequence=0)]
+    passing = [Release(worker="a", blocks=(1,)), Go(node="n", worker="b", id=0)]
     assert it.told(passing) == passing
 
 
-def steps(sequence: int, *workers: str) -> list[TrainStep]:
+def steps(task: int, *workers: str) -> list[TrainStep]:
     """What the ranks of one node are told."""
     none = Keys.of([])
     return [
-        TrainStep(sequence=sequence, node="learn", worker=w, step=1, keys=none, inputs={})
-        for w in workers
+        TrainStep(id=task, node="learn", worker=w, step=1, keys=none, inputs={}) for w in workers
     ]
 
 
-def prepared(worker: str, sequence: int) -> Prepared:
-    return Prepared(node="learn", worker=worker, sequence=sequence)
+def prepared(worker: str, task: int) -> Prepared:
+    return Prepared(node="learn", worker=worker, id=task)
 
 
-def unfetched(worker: str, sequence: int) -> FetchFailed:
-    return FetchFailed(node="learn", worker=worker, peer="gone", sequence=sequence)
+def unfetched(worker: str, task: int) -> FetchFailed:
+    return FetchFailed(worker=worker, peer="gone", id=task)
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
@@ -352,7 +342,7 @@ def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_
     assert it.heard(Woken(worker="b")) == told[1:]
     assert it.heard(unfetched("b", 7)) == []
     assert it.heard(Woken(worker="gen")) != []
-    assert it.heard(ChunkDone(chunk=1, node="on_gen")) == [Sleep(worker="gen")]
+    assert it.heard(ChunkDone(id=1, node="on_gen")) == [Sleep(worker="gen")]
     assert it.heard(Slept(worker="gen")) == [Wake(worker="a")]
     assert it.heard(Woken(worker="a")) == told[:1]
     assert it.told([chunk(2, "gen")]) == []
@@ -370,11 +360,11 @@ def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> No
     assert it.told([chunk(1, "other"), chunk(2, "gen")]) == []
     assert it.heard(unfetched("a", 7)) == []
     assert it.heard(prepared("a", 8)) == []
-    assert it.heard(Stepped(node="learn", step=1, worker="a")) == [Sleep(worker="a")]
-    assert it.heard(Stepped(node="learn", step=1, worker="b")) == [Sleep(worker="b")]
+    assert it.heard(Stepped(id=8, node="learn", step=1, worker="a")) == [Sleep(worker="a")]
+    assert it.heard(Stepped(id=8, node="learn", step=1, worker="b")) == [Sleep(worker="b")]
 
 
-@pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Publish])
+@pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Load])
 def test_what_could_not_be_begun_has_ended(kind: type) -> None:
     it, draw = leases(("a", "b")), random.Random(0)
     told = next(
@@ -383,31 +373,20 @@ def test_what_could_not_be_begun_has_ended(kind: type) -> None:
     it.told([told])
     assert it.heard(Woken(worker="a")) == [told]
     it.told([chunk(9, "b")])
-    node = "record" if kind is Record else "on_a"
-    gone = FetchFailed(node=node, worker="a", peer="c", chunk=3 if kind is RunChunk else -1)
+    gone = FetchFailed(id=3, worker="a", peer="c")
     assert it.heard(gone) == [Sleep(worker="a")]
 
 
-def test_a_later_load_counts_for_the_earlier_ones() -> None:
-    it = leases(("a", "b"))
-    loads = [
-        Publish(model="m", writer="w", reader="r", version=v, alias=False, worker="a")
-        for v in (1, 2)
-    ]
-    it.told(loads)
-    assert it.heard(Woken(worker="a")) == loads
-    it.told([chunk(0, "b")])
-    assert it.heard(Loaded(node="r", model="m", version=2, worker="a")) == [Sleep(worker="a")]
-
-
-def test_of_a_version_that_was_asked_for_twice_each_offer_is_answered() -> None:
-    it = leases(("a", "b"))
-    offers = [Offer(model="m", writer="w", worker="a", version=0) for _ in range(2)]
-    it.told(offers)
-    assert it.heard(Woken(worker="a")) == offers
-    it.told([chunk(0, "b")])
-    assert it.heard(answer(offers[0])) == []
-    assert it.heard(answer(offers[1])) == [Sleep(worker="a")]
+@pytest.mark.parametrize("kind", [Load, Offer])
+def test_of_versions_that_are_asked_for_one_after_another_each_is_answered(kind: type) -> None:
+    it, draw = leases(("a", "b")), random.Random(0)
+    some = (anything(draw, number, "a") for number in itertools.count())
+    asked = list(itertools.islice((each for each in some if isinstance(each, kind)), 2))
+    it.told(asked)
+    assert it.heard(Woken(worker="a")) == asked
+    it.told([chunk(999, "b")])
+    assert it.heard(answer(asked[0])) == []
+    assert it.heard(answer(asked[1])) == [Sleep(worker="a")]
 
 
 @pytest.mark.parametrize("state", ["waking", "held", "sleeping"])
@@ -417,7 +396,7 @@ def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state
     if state != "waking":
         it.heard(Woken(worker="a"))
     if state == "sleeping":
-        assert it.heard(ChunkDone(chunk=0, node="on_a")) == [Sleep(worker="a")]
+        assert it.heard(ChunkDone(id=0, node="on_a")) == [Sleep(worker="a")]
     assert it.heard(WorkerLost(worker="a", epoch=0, error="killed")) == [Wake(worker="b")]
     assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
     assert it.waiting() == []
@@ -444,4 +423,4 @@ def test_without_leases_everything_passes() -> None:
     it = DeviceTurns(Plan(graph="g", digest="", seed=0, nodes=(), sources=()))
     told = [chunk(0, "a"), chunk(1, "b")]
     assert it.told(told) == told
-    assert it.heard(ChunkDone(chunk=0, node="on_a")) == []
+    assert it.heard(ChunkDone(id=0, node="on_a")) == []

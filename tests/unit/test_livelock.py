@@ -16,8 +16,9 @@ from engine.coordinator.admission import Admission
 from engine.coordinator.ages import ages
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Settings
-from engine.coordinator.messages import NO_VERSION, Finish, Ref, SourceCut
+from engine.coordinator.messages import Finish
 from engine.coordinator.prompt_table import RUNNING, PromptTable
+from engine.coordinator.refs import NO_VERSION, Ref, SourceCut
 from engine.plan.plan import (
     Fetch,
     ModelUse,

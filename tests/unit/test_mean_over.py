@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.messages import Ref, RunChunk
+from engine.coordinator.messages import RunChunk
 from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, PromptTable, Ready
 from engine.coordinator.reduced import descendants
+from engine.coordinator.refs import Ref
 from engine.coordinator.tables import PRESENT, RowTable, StepRows
 from engine.launch.wire import decode, encode
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode

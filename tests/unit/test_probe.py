@@ -19,7 +19,7 @@ from dataflow.loss import Loss
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
 from engine.channels.tensors.world import leave, world
-from engine.coordinator.messages import Event, Loaded, Offer, Offered, Probed, Publish
+from engine.coordinator.messages import Event, Load, Loaded, Offer, Offered, Probed
 from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.run.probes import Probes
 from engine.weights.probe import (
@@ -242,10 +242,12 @@ def delivery(writer: Any, reader: Any) -> Delivery:
 
 def publish(ends: Delivery) -> list[Event]:
     """What both ends tell of one version, until the reader has said its numbers."""
-    offered, said = ends.offer(Offer(model="m", writer="train", worker="w", version=1), first=True)
+    offered, said = ends.offer(
+        Offer(id=0, model="m", writer="train", worker="w", version=1), first=True
+    )
     assert isinstance(offered, Offered)
-    message = Publish(
-        model="m", writer="train", reader="rollout", version=1, alias=False, worker="w", source="w",
+    message = Load(
+        id=1, model="m", writer="train", reader="rollout", version=1, worker="w", source="w",
         block=offered.block, digest=offered.digest,
     )  # fmt: skip
     return [said, *ends.bring(message), *ends.settle()]

@@ -15,21 +15,20 @@ from dataflow.kernel import Layout
 from engine.coordinator.messages import (
     Event,
     FetchFailed,
-    Gather,
     Go,
     Instruction,
+    Load,
     Offer,
     Offered,
     Prepared,
     Produced,
-    Publish,
-    Ref,
     Release,
     Stepped,
     TrainStep,
     WorkerLost,
 )
 from engine.coordinator.ranks import RankGroups
+from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNode
 
 BLOCKS = 3
@@ -68,7 +67,7 @@ def ranks(world: int = 2, tensor: int = 1) -> RankGroups:
 
 
 def assignment(
-    lengths: list[int], n: int = 1, sequence: int = 0, node: str = "learn"
+    lengths: list[int], n: int = 1, id: int = 0, node: str = "learn"
 ) -> tuple[TrainStep, list[Ref]]:
     """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks."""
     keys = Keys.of(range(len(lengths) // n)).expand(n)
@@ -94,14 +93,14 @@ def assignment(
     )
     inputs = {"rows": (gather,)}
     return (
-        TrainStep(sequence=sequence, node=node, worker="t0", step=1, keys=keys, inputs=inputs),
+        TrainStep(id=id, node=node, worker="t0", step=1, keys=keys, inputs=inputs),
         refs,
     )
 
 
 def told(it: RankGroups, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
     for ref in refs:
-        produced = Produced(chunk=0, node="rollout", ref=ref)
+        produced = Produced(id=0, node="rollout", ref=ref)
         assert it.heard(produced) == ([produced], [])
     out = it.told([message])
     assert all(isinstance(each, TrainStep) for each in out)
@@ -133,8 +132,8 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
     for each in shares:
         assert each.mine is not None
         assert (np.diff(each.mine) > 0).all()
-        assert (each.sequence, each.step, each.keys) == (
-            message.sequence,
+        assert (each.id, each.step, each.keys) == (
+            message.id,
             message.step,
             message.keys,
         )
@@ -181,18 +180,18 @@ def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> No
     first, second, third, fourth = told(it, *assignment([5] * 6))
     assert {second.giver, fourth.giver} == {first.worker, third.worker}
     for worker in ("t1", "t3", "t2"):
-        assert it.heard(Prepared(node="learn", worker=worker, sequence=0)) == ([], [])
-    _, begun = it.heard(Prepared(node="learn", worker="t0", sequence=0))
-    assert begun == [Go(node="learn", worker=f"t{rank}", sequence=0) for rank in range(4)]
-    first, *_ = told(it, *assignment([5] * 6, sequence=1))
-    gone = FetchFailed(node="learn", worker="t2", peer="gen", sequence=1)
+        assert it.heard(Prepared(node="learn", worker=worker, id=0)) == ([], [])
+    _, begun = it.heard(Prepared(node="learn", worker="t0", id=0))
+    assert begun == [Go(node="learn", worker=f"t{rank}", id=0) for rank in range(4)]
+    first, *_ = told(it, *assignment([5] * 6, id=1))
+    gone = FetchFailed(worker="t2", peer="gen", id=1)
     assert it.heard(gone) == ([gone], [])
     awaited = tuple(block for _, block in first.inputs["rows"][0].refs)
     left = tuple(block for block in (10, 11, 12) if block not in awaited)
     assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == (
         [Release(worker="gen", blocks=left)] if left else []
     )
-    _, free = it.heard(Prepared(node="learn", worker="t0", sequence=1))
+    _, free = it.heard(Prepared(node="learn", worker="t0", id=1))
     assert free == [Release(worker="gen", blocks=(block,)) for block in awaited], (
         "t1 and t3 fetch nothing"
     )
@@ -203,16 +202,16 @@ def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end()
     told(it, *assignment([5] * 6))
     begun: list[Instruction] = []
     for worker in ("t2", "t0", "t0"):
-        assert it.heard(Prepared(node="learn", worker=worker, sequence=0)) == ([], [])
+        assert it.heard(Prepared(node="learn", worker=worker, id=0)) == ([], [])
     assert it.waiting() == ["learn: ranks t1 have not fetched their rows yet"]
-    _, begun = it.heard(Prepared(node="learn", worker="t1", sequence=0))
-    assert begun == [Go(node="learn", worker=f"t{rank}", sequence=0) for rank in range(3)]
+    _, begun = it.heard(Prepared(node="learn", worker="t1", id=0))
+    assert begun == [Go(node="learn", worker=f"t{rank}", id=0) for rank in range(3)]
     heard: list[Event] = []
     for worker in ("t1", "t1", "t2", "t0"):
         assert heard == []
-        heard, none = it.heard(Stepped(node="learn", step=1, worker=worker))
+        heard, none = it.heard(Stepped(id=0, node="learn", step=1, worker=worker))
         assert none == []
-    assert heard == [Stepped(node="learn", step=1, worker="t0")]
+    assert heard == [Stepped(id=0, node="learn", step=1, worker="t0")]
     assert it.waiting() == []
 
 
@@ -220,15 +219,15 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
     it = ranks(2)
     message, refs = assignment([5] * 6)
     told(it, message, refs)
-    gone = FetchFailed(node="learn", worker="t1", peer="gen", sequence=0)
+    gone = FetchFailed(worker="t1", peer="gen", id=0)
     assert it.heard(gone) == ([gone], [])
     assert it.heard(gone) == ([], [])
-    assert it.heard(Prepared(node="learn", worker="t0", sequence=0)) == ([], [])
-    assert it.heard(Prepared(node="learn", worker="t1", sequence=0)) == ([], [])
-    told(it, assignment([5] * 6, sequence=1)[0], refs)
-    assert it.heard(Prepared(node="learn", worker="t0", sequence=0)) == ([], [])  # late
-    assert it.heard(Prepared(node="learn", worker="t1", sequence=1)) == ([], [])
-    assert len(it.heard(Prepared(node="learn", worker="t0", sequence=1))[1]) == 2
+    assert it.heard(Prepared(node="learn", worker="t0", id=0)) == ([], [])
+    assert it.heard(Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    told(it, assignment([5] * 6, id=1)[0], refs)
+    assert it.heard(Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
+    assert it.heard(Prepared(node="learn", worker="t1", id=1)) == ([], [])
+    assert len(it.heard(Prepared(node="learn", worker="t0", id=1))[1]) == 2
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
@@ -238,22 +237,21 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
     it = ranks(3)
     shares = told(it, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs
-    gone = FetchFailed(node="learn", worker="t0", peer="gen2", sequence=0)
+    gone = FetchFailed(worker="t0", peer="gen2", id=0)
     assert it.heard(gone) == ([gone], [])
-    assert it.heard(Prepared(node="learn", worker="t1", sequence=0)) == ([], [])
+    assert it.heard(Prepared(node="learn", worker="t1", id=0)) == ([], [])
     others = tuple(block for block in (10, 11, 12) if block != mine[1])
     assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == [
         Release(worker="gen", blocks=others)
     ]
-    told(it, *assignment([5, 5, 5], sequence=1))
+    told(it, *assignment([5, 5, 5], id=1))
     kinds: dict[str, Event] = {
-        "prepared": Prepared(node="learn", worker="t2", sequence=0),
-        "unfetched": FetchFailed(node="learn", worker="t2", peer="gen2", sequence=0),
+        "prepared": Prepared(node="learn", worker="t2", id=0),
+        "unfetched": FetchFailed(worker="t2", peer="gen2", id=0),
     }
     assert it.heard(kinds[last]) == ([], [])  # the same blocks are read once more
     answers = [
-        it.heard(Prepared(node="learn", worker=worker, sequence=1))[1]
-        for worker in ("t0", "t1", "t2")
+        it.heard(Prepared(node="learn", worker=worker, id=1))[1] for worker in ("t0", "t1", "t2")
     ]
     assert answers[:2] == [[], []]
     assert answers[2][0] == Release(worker="gen", blocks=(mine[1],))
@@ -262,7 +260,7 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
 def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost() -> None:
     it = ranks(2)
     shares = told(it, *assignment([5, 5, 5]))
-    gone = FetchFailed(node="learn", worker="t0", peer="gen", sequence=0)
+    gone = FetchFailed(worker="t0", peer="gen", id=0)
     assert it.heard(gone) == ([gone], [])
     blocks = tuple(block for _, block in shares[1].inputs["rows"][0].refs)
     assert it.told([Release(worker="gen", blocks=blocks)]) == []
@@ -272,10 +270,10 @@ def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost(
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
     it = ranks(2)
-    offer = Offer(model="m", writer="learn", worker="t0", version=4)
+    offer = Offer(id=7, model="m", writer="learn", worker="t0", version=4)
     assert [each.worker for each in it.told([offer]) if isinstance(each, Offer)] == ["t0", "t1"]
     first, second, none = (
-        Offered(model="m", version=4, worker=worker, block=block, digest="d")
+        Offered(id=7, model="m", version=4, worker=worker, block=block, digest="d")
         for worker, block in (("t0", 3), ("t1", 8), ("t1", -1))
     )
     assert it.heard(first) == ([first], [])
@@ -288,11 +286,11 @@ def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
     message, _ = assignment([1, 2], node="lone")
     others = [
         message,
-        Offer(model="n", writer="lone", worker="t0", version=1),
-        Publish(model="m", writer="learn", reader="r", version=1, alias=False, worker="gen"),
+        Offer(id=7, model="n", writer="lone", worker="t0", version=1),
+        Load(id=8, model="m", writer="learn", reader="r", version=1, worker="gen"),
     ]
     assert it.told(others) == others
-    stepped = Stepped(node="lone", step=1, worker="t0")
+    stepped = Stepped(id=0, node="lone", step=1, worker="t0")
     assert it.heard(stepped) == ([stepped], [])
     alone = ranks(1)
     message, _ = assignment([1, 2])

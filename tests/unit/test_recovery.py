@@ -16,18 +16,16 @@ from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import (
-    NO_VERSION,
     ChunkDone,
     FetchFailed,
     Finish,
     From,
     Instruction,
+    Load,
     Loaded,
     Offer,
     Offered,
     Produced,
-    Publish,
-    Ref,
     Release,
     Respawn,
     Rollback,
@@ -41,6 +39,7 @@ from engine.coordinator.messages import (
 from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.coordinator.prompt_table import FINISHED, RUNNING, PromptTable
 from engine.coordinator.recovery import DEATHS, Recovery
+from engine.coordinator.refs import NO_VERSION, Ref
 from engine.plan.plan import (
     Fetch,
     ModelUse,
@@ -241,14 +240,22 @@ class ByHand:
         self.opened()
 
     def opened(self) -> None:
-        (offer,) = self.new(Offer)
-        self.hear(
-            Offered(model="policy", version=0, worker="train", block=self.block(), digest="d")
-        )
-        assert offer.worker == "train"
-        assert [p.worker for p in self.new(Publish)] == ["gen"]
-        self.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+        self.offered(self.block())
+        self.loaded()
         self.hear(SourceOpened(node="prompts", rows=99))
+
+    def offered(self, block: int) -> None:
+        """The writer keeps the version that it was asked for."""
+        (offer,) = self.new(Offer)
+        assert (offer.writer, offer.worker, offer.version) == ("learn", "train", 0)
+        where = {"worker": "train", "block": block, "digest": "d"}
+        self.hear(Offered(id=offer.id, model="policy", version=0, **where))
+
+    def loaded(self) -> None:
+        """The reader has it, from the block in which it is kept."""
+        (load,) = self.new(Load)
+        assert (load.worker, load.source, load.digest) == ("gen", "train", "d")
+        self.hear(Loaded(id=load.id, node="rollout", model="policy", version=0, worker="gen"))
 
     def block(self) -> int:
         self.blocks += 1
@@ -264,8 +271,8 @@ class ByHand:
 
     def run(self, chunk: RunChunk, version: int = NO_VERSION, content: int = 0) -> None:
         made = ref(chunk.keys, self.block(), version, chunk.worker, content)
-        self.hear(Produced(chunk=chunk.id, node=chunk.node, ref=made))
-        self.hear(ChunkDone(chunk=chunk.id, node=chunk.node))
+        self.hear(Produced(id=chunk.id, node=chunk.node, ref=made))
+        self.hear(ChunkDone(id=chunk.id, node=chunk.node))
 
     def chunk(self, name: str) -> RunChunk:
         (found,) = self.new(RunChunk)
@@ -289,18 +296,11 @@ def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_wei
     it.die("gen")
     assert it.new(RunChunk) == []
     it.come_back("gen")
-    assert it.new(Offer) == [Offer(model="policy", writer="learn", worker="train", version=0)]
     assert it.new(RunChunk) == []
-    it.hear(Offered(model="policy", version=0, worker="train", block=77, digest="d"))
-    (publish,) = it.new(Publish)
-    assert (publish.worker, publish.source, publish.block, publish.digest) == (
-        "gen",
-        "train",
-        77,
-        "d",
-    )
+    it.offered(77)
+    assert [load.block for load in it.said if isinstance(load, Load)] == [77]
     it.new(Release)
-    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    it.loaded()
     again = it.chunk("rollout")
     assert again.id != first.id
     assert again.keys.rows() == first.keys.rows()
@@ -319,12 +319,12 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     it.die("judge")
     it.come_back("judge")
     score = it.chunk("score")
-    it.hear(FetchFailed(node="score", worker="judge", peer="gen", chunk=score.id))
+    it.hear(FetchFailed(worker="judge", peer="gen", id=score.id))
     assert it.new(RunChunk) == []  # until the loss is told here, too
     it.die("gen")
     it.come_back("gen")
-    it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
-    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    it.offered(78)
+    it.loaded()
     remade = [it.chunk("prompts")]
     it.run(remade[0])
     remade.append(it.chunk("rollout"))
@@ -344,7 +344,7 @@ def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> N
     it = ByHand(plan(max_lag))
     it.run(it.chunk("prompts"))
     rollout = it.chunk("rollout")
-    it.hear(Produced(chunk=rollout.id, node="rollout", ref=ref(rollout.keys, it.block(), 0, "gen")))
+    it.hear(Produced(id=rollout.id, node="rollout", ref=ref(rollout.keys, it.block(), 0, "gen")))
     it.run(it.chunk("score"))
     assert len(it.new(TrainStep)) == max_lag
     if max_lag:
@@ -352,8 +352,8 @@ def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> N
     assert "rollout: chunks under way at gen: 1" in it.it.waiting()
     it.die("gen")
     it.come_back("gen")
-    it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
-    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    it.offered(78)
+    it.loaded()
     assert it.new(TrainStep) == []
     again = it.chunk("rollout")
     assert (again.keys.rows(), again.again) == (rollout.keys.rows(), False)
@@ -368,7 +368,7 @@ def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel()
     rollout = it.chunk("rollout")
     it.die("data")
     it.come_back("data")
-    it.hear(FetchFailed(node="rollout", worker="gen", peer="data", chunk=rollout.id))
+    it.hear(FetchFailed(worker="gen", peer="data", id=rollout.id))
     it.run(it.chunk("prompts"), content=6)
     (finish,) = it.new(Finish)
     assert "prompts: its chunk was run again" in finish.error
@@ -383,11 +383,11 @@ def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
     it.run(it.chunk("score"))
     (train,) = it.new(TrainStep)
     it.die("judge")
-    it.hear(FetchFailed(node="learn", worker="train", peer="judge", sequence=train.sequence))
+    it.hear(FetchFailed(worker="train", peer="judge", id=train.id))
     it.come_back("judge")
     it.run(it.chunk("score"))
     (again,) = it.new(TrainStep)
-    assert again.sequence == train.sequence + 1
+    assert again.id > train.id
     assert again.keys.rows() == train.keys.rows()
 
 
@@ -396,7 +396,7 @@ def test_a_worker_with_state_takes_the_run_back() -> None:
     it.hear(lost("train", error="out of memory"))
     assert it.new(Rollback) == [Rollback(worker="train", error="out of memory")]
     it.said.clear()
-    it.run(RunChunk(id=0, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
+    it.run(RunChunk(id=99, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
     assert it.said == []
 
 
@@ -414,7 +414,7 @@ def test_what_the_weights_have_moved_on_from_takes_the_run_back() -> None:
     assert it.new(Rollback) == []
     assert it.new(Offer) == []  # the writer may be training already
 
-    it.hear(Stepped(node=train.node, step=1, worker="train"))
+    it.hear(Stepped(id=train.id, node=train.node, step=1, worker="train"))
     assert [g.worker for g in it.new(Rollback)] == ["gen"]
 
 
@@ -429,9 +429,9 @@ def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> No
     assert again.keys.rows() == score.keys.rows()
     it.die("gen")
     it.come_back("gen")
-    it.hear(Offered(model="policy", version=0, worker="train", block=78, digest="d"))
+    it.offered(78)
     assert it.new(RunChunk) == []  # admission waits for the reader
-    it.hear(Loaded(node="rollout", model="policy", version=0, worker="gen"))
+    it.loaded()
     assert it.chunk("prompts").keys.rows() == [(p, 0, 1) for p in range(4)]
 
 

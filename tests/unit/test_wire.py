@@ -22,11 +22,10 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.messages import (
     ChunkDone,
-    Follow,
     From,
     Go,
+    Load,
     Offer,
-    Publish,
     Record,
     RunChunk,
     Stepped,
@@ -167,7 +166,7 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
         ["ChunkDone", {"chunk": "one", "node": "n"}],
         ["ChunkDone", {"node": "n"}],
         ["From", {"worker": "w", "epoch": 0, "number": 0, "event": ["Quit", {}]}],
-        ["Prepared", {"node": "n", "worker": "w", "sequence": 1 << 70}],
+        ["Prepared", {"node": "n", "worker": "w", "id": 1 << 70}],
         ["Offered", 5],
     ],
     ids=str,
@@ -200,7 +199,7 @@ def test_what_cannot_be_sent_says_so() -> None:
     with pytest.raises(RunError, match="one dimension"):
         encode(
             TrainStep(
-                sequence=0,
+                id=0,
                 node="n",
                 worker="w",
                 step=1,
@@ -304,12 +303,12 @@ def run(number: int) -> RunChunk:
     return RunChunk(id=number, node="n", worker="w", step=1, keys=Keys.of([number]))
 
 
-def publish(version: int) -> Publish:
-    return Publish(model="m", writer="t", reader="n", version=version, alias=False, worker="w")
+def publish(version: int) -> Load:
+    return Load(id=version, model="m", writer="t", reader="n", version=version, worker="w")
 
 
-TRAIN = TrainStep(sequence=0, node="t", worker="w", step=1, keys=Keys.of([0]), inputs={})
-RECORD = Record(step=1, keys={"t": Keys.of([0])}, inputs={}, worker="w")
+TRAIN = TrainStep(id=0, node="t", worker="w", step=1, keys=Keys.of([0]), inputs={})
+RECORD = Record(id=9, step=1, keys={"t": Keys.of([0])}, inputs={}, worker="w")
 SAVE = Request(number=1, request=Save(directory=Path("x")))
 
 
@@ -326,7 +325,7 @@ def test_chunks_and_steps_keep_their_order() -> None:
 
 
 def test_weights_go_and_requests_pass_chunks_and_nothing_else() -> None:
-    one, two, go = publish(1), publish(2), Go(node="t", worker="w", sequence=0)
+    one, two, go = publish(1), publish(2), Go(node="t", worker="w", id=0)
     a, b, c = run(1), run(2), run(3)
     assert order(a, TRAIN, b, one, c, SAVE, two, go) == [a, TRAIN, one, SAVE, two, go, b, c]
 
@@ -351,7 +350,7 @@ def test_within_a_chunk_only_requests_that_wait_for_chunks() -> None:
 
 
 def test_within_an_offer_no_request_as_other_ranks_may_have_it_later() -> None:
-    inbox, offer = Inbox(), Offer(model="m", writer="t", worker="w", version=1)
+    inbox, offer = Inbox(), Offer(id=9, model="m", writer="t", worker="w", version=1)
     for item in (offer, SAVE):
         inbox.put(item)
     assert inbox.take() is offer
@@ -361,7 +360,7 @@ def test_within_an_offer_no_request_as_other_ranks_may_have_it_later() -> None:
 
 def test_forget_leaves_requests() -> None:
     inbox = Inbox()
-    follow = Follow(model="m", leader="l", writer="t", reader="n", rate=0.5, version=1, worker="w")
+    follow = dataclasses.replace(publish(1), leader="l", rate=0.5)
     for item in (run(1), TRAIN, follow, SAVE):
         inbox.put(item)
     assert inbox.forget() == 3
@@ -381,11 +380,11 @@ def test_close_wakes_whoever_waits() -> None:
 def test_an_event_is_small() -> None:
     """What the coordinator decodes for each event: a few dozen bytes beside the arrays."""
     told = WorkerUpdate(
-        events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(chunk=3, node="rollout")),),
+        events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(id=3, node="rollout")),),
         ended=4,
     )
     assert len(encode(told)) < 160
-    assert decode(encode(told)).events[0].event == ChunkDone(chunk=3, node="rollout")
-    assert len(encode(Stepped(node="t", step=1))) < 60
+    assert decode(encode(told)).events[0].event == ChunkDone(id=3, node="rollout")
+    assert len(encode(Stepped(id=1, node="t", step=1, worker="w"))) < 60
     with pytest.raises(RunError):
         decode(encode(StopRequested(reason="x")), (WorkerUpdate,))

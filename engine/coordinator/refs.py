@@ -1,0 +1,77 @@
+"""Rows by reference: what the coordinator knows of them, and how it says where they lie.
+
+Owns: Ref, Gather, and the cut of a source. Plain values that can cross a process boundary. Does not
+own: the messages that carry them (messages.py), nor any row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dataflow.batch import Keys
+
+NO_VERSION = -1
+"""The version of rows that no trained Model made."""
+
+Key = tuple[int, int, int]
+"""(position, sample, attempt)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ref:
+    """A block of rows by reference; a few bytes a row.
+
+    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts
+    as (ages.py), NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of
+    each row's content, by which rows that were made twice are compared; empty where nothing can
+    make a row twice (one process).
+    """
+
+    worker: str
+    block: int
+    keys: Keys
+    lengths: np.ndarray
+    version: np.ndarray
+    digest: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gather:
+    """Where the rows of one fetch lie: for each row, the block (an index into `refs`) and its row
+    there.
+
+    keys: of an input that is reduced, whose rows are others than those that are asked for: for each
+    of them the key of the row that it belongs to.
+    """
+
+    producer: str
+    columns: tuple[str, ...]
+    refs: tuple[tuple[str, int], ...]
+    """(worker, block) of each block that occurs."""
+    block: np.ndarray
+    row: np.ndarray
+    keys: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCut:
+    """The rows of one source at a Step boundary; each position is in one of four states.
+
+    next: the first position that was not made yet. watermark: all positions below it are retired
+    (trained, or given up for good). retired: the retired positions at or above it, ascending.
+    running: prompts that begin again, with attempt + 1, in the order of their admission. finished:
+    prompts whose rows wait to be trained, likewise (sample is 0 in both). admitted, dropped and
+    overlong (given up by a node's own policy): how many prompts were so far, for the metrics and
+    the error budget.
+    """
+
+    next: int = 0
+    watermark: int = 0
+    retired: tuple[int, ...] = ()
+    running: tuple[Key, ...] = ()
+    finished: tuple[Key, ...] = ()
+    admitted: int = 0
+    dropped: int = 0
+    overlong: int = 0
