@@ -34,6 +34,8 @@ from dataflow.written import LOST, decode, encode, own, place_of, unread
 _ANEW = "write the snapshot anew, by a run of this version"
 _CALLED = ("data_columns", "data_overlap", "data_rows", "data_files")
 """Fields of an Operator that name a function, which a check or a run calls."""
+_SELDOM = ("log_probs", "parts")
+"""Fields that are left out where they say nothing."""
 _NOT_KEPT = ("row", "vocabulary")
 """What a schema's body may set beside its columns."""
 
@@ -63,6 +65,8 @@ class _Collector:
             return
         at = place_of(operator.function).get("at", "") if operator.function is not None else ""
         written = encode(dataclasses.replace(operator, path=path), f"operator {operator.name!r}")
+        for name in (n for n in _SELDOM if not getattr(operator, n)):
+            del written["fields"][name]
         self.parts["operators"][_key(path, at if local else "")] = written
         self.value([getattr(operator, f.name) for f in dataclasses.fields(operator)])
 

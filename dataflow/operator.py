@@ -32,6 +32,39 @@ Work = Literal[
 ]
 """What a node's kernel does; the planner sizes it and the coordinator schedules it by this."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a kind of work means to the check, the planner and a run, who ask for nothing else.
+
+    computes: with a Model, so that it takes cores or a device. generates: samples tokens with it,
+    at the temperature that its parameter `temperature` says. writes_tokens: the token ids of its
+    rows are its own, and nobody's above it. moves_rows: has columns of its own; otherwise readers
+    fetch from whatever stands above. chunked: runs chunks of rows, whenever these are ready.
+    """
+
+    computes: bool = False
+    generates: bool = False
+    writes_tokens: bool = False
+    moves_rows: bool = True
+    chunked: bool = True
+
+
+TRAITS: Mapping[Work, Traits] = MappingProxyType(
+    {
+        "source": Traits(writes_tokens=True),
+        "host": Traits(),
+        "decode": Traits(computes=True, generates=True, writes_tokens=True),
+        "forward": Traits(computes=True),
+        "train": Traits(computes=True, chunked=False),
+        "evaluate": Traits(chunked=False),
+        "select": Traits(moves_rows=False),
+        "store": Traits(),
+        "replay": Traits(),
+        "record": Traits(),
+    }
+)
+
 Scope = Literal["row", "group", "batch"]
 """The least set of rows that a kernel must see at once."""
 
@@ -156,8 +189,33 @@ class Operator:
     """
     normalises: Literal["", "group", "batch"] = ""
     """Of an operator on advantages: over which rows it makes them comparable."""
+    log_probs: bool = False
+    """Whether it recomputes the log-probs of its rows under its Model: at its parameter
+    `temperature`, where that is None at that of their generation.
+    """
+    parts: str = ""
+    """The columns that it has beside its schema's, one for each of the users' functions in its
+    parameter `fns` (`reward/*`).
+    """
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     """A user operator's own function."""
+
+    @property
+    def traits(self) -> Traits:
+        """What its kind of work means."""
+        return TRAITS[self.work]
+
+    @property
+    def built_in(self) -> bool:
+        """Whether this project declares it; what another's function takes nobody knows."""
+        return self.path.startswith("operators.")
+
+    @property
+    def tokenises(self) -> bool:
+        """Whether it is a source of token ids, made with the tokenizer of the Model that reads
+        them.
+        """
+        return self.work == "source" and any(schema.vocabulary for schema in self.outputs)
 
     def input(self, name: str) -> Input:
         """The declared input of that name (numbered ones are the variadic's)."""

@@ -60,7 +60,7 @@ def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
     trains.
     """
     for node in graph.nodes:
-        if node.operator.work == "decode":
+        if node.operator.traits.generates:
             yield node, node
         elif node.operator.work in ("forward", "train"):
             rows = next((p for p in node.inputs.values() if p.schema.vocabulary), None)

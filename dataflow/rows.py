@@ -126,7 +126,7 @@ class Domains:
 
 def physical(port: Port[Any]) -> Port[Any]:
     """The port that holds the columns: a select moves no rows."""
-    while port.node.operator.work == "select":
+    while not port.node.operator.traits.moves_rows:
         port = port.node.inputs[f"port{port.index}"]
     return port
 
@@ -135,7 +135,7 @@ def generations(port: Port[Any]) -> tuple[Node, ...]:
     """The generations that wrote the tokens of a port, in the order of the inputs; none where a
     source did.
     """
-    return tuple(node for node in writers(port) if node.operator.work == "decode")
+    return tuple(node for node in writers(port) if node.operator.traits.generates)
 
 
 def writers(port: Port[Any]) -> tuple[Node, ...]:
@@ -152,7 +152,7 @@ def writers(port: Port[Any]) -> tuple[Node, ...]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.operator.work in ("decode", "source"):
+        if node.operator.traits.writes_tokens:
             found[id(node)] = node
         else:
             left += reversed([p for p in node.inputs.values() if p.schema.vocabulary])

@@ -122,6 +122,8 @@ class Schema:
     columns: ClassVar[dict[str, Column]] = {}
     vocabulary: ClassVar[bool] = False
     """Whether the rows hold token ids, and so belong to one tokenizer."""
+    tokens: ClassVar[str] = ""
+    """The column with a value for each token that counts for a row's length; none where empty."""
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
@@ -232,6 +234,7 @@ class Completion(Schema):
 
     row = "completion"
     vocabulary = True
+    tokens = "completion_ids"
     prompt_ids = column(pa.int32(), "P")
     completion_ids = column(pa.int32(), "T")
     completion_mask = column(

@@ -62,7 +62,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Tensor-parallel ranks of a train node, for each data-parallel one (train_policy=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
-    leases: tuple[tuple[str, ...], ...] = ()
+    turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective"] = "auto"
     """How new weights reach other Workers: pull, collective (one host); auto, that between GPUs."""
@@ -100,7 +100,7 @@ def placing(options: RunOptions) -> Placing:
         ranks=options.ranks,
         tensor=options.tensor,
         shard=options.shard,
-        leases=options.leases,
+        turns=options.turns,
         weights=options.weights,
         inproc=options.inproc,
     )

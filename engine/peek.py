@@ -61,7 +61,7 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
     """The node that holds the columns of the target's first output: a select moves no rows."""
     assert plan.program is not None
     port: Port = plan.program.node(target.name).port()
-    while port.node.operator.work == "select":
+    while not port.node.operator.traits.moves_rows:
         port = port.node.inputs[f"port{port.index}"]
     return port.node.name
 
@@ -98,7 +98,7 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
         sources=tuple(sources),
         models=tuple(models),
         recorded=(),
-        leases=(),
+        turns=(),
     )
 
 

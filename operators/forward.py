@@ -16,7 +16,9 @@ from dataflow.schema import Completion, Logprobs, Reward, Values
 _TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
 
 
-def _forward(name: str, output: type, kernel: str, **limits: Limit) -> Operator:
+def _forward(
+    name: str, output: type, kernel: str, *, log_probs: bool = False, **limits: Limit
+) -> Operator:
     return Operator(
         path=f"operators.forward:{name.upper()}",
         name=name,
@@ -25,6 +27,7 @@ def _forward(name: str, output: type, kernel: str, **limits: Limit) -> Operator:
         inputs=(Input(name="rows", schema=Completion, columns=_TOKENS),),
         outputs=(output,),
         reads=("model",),
+        log_probs=log_probs,
         kernels={"torch": f"operators.kernels.torch.forward:{kernel}"},
         limits={"max_lag": whole(0, like=0), **limits},
     )
@@ -34,6 +37,7 @@ LOGPROBS = _forward(
     "logprobs",
     Logprobs,
     "TorchLogprobs",
+    log_probs=True,
     temperature=number(0.0, above=True, like=1.0, optional=True),
 )
 VALUES = _forward("values", Values, "TorchValues")

@@ -33,6 +33,7 @@ REWARD = Operator(
         ),
     ),
     outputs=(Reward,),
+    parts="reward/*",
     kernels={"host": "operators.kernels.scoring:Reward"},
     limits={
         "timeout": number(0.0, above=True, like=30.0),
@@ -48,6 +49,7 @@ GROUP_REWARD = Operator(
     rows=REWARD.rows,
     inputs=REWARD.inputs,
     outputs=REWARD.outputs,
+    parts=REWARD.parts,
     kernels=REWARD.kernels,
     limits=REWARD.limits,
 )

@@ -245,7 +245,7 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
 def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
     """Generations of which no answer can end, or that cannot render their prompts."""
     models = [s for s in node.states.values() if isinstance(s, Model)]
-    if node.operator.work != "decode" or not models or models[0].name not in sound:
+    if not node.operator.traits.generates or not models or models[0].name not in sound:
         return
     name, folder = models[0].name, sound[models[0].name]
     if end_ids(folder) == frozenset() and not node.params.get("stop"):
@@ -271,7 +271,11 @@ def _too_long(context: Context) -> Iterator[Fault]:
     known = row_positions(context.graph)
     for node in context.graph.nodes:
         asked, longest = node.params.get("max_tokens"), node.params.get("max_prompt_tokens")
-        if node.operator.work != "decode" or node.name not in known or not isinstance(asked, int):
+        if (
+            not node.operator.traits.generates
+            or node.name not in known
+            or not isinstance(asked, int)
+        ):
             continue
         least = known[node.name]
         reads = "" if least.node is node else f", which {place(least.node)} reads these rows with,"

@@ -50,7 +50,7 @@ def greedy_groups(context: Context) -> Iterator[GraphWarning]:
     """Several answers that are all the same."""
     for node in context.graph.nodes:
         n, temperature = node.params.get("n"), node.params.get("temperature")
-        if node.operator.work == "decode" and _whole(n) and n > 1 and temperature == 0:
+        if node.operator.traits.generates and _whole(n) and n > 1 and temperature == 0:
             problem = (
                 f"greedy decoding (temperature={temperature}) gives each prompt {n} times the same"
                 " answer"

@@ -60,7 +60,7 @@ def _one_row(
 def _decoder(domain: Domain) -> Node | None:
     """The generation that made these rows, which could have made several of each."""
     made = domain.unselected.node
-    return made if made.operator.work == "decode" else None
+    return made if made.operator.traits.generates else None
 
 
 def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> Iterator[Fault]:

@@ -21,7 +21,7 @@ from dataflow.rules.context import Context, line_of, place
 def check(context: Context) -> Iterator[Fault]:
     """Rows of two generations without a stated temperature."""
     for node in context.graph.nodes:
-        if node.operator.work == "forward" and "temperature" in node.params:
+        if node.operator.log_probs:
             yield from _joined(node)
         elif node.operator.work == "train":
             yield from _joined(node)

@@ -130,7 +130,7 @@ def _wanted_heads(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
     loss = node.params.get("loss")
     for term in loss.terms if isinstance(loss, Loss) else ():
         yield term.function.head, term.function.name, term.origin or node.origin
-    if node.operator.work == "decode":
+    if node.operator.traits.generates:
         yield "lm", "generation", node.origin
     elif node.operator.work == "forward" and node.schemas:
         made = node.schemas[0]

@@ -71,7 +71,7 @@ def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
     if not issubclass(wire.input.schema, Logprobs):
         return
     maker = physical(wire.port).node
-    if maker.operator.work != "forward" or "temperature" not in maker.params:
+    if not maker.operator.log_probs:
         return
     stated = maker.params["temperature"] is not None
     if stated and wire.name not in _RATIOS:

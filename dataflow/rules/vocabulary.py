@@ -25,7 +25,7 @@ def check(context: Context) -> Iterator[Fault]:
     """Models that read or train on ids of another tokenizer."""
     made_by: dict[PortId, tuple[Model, ...]] = {}
     for node in context.graph.nodes:
-        if node.operator.work == "decode":
+        if node.operator.traits.generates:
             made_by |= {(id(node), i): (m,) for i, m in enumerate(_models(node))}
         else:
             made_by |= _handed_on(node, made_by)

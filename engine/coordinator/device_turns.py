@@ -91,9 +91,7 @@ class DeviceTurns:
     """Every lease of a plan. In a plan without one, everything passes as it is."""
 
     def __init__(self, plan: Plan) -> None:
-        self._leases = [
-            _SharedDevices({name: set() for name in workers}) for workers in plan.leases
-        ]
+        self._leases = [_SharedDevices({name: set() for name in workers}) for workers in plan.turns]
         self._lease_of = {name: lease for lease in self._leases for name in lease.under_way}
         self._in_lock_step = frozenset(n.name for n in plan.nodes if n.ranks > 1)
         self._ended_epoch: dict[str, int] = {}

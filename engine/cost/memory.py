@@ -192,13 +192,13 @@ def peak(nodes: Iterable[Mapping[str, int]], *, without: tuple[str, ...] = ()) -
 
 def host_peak(
     workers: Mapping[str, Sequence[Mapping[str, int]]],
-    leases: Iterable[Sequence[str]] = (),
+    turns: Iterable[Sequence[str]] = (),
     *,
     without: tuple[str, ...] = (),
     gives_back: bool = False,
 ) -> int:
     """The peak of all Workers of a host, each with the parts of its nodes: they add up, but for
-    those of a lease.
+    those of a group that takes turns.
 
     Of these one is awake. gives_back: whether those asleep hold nothing, as on a GPU, whose memory
     sleep moves to the host; otherwise all that lasts stays, and one of them is at work.
@@ -209,13 +209,13 @@ def host_peak(
         for name, nodes in workers.items()
     }
     total, alone = 0, set(workers)
-    for lease in leases:
-        alone -= set(lease)
+    for group in turns:
+        alone -= set(group)
         if gives_back:
-            total += max(peaks[name] for name in lease)
+            total += max(peaks[name] for name in group)
         else:
-            total += sum(kept[name] for name in lease) + max(
-                peaks[name] - kept[name] for name in lease
+            total += sum(kept[name] for name in group) + max(
+                peaks[name] - kept[name] for name in group
             )
     return total + sum(peaks[name] for name in alone)
 

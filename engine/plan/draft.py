@@ -36,7 +36,29 @@ class Draft:
     edges: tuple[PlannedEdge, ...] = ()
     recorded: tuple[PlannedInput, ...] = ()
     recorder: str = ""
-    leases: tuple[tuple[str, ...], ...] = ()
+    turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Every Worker that some node has."""
+        return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
+
+    def node(self, name: str) -> PlannedNode:
+        """The planned node of that name; KeyError where there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    def host_of(self, worker: str) -> str:
+        """The host of a Worker; empty where all are on this one."""
+        return self.hosts.get(worker, "")
+
+    def turns_of(self, worker: str) -> tuple[str, ...]:
+        """The Workers that it takes turns with, itself among them; none where it has its devices
+        for itself.
+        """
+        return next((group for group in self.turns if worker in group), ())

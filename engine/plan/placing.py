@@ -24,7 +24,7 @@ class Placing:
     nodes that share their Workers. replicas, chunks: of a node that keeps nothing between chunks.
     ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part of weights
     and optimizer, not all. tensor: ranks in the place of each of these, which have the same rows
-    and a part of each weight matrix. leases: Workers on the same devices, which take turns. hosts:
+    and a part of each weight matrix. turns: Workers on the same devices, which take turns. hosts:
     the host of a Worker, where that is not the first one. weights: how versions reach readers in
     other Workers; `auto` is by collectives between devices, else by pull. inproc: all of this, but
     for chunks (those that replicas bring too), is put aside, and every node is on `main`.
@@ -38,7 +38,7 @@ class Placing:
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
-    leases: tuple[tuple[str, ...], ...] = ()
+    turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     weights: Weights = "auto"
     inproc: bool = False

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
+from dataflow.operator import TRAITS, Traits, Work
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 
@@ -102,13 +103,13 @@ class PlannedNode:
     `ready` (whatever has come, as far as the scope allows). chunks: into how many chunks of whole
     prompts the rows of a cohort (below the cut: of a Step) are cut, however many replicas there
     are: equal chunks give equal bits. workers: the replicas, each with its ranks one after another.
-    max_lag: what the node was given. lag: by how many versions its rows' weights may be older than
+    tokens: the column whose length is that of a row, none where empty. max_lag: what the node was given. lag: by how many versions its rows' weights may be older than
     the published ones; 0 everywhere but in a stream whose source has a lag.
     """
 
     name: str
     operator: str
-    work: str
+    work: Work
     scope: str
     region: Region
     relation: Relation
@@ -123,12 +124,18 @@ class PlannedNode:
     chunking: Literal["cohort", "ready"] = "cohort"
     chunks: int = 1
     returns: tuple[str, ...] = ()
+    tokens: str = ""
     max_lag: int = 0
     lag: int = 0
     refill: bool = False
     max_attempts: int = 10
     every: int = 0
     estimate: Estimate = field(default_factory=Estimate)
+
+    @property
+    def traits(self) -> Traits:
+        """What its kind of work means."""
+        return TRAITS[self.work]
 
     @property
     def gates(self) -> tuple[str, ...]:
@@ -233,8 +240,8 @@ class Plan:
     """Columns that samples and row metrics are made of, taken when a Step has been trained."""
     recorder: str = "main"
     """The worker that writes them."""
-    leases: tuple[tuple[str, ...], ...] = ()
-    """Workers on the same devices, which take turns; each worker is in at most one of these."""
+    turns: tuple[tuple[str, ...], ...] = ()
+    """Workers on the same devices, which take turns; each worker is in at most one of these groups."""
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each worker; empty where all are on this one."""
     devices: Mapping[str, int] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def make_plan(
         edges=draft.edges,
         recorded=draft.recorded,
         recorder=draft.recorder,
-        leases=draft.leases,
+        turns=draft.turns,
         hosts=draft.hosts,
         devices=draft.devices,
         notes=draft.notes,

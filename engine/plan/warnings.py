@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataflow.errors import GraphWarning
 from engine.plan.plan import Plan
 
-_OF_MODELS = ("decode", "forward", "train")
 _HOUR = 3600.0
 
 
@@ -23,7 +22,7 @@ def step_seconds(plan: Plan) -> tuple[float, str] | None:
     Model.
     """
     known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
-    models = [n for n in plan.nodes if n.work in _OF_MODELS and n.region != "evaluation"]
+    models = [n for n in plan.nodes if n.traits.computes and n.region != "evaluation"]
     if not known or any(n.estimate.seconds is None for n in models):
         return None
     by = {

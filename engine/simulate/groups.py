@@ -2,7 +2,7 @@
 
 Owns: that no rank goes on in a collective before all have come to it; checking that a rank begins
 only what it is prepared for, with every row in one share, whose ranks have the same rows, and that
-of the Workers of a lease one at most is awake and nobody is told anything in its sleep. Does not
+of Workers that take turns one at most is awake and nobody is told anything in its sleep. Does not
 own: when any of this happens (workers.py).
 """
 
@@ -132,10 +132,10 @@ class RankGroups:
 
 
 class Devices:
-    """Who of the Workers on the same devices is awake; those of no lease always are."""
+    """Who of the Workers on the same devices is awake; those that take no turns always are."""
 
     def __init__(self, plan: Plan) -> None:
-        self._mates = {name: lease for lease in plan.leases for name in lease}
+        self._mates = {name: group for group in plan.turns for name in group}
         self._awake: set[str] = set()
 
     def check(self, worker: str) -> None:
@@ -144,7 +144,7 @@ class Devices:
             raise RunError(f"worker {worker} was told something in its sleep")
 
     def wake(self, worker: str) -> None:
-        """Raises RunError where another one of its lease is awake."""
+        """Raises RunError where another one of its group is awake."""
         others = self._awake.intersection(self._mates[worker])
         if others:
             raise RunError(

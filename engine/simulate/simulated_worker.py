@@ -327,7 +327,7 @@ class SimulatedWorker:
 
     def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds from the chunk's begin at which each row begins and ends, given the node's slots."""
-        free = [0.0] * (self._timing.slots if node.work == "decode" else 1)
+        free = [0.0] * (self._timing.slots if node.traits.generates else 1)
         starts, ends = np.zeros(rows), np.zeros(rows)
         for row in range(rows):
             starts[row] = heapq.heappop(free)
@@ -363,7 +363,7 @@ class SimulatedWorker:
         """What the rows count as. A decode node records version 0 until its Model's first other
         one.
         """
-        recorded = np.maximum(versions, 0) if self._world.nodes[node].work == "decode" else versions
+        recorded = np.maximum(versions, 0) if self._world.nodes[node].traits.generates else versions
         return ages(self._plan, node, recorded)
 
     def _seen(self, chunk: RunChunk, node: PlannedNode, begun: float) -> None:
@@ -476,7 +476,7 @@ class SimulatedWorker:
         if message.source:
             model = message.leader or message.model
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
-        if not message.leader or self._world.nodes[message.reader].work == "decode":
+        if not message.leader or self._world.nodes[message.reader].traits.generates:
             self._loads.setdefault(message.reader, []).append(
                 (self._world.clock.now, message.version)
             )

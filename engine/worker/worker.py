@@ -74,9 +74,6 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, tuple[Gather, ...]]
 
-_WITHOUT_CHUNKS = ("train", "evaluate")
-"""What nodes do that are not told to run chunks."""
-
 
 class Worker:
     """The kernels of one Worker. `execute` runs one instruction and yields what comes of it."""
@@ -124,7 +121,7 @@ class Worker:
     # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event]:
-        """Open every kernel, in running order; a source says how many rows it has. One of a lease
+        """Open every kernel, in running order; a source says how many rows it has. One that takes turns
         then sleeps.
 
         Raises what a kernel refuses its node with (DataError, KernelError, ...); anything else as
@@ -151,7 +148,7 @@ class Worker:
                 )
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
-        if any(self.name in lease for lease in self._plan.leases):
+        if any(self.name in group for group in self._plan.turns):
             self._each("sleep")
 
     def close(self) -> None:
@@ -183,7 +180,7 @@ class Worker:
         found += self._timing.reports()
         if self._cast is not None and (came := self._cast.moved()):
             found.append(("edge/broadcast/bytes", float(came), 1.0))
-        for name in (n for n, node in self._nodes.items() if node.work in _WITHOUT_CHUNKS):
+        for name in (n for n, node in self._nodes.items() if not node.traits.chunked):
             made = self._sessions[name].reports() if name in self._sessions else []
             found += made if self._rank(self._nodes[name]) == 0 else []
         return found
@@ -266,9 +263,11 @@ class Worker:
         stays there.
         """
         self._device.require(node, batch)
-        has_tokens = "completion_ids" in batch.names
+        tokens = self._nodes[node].tokens
         lengths = (
-            batch.ragged("completion_ids").lengths if has_tokens else np.zeros(len(batch), np.int64)
+            batch.ragged(tokens).lengths
+            if tokens in batch.names
+            else np.zeros(len(batch), np.int64)
         )
         digest = row_digests(batch) if self._digests else np.zeros(0, dtype=np.uint64)
         block = self.channel.keep(batch)

@@ -87,7 +87,7 @@ CASES = {
                 "train_critic": "critic-0,critic-1",
             },
             "ranks": {"train_policy": 2, "train_critic": 2},
-            "leases": (("gen", "actor-0", "critic-0"), ("actor-1", "critic-1")),
+            "turns": (("gen", "actor-0", "critic-0"), ("actor-1", "critic-1")),
         },
         exact=False,
         samples=1,

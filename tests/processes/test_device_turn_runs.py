@@ -20,7 +20,7 @@ from tests.kit.runs import metrics, timeless, weights
 pytestmark = pytest.mark.timeout(240)
 TURNS: dict[str, Any] = {
     "pin": {"rollout": "gen", "train_policy": "train"},
-    "leases": (("gen", "train"),),
+    "turns": (("gen", "train"),),
 }
 
 
@@ -96,7 +96,7 @@ def test_ranks_of_actor_and_critic_take_turns_on_the_same_devices(
             workers="one",
             pin={"rollout": "gen"} | ranks,
             ranks=dict.fromkeys(ranks, 2),
-            leases=shared,
+            turns=shared,
         ),
     )
     alike(alone.folder, turned.folder)
@@ -110,7 +110,7 @@ def test_ranks_of_which_one_sleeps_write_checkpoints(
     with an offer which the other one makes already; a checkpoint waits for that, as its ranks write
     it together, too.
     """
-    shared: dict[str, Any] = {"tensor": {"train_policy": 2}, "leases": (("gen", "train"),)}
+    shared: dict[str, Any] = {"tensor": {"train_policy": 2}, "turns": (("gen", "train"),)}
     pin = {"rollout": "gen", "score": "judge", "train_policy": "train,train-1"}
     made = options(
         10, workers="one", pin=pin, checkpoint_every=1, keep=10, watchdog=150.0, **shared

@@ -220,7 +220,7 @@ def case(seed: int, *, up: bool = False) -> Case:
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),
         recorder=draw.choice([w for n in (*draft.nodes, *draft.trains) for w in n.workers]),
-        leases=_leases(draft) if draw.random() < 0.25 else (),
+        turns=_turns(draft) if draw.random() < 0.25 else (),
     )
     steps = draw.choice((None, draw.randint(1, 5))) if not overtaking else 6
     refills = any(n.refill for n in plan.nodes)
@@ -246,7 +246,7 @@ def case(seed: int, *, up: bool = False) -> Case:
     )
 
 
-def _leases(draft: Draft) -> tuple[tuple[str, ...], ...]:
+def _turns(draft: Draft) -> tuple[tuple[str, ...], ...]:
     """Some of the Workers on the same devices, once or twice over; never two ranks of one node,
     which act together.
     """

@@ -496,19 +496,19 @@ PLACES = [
     "rollout=2",
     "--together",
     "a,b",
-    "--leases=g0,train",
+    "--turns=g0,train",
 ]
 
 
 def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
     found = changed_options(
-        [*PLACES, "--steps", "4", "--pin=old=main", "--workers", "apart", "--leases", "g1,x"]
+        [*PLACES, "--steps", "4", "--pin=old=main", "--workers", "apart", "--turns", "g1,x"]
     )
     assert found == {
         "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
         "replicas": {"rollout": 2},
         "together": (("a", "b"),),
-        "leases": (("g0", "train"), ("g1", "x")),
+        "turns": (("g0", "train"), ("g1", "x")),
         "steps": 4,
         "workers": "apart",
     }
@@ -552,7 +552,7 @@ def test_options_come_back_from_a_run_folder_as_they_were() -> None:
         together=(("a", "b"), ("c", "d")),
         chunks={"rollout": 4},
         ranks={"train": 2},
-        leases=(("x", "y"),),
+        turns=(("x", "y"),),
     )
     text = to_text(options, path=["/somewhere"])
     assert from_text(text, {}) == (options, ("/somewhere",))

@@ -351,7 +351,7 @@ def test_turns_are_refused(tiny: None) -> None:
     with pytest.raises(
         PlanError, match=r"device: states has hidden.* that a, train have by turns. Fix: pin states"
     ):
-        planned(pin=APART, leases=(("a", "train"),))
+        planned(pin=APART, turns=(("a", "train"),))
 
 
 def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]:

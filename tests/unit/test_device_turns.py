@@ -43,13 +43,13 @@ from engine.coordinator.messages import (
 )
 from engine.plan.plan import Layout, Plan, PlannedNode
 
-LEASES = (("a", "b", "c"), ("d", "e"))
+GROUPS = (("a", "b", "c"), ("d", "e"))
 WORKERS = ("a", "b", "c", "d", "e", "free")
 
 
-def leases(*groups: tuple[str, ...]) -> DeviceTurns:
+def turns(*groups: tuple[str, ...]) -> DeviceTurns:
     return DeviceTurns(
-        Plan(graph="g", digest="", seed=0, nodes=(), sources=(), leases=groups or LEASES)
+        Plan(graph="g", digest="", seed=0, nodes=(), sources=(), turns=groups or GROUPS)
     )
 
 
@@ -117,7 +117,7 @@ class World:
     def take(self, instructions: list[Instruction]) -> None:
         for each in instructions:
             assert isinstance(each, ToWorker)
-            mates = next((group for group in LEASES if each.worker in group), (each.worker,))
+            mates = next((group for group in GROUPS if each.worker in group), (each.worker,))
             if isinstance(each, Wake):
                 assert not self.awake & set(mates), "two are awake"
                 self.awake.add(each.worker)
@@ -163,7 +163,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
     seed: int, losses: bool
 ) -> None:
     draw = random.Random(seed)
-    world, wanted = World(leases()), {w: [] for w in WORKERS}
+    world, wanted = World(turns()), {w: [] for w in WORKERS}
     for number in range(60):
         worker = draw.choice(WORKERS)
         told = anything(draw, number, worker)
@@ -180,7 +180,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
 
 
 RANKS = {"one": ("a", "d"), "two": ("b", "e"), "three": ("e", "c")}
-"""Rank groups over both leases."""
+"""Rank groups over both groups."""
 
 
 def of_ranks() -> DeviceTurns:
@@ -198,7 +198,7 @@ def of_ranks() -> DeviceTurns:
         for name, workers in RANKS.items()
     ]
     return DeviceTurns(
-        Plan(graph="g", digest="", seed=0, nodes=tuple(made), sources=(), leases=LEASES)
+        Plan(graph="g", digest="", seed=0, nodes=tuple(made), sources=(), turns=GROUPS)
     )
 
 
@@ -269,7 +269,7 @@ def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) ->
 
 
 def test_a_turn_passes_to_who_waits_longest() -> None:
-    world = World(leases())
+    world = World(turns())
     for number, worker in enumerate("acba"):
         world.take(world.filter.told([chunk(number, worker)]))
     assert world.filter.waiting() == [
@@ -286,7 +286,7 @@ def test_a_turn_passes_to_who_waits_longest() -> None:
 
 
 def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
-    it = leases(("a", "b"))
+    it = turns(("a", "b"))
     assert it.told([chunk(0, "a")]) == [Wake(worker="a")]
     first = it.heard(Woken(worker="a"))
     assert [each.id for each in first if isinstance(each, RunChunk)] == [0]
@@ -298,7 +298,7 @@ def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
 
 
 def test_release_and_go_pass_a_sleeping_worker() -> None:
-    it = leases(("a", "b"))
+    it = turns(("a", "b"))
     passing = [Release(worker="a", blocks=(1,)), Go(node="n", worker="b", id=0)]
     assert it.told(passing) == passing
 
@@ -321,7 +321,7 @@ def unfetched(worker: str, task: int) -> FetchFailed:
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
 def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(last: str) -> None:
-    it = leases(("a", "gen"), ("b", "other"))
+    it = turns(("a", "gen"), ("b", "other"))
     told = steps(7, "a", "b")
     assert it.told(told) == [Wake(worker="a"), Wake(worker="b")]
     assert it.heard(Woken(worker="a")) == told[:1]
@@ -336,7 +336,7 @@ def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(last: str)
 def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_devices_on(
     last: Callable[[str, int], Event],
 ) -> None:
-    it = leases(("a", "gen"), ("b", "other"))
+    it = turns(("a", "gen"), ("b", "other"))
     told = steps(7, "a", "b")
     assert it.told([chunk(1, "gen"), *told]) == [Wake(worker="gen"), Wake(worker="b")]
     assert it.heard(Woken(worker="b")) == told[1:]
@@ -350,7 +350,7 @@ def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_
 
 
 def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> None:
-    it = leases(("a", "gen"), ("b", "other"))
+    it = turns(("a", "gen"), ("b", "other"))
     first, second = steps(7, "a", "b"), steps(8, "a", "b")
     it.told(first)
     assert [*it.heard(Woken(worker="a")), *it.heard(Woken(worker="b"))] == first
@@ -366,7 +366,7 @@ def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> No
 
 @pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Load])
 def test_what_could_not_be_begun_has_ended(kind: type) -> None:
-    it, draw = leases(("a", "b")), random.Random(0)
+    it, draw = turns(("a", "b")), random.Random(0)
     told = next(
         each for each in iter(lambda: anything(draw, 3, "a"), None) if isinstance(each, kind)
     )
@@ -379,7 +379,7 @@ def test_what_could_not_be_begun_has_ended(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", [Load, Offer])
 def test_of_versions_that_are_asked_for_one_after_another_each_is_answered(kind: type) -> None:
-    it, draw = leases(("a", "b")), random.Random(0)
+    it, draw = turns(("a", "b")), random.Random(0)
     some = (anything(draw, number, "a") for number in itertools.count())
     asked = list(itertools.islice((each for each in some if isinstance(each, kind)), 2))
     it.told(asked)
@@ -391,7 +391,7 @@ def test_of_versions_that_are_asked_for_one_after_another_each_is_answered(kind:
 
 @pytest.mark.parametrize("state", ["waking", "held", "sleeping"])
 def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state: str) -> None:
-    it = leases(("a", "b"))
+    it = turns(("a", "b"))
     it.told([chunk(0, "a"), chunk(1, "b")])
     if state != "waking":
         it.heard(Woken(worker="a"))
@@ -403,7 +403,7 @@ def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state
 
 
 def test_a_death_that_is_told_twice_is_one() -> None:
-    it, death = leases(("a", "b")), WorkerLost(worker="a", epoch=0, error="killed")
+    it, death = turns(("a", "b")), WorkerLost(worker="a", epoch=0, error="killed")
     it.told([chunk(0, "a")])
     it.heard(Woken(worker="a"))
     assert it.heard(death) == []
@@ -413,7 +413,7 @@ def test_a_death_that_is_told_twice_is_one() -> None:
 
 
 def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
-    it = leases(("a", "b"))
+    it = turns(("a", "b"))
     it.told([chunk(0, "a"), chunk(1, "b")])
     it.heard(Woken(worker="a"))
     assert it.told([Respawn(workers=("a",))]) == [Respawn(workers=("a",)), Wake(worker="b")]

@@ -21,7 +21,6 @@ from engine.coordinator.core import Settings
 from engine.coordinator.messages import Stepped
 from engine.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
-from engine.plan.passes.place import MODEL_WORK
 from engine.plan.plan import Plan
 from engine.simulate.behaviour import Outcomes, Timing
 from engine.simulate.workers import Simulation
@@ -213,7 +212,7 @@ def test_inproc_keeps_the_chunks_and_nothing_else() -> None:
     assert {(n.layout.replicas, n.ranks) for n in plan.nodes} == {(1, 1)}
     assert [n.chunks for n in plan.nodes] == [n.chunks for n in far.nodes]
     assert plan.node("rollout").chunks == 3
-    assert placed(grpo_of(), inproc=True, leases=(("a", "b"),)).leases == ()
+    assert placed(grpo_of(), inproc=True, turns=(("a", "b"),)).turns == ()
 
 
 def test_an_evaluation_is_with_the_weights_that_it_measures() -> None:
@@ -275,8 +274,12 @@ def test_workers_that_compute_at_the_same_time_share_the_cores() -> None:
 def test_workers_that_take_turns_have_all_cores_each() -> None:
     plan = placed(grpo_of(), cores=8, pin={"rollout": ("gen",)})
     assert plan.node("rollout").layout.threads == plan.node("train_policy").layout.threads == 8
-    leased = placed(grpo_of(max_lag=1), cores=8, leases=(("rollout", "train"),))
-    assert leased.node("rollout").layout.threads == leased.node("train_policy").layout.threads == 8
+    taking_turns = placed(grpo_of(max_lag=1), cores=8, turns=(("rollout", "train"),))
+    assert (
+        taking_turns.node("rollout").layout.threads
+        == taking_turns.node("train_policy").layout.threads
+        == 8
+    )
 
 
 def test_replicas_ranks_and_siblings_share_the_cores() -> None:
@@ -417,17 +420,17 @@ REFUSED: dict[str, dict[str, Any]] = {
     "place: together: score is in two groups.": {
         "together": (("rollout", "score"), ("score", "advantage"))
     },
-    "leases: mian,gen: expected a worker, found 'mian'. Fix: main.": {
-        "leases": (("mian", "gen"),),
+    "turns: mian,gen: expected a worker, found 'mian'. Fix: main.": {
+        "turns": (("mian", "gen"),),
         "pin": {"rollout": ("gen",)},
     },
-    "leases: main,gen: gen is leased twice.": {
-        "leases": (("gen", "score"), ("main", "gen")),
+    "turns: main,gen: gen is in two groups.": {
+        "turns": (("gen", "score"), ("main", "gen")),
         "pin": {"rollout": ("gen",), "score": ("score",)},
     },
-    "leases: main: a lease of one worker": {"leases": (("main",),)},
-    "leases: main,main-1: these are ranks of train_policy, which act together.": {
-        "leases": (("main", "main-1"),),
+    "turns: main: one worker": {"turns": (("main",),)},
+    "turns: main,main-1: these are ranks of train_policy, which act together.": {
+        "turns": (("main", "main-1"),),
         "ranks": {"train_policy": 2},
     },
 }
@@ -470,7 +473,7 @@ def test_workers_of_a_host_add_up_and_leased_ones_take_turns() -> None:
         PlanError, match=r"memory: prompts, rollout, .* together need .* or fewer workers"
     ):
         placed(grpo_of(), **asked)
-    assert placed(grpo_of(), leases=(("rollout", "train_policy"),), **asked).leases == (
+    assert placed(grpo_of(), turns=(("rollout", "train_policy"),), **asked).turns == (
         ("rollout", "train_policy"),
     )
 
@@ -576,9 +579,7 @@ def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:
         assert set(m.aliases) == {r for r in m.readers if m.writer and module(plan, r) == m.name}
     assert plan.recorder in plan.workers
     for worker in plan.workers:
-        mine = {
-            n.layout.threads for n in plan.nodes if worker in n.workers and n.work in MODEL_WORK
-        }
+        mine = {n.layout.threads for n in plan.nodes if worker in n.workers and n.traits.computes}
         assert len(mine) <= 1, "all that a Worker computes has the same threads"
     if asked.get("inproc"):
         assert plan.workers == ("main",)

@@ -629,7 +629,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
         cores=8,
         replicas={"rollout": 2},
         ranks={"train_policy": 2},
-        leases=(("rollout-0", "train-1"),),
+        turns=(("rollout-0", "train-1"),),
     ),
     "ppo": lambda: planned(ppo("tiny", "train.parquet", exact)),
     "sft": lambda: planned(sft("tiny", "demos.jsonl")),

@@ -72,7 +72,7 @@ CHOSEN: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, int]]] = {
         {"gpus": 4, "replicas": {"rollout": 2}}, SENT, {"rollout-0": 0, "rollout-1": 1, "main": 2},
     ),
     "by turns": (
-        {"gpus": 4, "pin": APART | {"ref": "train"}, "leases": (("gen", "train"),)}, PULL, {"gen": 0, "train": 0},
+        {"gpus": 4, "pin": APART | {"ref": "train"}, "turns": (("gen", "train"),)}, PULL, {"gen": 0, "train": 0},
     ),
     "pull was asked for": ({"gpus": 3, "pin": APART, "weights": "pull"}, PULL, {"gen": 0, "main": 1, "train": 2}),
     "collectives were asked for": ({"pin": APART, "weights": "collective"}, SENT, {}),
@@ -108,7 +108,7 @@ def test_what_collectives_cannot_do_is_refused() -> None:
         PlanError,
         match=r"routes: .*'policy' between train and gen, which take turns.* Fix: weights=p",
     ):
-        planned(pin=APART, leases=(("gen", "train"),), weights="collective")
+        planned(pin=APART, turns=(("gen", "train"),), weights="collective")
     there = tuple(
         Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("ab")
     )

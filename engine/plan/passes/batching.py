@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine.plan.draft import Draft
-from engine.plan.passes.place import MODEL_WORK, above
+from engine.plan.passes.place import above
 from engine.plan.plan import PlannedNode
 
 
@@ -24,12 +24,12 @@ def batching(draft: Draft) -> Draft:
     made = {n.name: n for n in draft.nodes}
 
     def streams(node: PlannedNode) -> bool:
-        decodes = [made[name] for name in uppers[node.name] if made[name].work == "decode"]
+        decodes = [made[name] for name in uppers[node.name] if made[name].traits.generates]
         beside = any(not set(d.workers) & set(node.workers) for d in decodes)
         return (
             bool(node.lag)
             and beside
-            and node.work not in MODEL_WORK
+            and not node.traits.computes
             and node.name not in draft.placing.chunks
         )
 

@@ -3,8 +3,8 @@
 Owns: who computes beside whom, and the threads that follow. Does not own: the Workers
 (place.py).
 
-Nodes of one Worker take turns, and each has all cores of the Worker; Workers of one lease take
-turns, too, and count once. Only kernels that compute with a Model are counted: columns and rewards
+Nodes of one Worker take turns, and each has all cores of the Worker; Workers that take turns with
+their devices count once. Only kernels that compute with a Model are counted: columns and rewards
 (whose functions have processes of their own) take little.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.plan.draft import Draft
-from engine.plan.passes.place import MODEL_WORK, above
+from engine.plan.passes.place import above
 from engine.plan.plan import PlannedNode
 
 
@@ -28,7 +28,7 @@ def cores(draft: Draft) -> Draft:
     parts = [
         n
         for n in draft.nodes
-        if n.work in MODEL_WORK and shares and shares[n.name] < totals[n.workers[0]]
+        if n.traits.computes and shares and shares[n.name] < totals[n.workers[0]]
     ]
     said = (
         f"a part of the {draft.cluster.cores} cores"
@@ -51,16 +51,14 @@ def _totals(draft: Draft) -> dict[str, int]:
 
 def _shares(draft: Draft) -> dict[str, int]:
     """Node -> threads; those of one Worker are equal, and those of all Workers of one node."""
-    busy = [n for n in draft.nodes if n.work in MODEL_WORK]
+    busy = [n for n in draft.nodes if n.traits.computes]
     computing = {w for n in busy for w in n.workers}
     totals = _totals(draft)
     shares = {w: cores if w in computing or not computing else 1 for w, cores in totals.items()}
-    lease = {w: number for number, group in enumerate(draft.leases) for w in group}
+    turn = {w: number for number, group in enumerate(draft.turns) for w in group}
     for node, beside in _beside(draft, busy).items():
         for worker in node_workers(busy, node):
-            here = {
-                lease.get(w, w) for w in beside if draft.hosts.get(w) == draft.hosts.get(worker)
-            }
+            here = {turn.get(w, w) for w in beside if draft.hosts.get(w) == draft.hosts.get(worker)}
             shares[worker] = min(shares[worker], max(1, totals[worker] // len(here)))
     for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
         for node in draft.nodes:

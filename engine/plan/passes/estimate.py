@@ -21,7 +21,6 @@ from engine.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
-from engine.plan.passes.project import EVERY_REWARD
 from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
 
@@ -121,7 +120,7 @@ class _Cost:
             return memory.train_parts(use.cost.parameters or 0, shape, work, dtype, head)
         if shape is None:
             return {}
-        decode = planned.work == "decode"
+        decode = planned.traits.generates
         return (
             memory.decode_parts(shape, work, dtype)
             if decode
@@ -152,7 +151,7 @@ class _Cost:
         """
         if planned.region == "evaluation" or planned.work == "evaluate":
             return None
-        if planned.work in ("decode", "forward", "train"):
+        if planned.traits.computes:
             known = (
                 use is not None and use.cost.parameters is not None and use.cost.shape is not None
             )
@@ -161,10 +160,8 @@ class _Cost:
                 if use and known and not self._draft.cluster.gpus
                 else None
             )
-        if (
-            not self._nodes[planned.name].operator.path.startswith("operators.")
-            or planned.operator == "reward"
-        ):
+        operator = self._nodes[planned.name].operator
+        if operator.parts or not operator.built_in:
             return None
         moved = [e.bytes for e in self._edges_of(planned)] or [self._kept(planned, planned.returns)]
         return time.column_seconds(sum(moved))
@@ -174,7 +171,7 @@ class _Cost:
         assert shape is not None
         assert parameters is not None
         cores = min(planned.layout.threads, self._draft.cluster.cores)
-        if planned.work == "decode":
+        if planned.traits.generates:
             return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)
         if planned.work == "forward":
             return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
@@ -206,7 +203,7 @@ class _Cost:
         return Work(
             lengths=lengths,
             prompts=prompts,
-            rows=prompts * (planned.rows if planned.work == "decode" else planned.inner),
+            rows=prompts * (planned.rows if planned.traits.generates else planned.inner),
             budget=max(layout.tokens, group) if atomic else layout.tokens,
             slots=layout.slots,
             entropy=any(t.function.entropy for t in terms),
@@ -249,8 +246,8 @@ class _Cost:
             sizes = {
                 n: data_bytes(n, kind, lengths) for n, kind in data.items() if n not in sizes
             } | sizes
-        if node.operator.name == "reward":
-            sizes[EVERY_REWARD] = 4 * len(node.params["fns"])
+        if node.operator.parts:
+            sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes
 
     # --- lengths ----------------------------------------------------------------------------------
@@ -259,23 +256,23 @@ class _Cost:
         found: dict[str, Lengths] = {}
         for node in self._draft.graph.nodes:
             found[node.name] = self._lengths_of(node, found)
-            if node.operator.work == "decode":  # what it is asked is as long as it reads
+            if node.operator.traits.generates:  # what it is asked is as long as it reads
                 prompt = found[node.name].prompt
                 for port in row_line(next(iter(node.inputs.values()))):
-                    if port.node.operator.work == "decode":
+                    if port.node.operator.traits.generates:
                         break  # another's rows, of which this one's prompts were made
                     found[port.node.name] = replace(found[port.node.name], prompt=prompt)
         return found
 
     def _lengths_of(self, node: Node, found: Mapping[str, Lengths]) -> Lengths:
-        if node.operator.work == "decode":
+        if node.operator.traits.generates:
             policy = next(s for s in node.states.values() if isinstance(s, Model))
             shape = self.models[policy.name].shape
             lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
             return lengths.clipped(shape.context) if shape else lengths
         if node.operator.work == "source":
-            prompts = node.operator.name != "demonstrations"
-            return Lengths(prompt=of_rollout(0, None).prompt) if prompts else of_demonstration()
+            answers = node.operator.tokenises
+            return of_demonstration() if answers else Lengths(prompt=of_rollout(0, None).prompt)
         rows = node.operator.rows
         onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
         above = [found[p.node.name] for p in onto]
@@ -287,7 +284,7 @@ class _Cost:
             if cost.parameters is None:
                 yield f"{name}: parameters, memory and seconds unknown: {cost.why}"
         for name, node in self._nodes.items():
-            lengths, made = self._lengths[name], node.operator.work in ("decode", "source")
+            lengths, made = self._lengths[name], node.operator.traits.writes_tokens
             if made and lengths.bound:
                 answers = (
                     f" and answers of {lengths.completion}"

@@ -120,7 +120,7 @@ class _Rules:
 
 def _tokenizer(node: PlannedNode, draft: Draft) -> tuple[ModelUse, ...]:
     """Demonstrations are tokenised for the Model that is trained on them."""
-    if node.operator != "demonstrations":
+    if not draft.graph.node(node.name).operator.tokenises:
         return ()
     for other in draft.nodes:
         if other.source == node.name and other.models:

@@ -1,4 +1,4 @@
-"""Which Workers each node is on: replicas, ranks, leases, hosts, and who records.
+"""Which Workers each node is on: replicas, ranks, turns, hosts, and who records.
 
 Owns: the Workers, from what was asked for (engine/plan/placing.py) and from what overlaps. Does
 not own: searching over layouts, threads (cores.py), modules (modules.py), batching (batching.py).
@@ -27,8 +27,6 @@ from engine.plan.passes.tensor import tensor_problems
 from engine.plan.plan import PlannedNode
 
 MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"
-MODEL_WORK = ("decode", "forward", "train")
-"""Work that computes with a Model."""
 
 
 def place(draft: Draft) -> Draft:
@@ -41,14 +39,14 @@ def place(draft: Draft) -> Draft:
     nodes = tuple(_split(draft))
     if draft.placing.inproc:
         nodes = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes)
-    leases = () if draft.placing.inproc else draft.placing.leases
+    turns = () if draft.placing.inproc else draft.placing.turns
     notes = (*draft.notes, *_notes(draft))
     hosts = _hosts(draft, nodes)
-    devices = _devices(draft, nodes, hosts, leases)
+    devices = _devices(draft, nodes, hosts, turns)
     return replace(
         draft,
         nodes=nodes,
-        leases=leases,
+        turns=turns,
         recorder=_recorder(nodes),
         hosts=hosts,
         devices=devices,
@@ -96,7 +94,7 @@ def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
         if (
             source not in placing.pin
         ):  # with one generation it is fed in time; several must not wait for one of them
-            first = next(n.name for n in draft.nodes if n.source == source and n.work == "decode")
+            first = next(n.name for n in draft.nodes if n.source == source and n.traits.generates)
             places[source] = places[first] if len(places[first]) == 1 else (source,)
     for group in placing.together:
         workers = places[_leader(draft, [nodes[name] for name in group])]
@@ -119,21 +117,21 @@ def _overlapping(draft: Draft) -> dict[str, str]:
     its Worker.
     """
     lagging = {s.name for s in draft.sources if s.max_lag}
-    decodes = {n.name for n in draft.nodes if n.work == "decode"}
-    fed = {n.source for n in draft.nodes if n.work == "decode" and n.region == "stream"}
+    decodes = {n.name for n in draft.nodes if n.traits.generates}
+    fed = {n.source for n in draft.nodes if n.traits.generates and n.region == "stream"}
     uppers = above(draft.nodes)
     found: dict[str, str] = {}
     for node in draft.nodes:
         below = uppers[node.name] & decodes
         streams = node.region == "stream" and node.source in lagging
-        if streams and node.work == "decode":
+        if streams and node.traits.generates:
             found[node.name] = node.name if below else ROLLOUT
         elif streams and node.work == "forward":
             found[node.name] = TRAIN if below else ROLLOUT
         elif streams and node.work == "source" and node.name in fed:
             found[node.name] = ROLLOUT
         else:
-            found[node.name] = TRAIN if node.region == "step" or node.work in MODEL_WORK else DATA
+            found[node.name] = TRAIN if node.region == "step" or node.traits.computes else DATA
     return found
 
 
@@ -181,11 +179,11 @@ def _recorder(nodes: Sequence[PlannedNode]) -> str:
     """A Worker that neither generates nor trains, so that writing costs neither time and its death
     no state: the source's where it is one. Else the first train node's.
     """
-    busy = {w for n in nodes if n.work in ("decode", "train") for w in n.workers}
+    busy = {w for n in nodes if n.traits.generates or n.work == "train" for w in n.workers}
     ordered = sorted(
         (n for n in nodes if n.region != "evaluation"), key=lambda n: n.work != "source"
     )
-    free = [n.workers[0] for n in ordered if n.work not in MODEL_WORK and n.workers[0] not in busy]
+    free = [n.workers[0] for n in ordered if not n.traits.computes and n.workers[0] not in busy]
     trains = [n.workers[0] for n in nodes if n.work == "train"]
     return next(iter([*free, *trains]), nodes[0].workers[0])
 
@@ -205,18 +203,18 @@ def _devices(
     draft: Draft,
     nodes: Sequence[PlannedNode],
     hosts: Mapping[str, str],
-    leases: Sequence[Sequence[str]],
+    turns: Sequence[Sequence[str]],
 ) -> dict[str, int]:
     """The GPU of each Worker that computes with a Model: one of its own as far as its host's reach,
     and then again from the first. Workers that take turns have the same one.
     """
-    turns = {worker: lease[0] for lease in leases for worker in lease}
+    first_of = {worker: group[0] for group in turns for worker in group}
     found: dict[str, int] = {}
     used: dict[str, int] = {}
-    for worker in dict.fromkeys(w for n in nodes if n.work in MODEL_WORK for w in n.workers):
-        host, first = hosts.get(worker, ""), turns.get(worker, worker)
+    for worker in dict.fromkeys(w for n in nodes if n.traits.computes for w in n.workers):
+        host, first = hosts.get(worker, ""), first_of.get(worker, worker)
         count = len(draft.cluster.on(host).gpus)
-        shared = next((found[w] for w in found if turns.get(w, w) == first), None)
+        shared = next((found[w] for w in found if first_of.get(w, w) == first), None)
         if count and shared is None:
             found[worker] = used.get(host, 0) % count
             used[host] = used.get(host, 0) + 1

@@ -19,9 +19,6 @@ from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
-EVERY_REWARD = "reward/*"
-"""Each reward function's own column, whatever their names."""
-
 _ROLLOUT = ("completion", "prompt_ids", "completion_ids", "completion_mask", "finish", "version")
 
 
@@ -64,16 +61,15 @@ class _Finder:
         show.
         """
         rows = self._whole(self._domains.of(score))
-        parts = [
-            n.name for n in _reward_nodes(score) if self._whole(self._domains.of_node(n)) is rows
-        ]
-        merged = [
-            replace(f, columns=(*f.columns, EVERY_REWARD)) if f.producer in parts else f
-            for f in fetches
-        ]
+        parts = {
+            n.name: (n.operator.parts,)
+            for n in _with_parts(score)
+            if self._whole(self._domains.of_node(n)) is rows
+        }
         known = {f.producer for f in fetches}
-        others = [n for n in parts if n not in known]
-        return (*merged, *(Fetch(producer=n, columns=(EVERY_REWARD,)) for n in others))
+        merged = [replace(f, columns=(*f.columns, *parts.get(f.producer, ()))) for f in fetches]
+        others = [Fetch(producer=n, columns=c) for n, c in parts.items() if n not in known]
+        return (*merged, *others)
 
     def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
         """The rows of each Step as they are shown, by the name of the train node: of each whose
@@ -100,13 +96,13 @@ class _Finder:
         rewards = [
             n
             for n in rewards
-            if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.work != "select"
+            if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.traits.moves_rows
         ]
         rewards = [n for n in rewards if self._whole(self._domains.of_node(n)) is whole]
         plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
         columns: dict[str, tuple[str, ...]] = {n.name: ("reward",) for n in (plain or rewards)[-1:]}
-        for name in (n.name for n in rewards if n.operator.name == "reward"):
-            columns[name] = (*columns.get(name, ()), EVERY_REWARD)
+        for node in (n for n in rewards if n.operator.parts):
+            columns[node.name] = (*columns.get(node.name, ()), node.operator.parts)
         for name, wanted in columns.items():
             yield Fetch(producer=name, columns=wanted)
         for key, port in train.inputs.items():
@@ -190,11 +186,9 @@ def _of_loss(node: Node, declared: Input) -> bool:
     return node.operator.work == "train" and declared not in node.operator.inputs
 
 
-def _reward_nodes(score: Port[Any]) -> list[Node]:
+def _with_parts(score: Port[Any]) -> list[Node]:
     """The nodes of user functions that a score is made of, in order of their names."""
-    return sorted(
-        (n for n in _upstream(score.node) if n.operator.name == "reward"), key=lambda n: n.name
-    )
+    return sorted((n for n in _upstream(score.node) if n.operator.parts), key=lambda n: n.name)
 
 
 def _upstream(node: Node) -> list[Node]:

@@ -61,7 +61,7 @@ def _old_is_now(node: Node, term: LossTerm) -> bool:
     if port is None or node.params["epochs"] * node.params["minibatches"] != 1:
         return False
     made_by = port.node
-    if made_by.operator.name != "logprobs" or made_by.states.get("model") != node.states["model"]:
+    if not made_by.operator.log_probs or made_by.states.get("model") != node.states["model"]:
         return False
     if physical(made_by.inputs["rows"]) != physical(node.inputs["rows"]):
         return False  # the current log-probs are those of the rows that are trained

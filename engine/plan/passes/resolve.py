@@ -32,8 +32,8 @@ def resolve(draft: Draft) -> Draft:
 
     def change(node: Node) -> Node:
         least = known.get(node.name)
-        if least is not None and node.operator.work in ("decode", "source"):
-            if least.node.name != node.name and node.operator.work == "decode":
+        if least is not None and node.operator.traits.writes_tokens:
+            if least.node.name != node.name and node.operator.traits.generates:
                 notes.append(
                     f"{node.name}: rows of at most {least.limit} tokens, the positions of"
                     f" {least.model}"
@@ -43,7 +43,7 @@ def resolve(draft: Draft) -> Draft:
             )
         if node.operator.work == "train":
             params, found = _of_train(node, _rows_of_step(node, domains))
-        elif node.operator.name == "logprobs" and node.params["temperature"] is None:
+        elif node.operator.log_probs and node.params["temperature"] is None:
             params, found = _of_logprobs(node)
         else:
             return node
@@ -113,14 +113,14 @@ def row_line(port: Port[Any]) -> Iterator[Port[Any]]:
     """
     at: Port[Any] | None = port
     while at is not None:
-        if at.node.operator.work != "select":
+        if at.node.operator.traits.moves_rows:
             yield at
         at = _above(at)
 
 
 def _above(port: Port[Any]) -> Port[Any] | None:
     node = port.node
-    if node.operator.work == "select":
+    if not node.operator.traits.moves_rows:
         return node.inputs[f"port{port.index}"]
     rows = node.operator.rows
     if isinstance(rows, Reduce):

@@ -87,6 +87,7 @@ def _node(
             for key, port in node.inputs.items()
         ),
         models=tuple(_uses(node, trained)),
+        tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
         max_lag=int(node.params.get("max_lag", 0)),
         refill=bool(node.params.get("refill", False)),
         max_attempts=int(node.params.get("max_attempts", 10)),

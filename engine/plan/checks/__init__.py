@@ -1,0 +1,35 @@
+"""The checks of a finished plan, in the order in which what they find is told.
+
+Owns: the list. Does not own: any check, nor the rules of graphs (dataflow/rules). Each is a
+function of a Draft that yields what is wrong, in words; it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from engine.plan.checks.devices import device_columns, turns
+from engine.plan.checks.memory import memory
+from engine.plan.checks.prompts import chunks, constant, groups
+from engine.plan.checks.rows import kernels, producers, ratios
+from engine.plan.checks.weights import aliases, routes
+from engine.plan.checks.workers import hosts, workers, worlds
+from engine.plan.draft import Draft
+
+CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
+    "kernels": kernels,
+    "producers": producers,
+    "ratios": ratios,
+    "groups": groups,
+    "constant": constant,
+    "workers": workers,
+    "worlds": worlds,
+    "turns": turns,
+    "hosts": hosts,
+    "chunks": chunks,
+    "aliases": aliases,
+    "routes": routes,
+    "device": device_columns,
+    "memory": memory,
+}
+"""By the name that a PlanError gives."""

@@ -1,0 +1,81 @@
+"""Devices: who takes turns with them, and columns whose values stay on one.
+
+Owns: turns and columns on devices. Does not own: which Worker has which device (passes/place.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataflow.device import declared
+from dataflow.errors import nearest
+from engine.plan.draft import Draft
+from engine.plan.plan import PlannedEdge
+
+
+def turns(draft: Draft) -> Iterator[str]:
+    """Workers that take turns are there, each in one group; ranks that act in lock-step take none."""
+    seen: set[str] = set()
+    for group in draft.turns:
+        shown = ",".join(group)
+        for worker in group:
+            yield from _member(draft, shown, worker, seen)
+            seen.add(worker)
+        if len(group) < 2:
+            yield f"{shown}: one worker, which has nobody to take turns with. Fix: leave it out."
+        for node in draft.nodes:
+            if node.ranks > 1 and len(set(node.workers) & set(group)) > 1:
+                problem = f"{shown}: these are ranks of {node.name}, which act together"
+                yield f"{problem}. Fix: pin {node.name} to workers of different groups."
+
+
+def _member(draft: Draft, shown: str, worker: str, seen: set[str]) -> Iterator[str]:
+    if worker not in draft.workers:
+        fix = nearest(worker, draft.workers) or f"one of {', '.join(draft.workers)}"
+        yield f"{shown}: expected a worker, found {worker!r}. Fix: {fix}."
+    elif worker in seen:
+        fix = "one group of all that share its devices"
+        yield f"{shown}: {worker} is in two groups. Fix: {fix}."
+
+
+def device_columns(draft: Draft) -> Iterator[str]:
+    """Columns on a device are read on its host, by Workers that do not take turns; what is recorded
+    is on none.
+    """
+    for edge in (e for e in draft.edges if e.device):
+        yield from _off_host(draft, edge)
+        yield from _by_turns(draft, edge)
+    for fetch in (f for i in draft.recorded for f in i.fetches):
+        device = declared(draft.graph.node(fetch.producer).schemas)
+        for name in (c for c in fetch.columns if c in device):
+            yield (
+                f"{fetch.producer}: {name!r} is recorded of each Step, from the host. Fix: {name!r}"
+                " not on a device."
+            )
+
+
+def _off_host(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
+    made, columns = draft.node(edge.producer), ", ".join(edge.device)
+    readers = {f"{edge.consumer} in {w}": w for w in draft.node(edge.consumer).workers}
+    if made.region == "stream":
+        readers |= {f"{draft.recorder}, which writes checkpoints,": draft.recorder}
+    for sender, (who, reader) in ((s, r) for s in made.workers for r in readers.items()):
+        here, there = draft.host_of(sender), draft.host_of(reader)
+        if here != there:
+            problem = (
+                f"{edge.producer} in {sender} has {columns} on a device of {here}, {who} reads it"
+                f" on {there}"
+            )
+            yield (
+                f"{problem}: collectives stay on one host. Fix: pin"
+                f" {edge.producer}={sender}@{there}."
+            )
+
+
+def _by_turns(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
+    made, columns = draft.node(edge.producer), ", ".join(edge.device)
+    group = next((g for g in draft.turns if set(made.workers) & set(g)), ())
+    if group:
+        problem = f"{edge.producer} has {columns} on a device that {', '.join(group)} have by turns"
+        fix = f"pin {edge.producer} to another worker, or {columns} without device=True"
+        yield f"{problem}. Fix: {fix}."

@@ -1,0 +1,123 @@
+"""Memory: what Workers need at their peak fits, on each GPU and in the memory of each host.
+
+Owns: the comparison, and the words for what is too large. Does not own: any number
+(passes/estimate.py, engine/cost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
+from engine.plan.cluster import Cluster
+from engine.plan.draft import Draft
+from engine.plan.plan import PlannedNode
+
+Nodes = Mapping[str, list[PlannedNode]]
+"""Of each Worker."""
+Turns = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What is needed at a place. room: bytes that it has. without: parts that lie elsewhere."""
+
+    where: str
+    room: int
+    bytes: int
+    without: tuple[str, ...] = ()
+
+
+def memory(draft: Draft) -> Iterator[str]:
+    """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host
+    memory the rest.
+    """
+    for host in dict.fromkeys(draft.host_of(w) for w in draft.workers):
+        nodes = _nodes_on(draft, host)
+        turns = [[w for w in group if w in nodes] for group in draft.turns]
+        cluster, where = draft.cluster.on(host), f"host {host}" if host else "this host"
+        if cluster.gpus:
+            yield from _on_gpus(draft, nodes, turns, cluster, where)
+            yield from _beside_gpus(nodes, turns, cluster)
+        else:
+            need = host_peak(_parts(nodes), turns)
+            yield from _fits(nodes, _Need(where, cluster.memory, need))
+
+
+def _nodes_on(draft: Draft, host: str) -> Nodes:
+    workers = (w for w in draft.workers if draft.host_of(w) == host)
+    return {w: [n for n in draft.nodes if w in n.workers] for w in workers}
+
+
+def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
+    return {w: [n.estimate.bytes for n in those] for w, those in nodes.items()}
+
+
+def _on_gpus(
+    draft: Draft, nodes: Nodes, turns: Turns, cluster: Cluster, where: str
+) -> Iterator[str]:
+    """Workers by the GPU that they are on; those without one count with the first."""
+    for index in dict.fromkeys(draft.devices.get(w, 0) for w in nodes):
+        here = {w: those for w, those in nodes.items() if draft.devices.get(w, 0) == index}
+        mine = [[w for w in group if w in here] for group in turns]
+        need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
+        gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
+        gpu += "" if where == "this host" else f" of {where}"
+        yield from _fits(here, _Need(gpu, cluster.gpus[index], need, HOST_PARTS))
+
+
+def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
+    """Rows that wait, and what sleep moves to the host."""
+    parts = _parts(nodes)
+    held = sum(p.get(name, 0) for those in parts.values() for p in those for name in HOST_PARTS)
+    held += sum(lasting(p, without=HOST_PARTS) for group in turns for w in group for p in parts[w])
+    if held > cluster.memory:
+        yield (
+            f"{', '.join(nodes)}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower"
+            " batch or max_lag."
+        )
+
+
+def _fits(workers: Nodes, need: _Need) -> Iterator[str]:
+    """What needs more than there is: a Worker alone, else all together."""
+    if need.bytes <= need.room:
+        return
+    alone = {w: _peak(nodes, need.without) for w, nodes in workers.items()}
+    single = next((w for w, size in alone.items() if size > need.room or len(workers) == 1), "")
+    if single:
+        told = f"{single} needs {_gib(alone[single])}"
+    else:
+        told = f"{', '.join(workers)} together need {_gib(need.bytes)}"
+    largest = _largest([workers[single]] if single else workers.values(), need.without)
+    shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
+    fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")
+    yield f"{told}, {need.where} has {_gib(need.room)}: {shown}. Fix: {fix}."
+
+
+def _peak(nodes: list[PlannedNode], without: tuple[str, ...]) -> int:
+    return peak((n.estimate.bytes for n in nodes), without=without)
+
+
+def _largest(
+    workers: Iterable[list[PlannedNode]], without: tuple[str, ...]
+) -> list[tuple[int, str, str]]:
+    """(bytes, part, node) of the four largest parts."""
+    nodes = (n for those in workers for n in those)
+    parts = {(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items()}
+    return sorted((p for p in parts if p[1] not in without), reverse=True)[:4]
+
+
+def _smaller(part: str) -> str:
+    """The nearest way to less of a part."""
+    if part in ("snapshot", "copies"):
+        return "readers in the writer's worker (workers: one)"
+    if part in ("kv_cache", "outbox", "device_columns"):
+        return "a lower batch, n, max_tokens or max_prompt_tokens"
+    if part in ("activations", "logits"):
+        return "shorter rows: a lower max_tokens or max_prompt_tokens"
+    return 'a smaller base, or dtype="bfloat16" for Models that are not trained'
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,63 @@
+"""Prompts: how the prompts of a Step are divided into updates and chunks.
+
+Owns: groups, constant divisors and chunks. Does not own: the division (passes/batching.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.plan.draft import Draft
+
+
+def groups(draft: Draft) -> Iterator[str]:
+    """Every update has at least one whole group, and the same number of groups where the Step is
+    full.
+    """
+    batches = {s.name: s.batch for s in draft.sources}
+    loose = _of_any_size(draft)
+    for node in (n for n in draft.nodes if n.work == "train" and n.source in batches):
+        parts, batch = draft.graph.node(node.name).params["minibatches"], batches[node.source]
+        if batch % parts == 0 or (node.source in loose and batch >= parts):
+            continue
+        problem = f"{node.name}: {batch} prompts in {parts} minibatches of whole groups"
+        yield f"{problem}. Fix: minibatches={_divisor(batch, parts)}."
+
+
+def _divisor(batch: int, most: int) -> int:
+    """The greatest divisor of a batch up to this."""
+    return max(d for d in range(1, min(most, batch) + 1) if batch % d == 0)
+
+
+def _of_any_size(draft: Draft) -> set[str]:
+    """Sources of which a selection without refill leaves as many groups as it does."""
+    return {
+        n.source
+        for n in draft.nodes
+        if n.relation == "subset" and not n.refill and n.region != "evaluation"
+    }
+
+
+def constant(draft: Draft) -> Iterator[str]:
+    """aggregate="constant" divides by the longest completion, which only a sampler sets."""
+    for node in draft.graph.nodes:
+        params = node.params
+        if params.get("aggregate") == "constant" and not params.get("max_tokens"):
+            problem = (
+                f"{node.name}: aggregate='constant' divides by max_tokens, and nothing sampled its"
+                " rows"
+            )
+            yield f"{problem}. Fix: aggregate='token_mean'."
+
+
+def chunks(draft: Draft) -> Iterator[str]:
+    """A chunk has at least one prompt of its cohort; below the cut, of its Step."""
+    batches = {s.name: s.cohort or s.batch for s in draft.sources}
+    for node in draft.nodes:
+        most = batches.get(node.source, node.chunks)
+        if not 1 <= node.chunks <= most:
+            problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
+            yield (
+                f"{problem}. Fix: chunks: {node.name}={min(max(node.chunks, 1), most)}, or a larger"
+                " batch."
+            )

@@ -1,0 +1,91 @@
+"""Rows: each node has a kernel, and whatever it reads is made before, in the right number.
+
+Owns: kernels, producers and ratios. Does not own: which columns travel (passes/project.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from dataflow.errors import nearest
+from engine.plan.draft import Draft
+from engine.plan.plan import PlannedInput, PlannedNode
+
+
+def kernels(draft: Draft) -> Iterator[str]:
+    """Each node has a kernel, each use of a Model a module."""
+    for node in draft.nodes:
+        if not node.kernel:
+            yield f"{node.name} has none. Fix: the pass choose_kernels comes before this one."
+        for use in node.models:
+            if not use.module:
+                yield (
+                    f"{node.name} has no module for {use.model!r}. Fix: the pass place comes before"
+                    " this one."
+                )
+
+
+def producers(draft: Draft) -> Iterator[str]:
+    """Whatever is fetched is made, by a node that runs before; and each gate is such a node."""
+    before: set[str] = set()
+    known = {n.name: n for n in draft.nodes}
+    for node in draft.nodes:
+        for i in node.inputs:
+            yield from _before(node.name, i, before, known)
+            yield from _returned(node.name, i, known)
+        before.add(node.name)
+    for i in draft.recorded:
+        yield from _before("recorded", i, before, known)
+        yield from _returned("recorded", i, known)
+
+
+def _before(
+    where: str, i: PlannedInput, before: Collection[str], known: Collection[str]
+) -> Iterator[str]:
+    for name in (i.gate, *(f.producer for f in i.fetches)):
+        if name not in before:
+            found = "runs after it" if name in known else "is no node"
+            near = nearest(name, before) or "a node upstream"
+            yield (
+                f"{where}.{i.name} expects rows of a node upstream, {name!r} {found}. Fix: {near}."
+            )
+
+
+def _returned(where: str, i: PlannedInput, known: Mapping[str, PlannedNode]) -> Iterator[str]:
+    for fetch in i.fetches:
+        returns = known[fetch.producer].returns if fetch.producer in known else fetch.columns
+        missing = [column for column in fetch.columns if column not in returns]
+        if missing or not fetch.columns:
+            lacks = f"does not return {', '.join(missing)}" if missing else "is asked for no column"
+            yield (
+                f"{where}.{i.name}: {fetch.producer!r} {lacks}. Fix: the pass project says what"
+                " returns."
+            )
+
+
+def ratios(draft: Draft) -> Iterator[str]:
+    """Rows of a node's inputs are a whole multiple, as stated, of the rows of each gate and of each
+    producer.
+    """
+    known = {n.name: n for n in draft.nodes}
+    for node in draft.nodes:
+        for i in node.inputs:
+            yield from _multiples(node, i, known)
+        if node.rows % node.inner and node.relation != "source":
+            yield (
+                f"{node.name}: {node.rows} rows a prompt of {node.inner}. Fix: a whole number of"
+                " rows for each."
+            )
+
+
+def _multiples(
+    node: PlannedNode, i: PlannedInput, known: Mapping[str, PlannedNode]
+) -> Iterator[str]:
+    wide = node.inner * max(1, i.fan_in)
+    for name, ratio in ((i.gate, i.ratio), *((f.producer, f.ratio) for f in i.fetches)):
+        above = known.get(name)
+        if above is not None and above.rows * ratio != wide:
+            yield (
+                f"{node.name}.{i.name}: {wide} rows a prompt, and {ratio} for each of the"
+                f" {above.rows} of {name!r}. Fix: rows that {name!r} is an ancestor of."
+            )

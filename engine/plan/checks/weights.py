@@ -1,0 +1,58 @@
+"""Weights: who may share a module with its writer, and by which route versions go.
+
+Owns: aliases and routes. Does not own: the choice of both (passes/modules.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.plan.draft import Draft
+from engine.plan.plan import ModelUse, PlannedNode, elsewhere
+
+
+def aliases(draft: Draft) -> Iterator[str]:
+    """A module is shared with its writer only in the writer's Workers, unsharded, and above the cut
+    only at lag 0.
+    """
+    writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
+    for node in draft.nodes:
+        for use in node.models:
+            if what := _why_not_shared(node, use, writers):
+                yield (
+                    f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its"
+                    " own."
+                )
+
+
+def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, PlannedNode]) -> str:
+    """Empty where it can be, or where nobody else writes this module while the node computes."""
+    writer = writers.get(use.module)
+    if writer is None or node is writer or node.work == "evaluate" or use.param == "tokenizer":
+        return ""
+    if not set(node.workers) <= set(writer.workers):
+        return "from another worker"
+    if node.lag:
+        return f"at lag {node.lag}"
+    return "of which its rank has a part" if writer.layout.partial else ""
+
+
+def routes(draft: Draft) -> Iterator[str]:
+    """Weights go by collectives between Workers of one host that do not take turns."""
+    workers = {n.name: n.workers for n in draft.nodes}
+    for model in (m for m in draft.models if m.writer and m.route != "pull"):
+        writer = workers[model.writer][0]
+        for reader in elsewhere(model, draft.models, draft.nodes):
+            here, there = draft.host_of(writer), draft.host_of(reader)
+            turns = draft.turns_of(writer)
+            if here != there:
+                problem = (
+                    f"{writer} on {here} and {reader} on {there}, and collectives stay on one host"
+                )
+                yield f"weights of {model.name!r} from {problem}. Fix: weights=pull."
+            elif reader in turns:
+                problem = (
+                    f"{writer} and {reader}, which take turns with their devices"
+                    f" ({','.join(turns)})"
+                )
+                yield f"weights of {model.name!r} between {problem}. Fix: weights=pull."

@@ -1,0 +1,103 @@
+"""Edges of an explained plan: which columns move, and how weights get to their readers.
+
+Owns: a line or more for each edge and each Model. Does not own: routes (passes/estimate.py,
+passes/modules.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dataflow.shown import shown_bytes
+from engine.plan.explain.layout import count, named, side_by_side, widest, wrapped
+from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode
+
+
+def edges(plan: Plan) -> Iterator[str]:
+    """What moves along each edge in a Step, and what stays."""
+    if not plan.edges:
+        return
+    shown = [f"{e.producer} -> {e.consumer}" for e in plan.edges]
+    width, evaluated = widest(shown, 44), {n.name for n in plan.nodes if n.region == "evaluation"}
+    widths = [10, 10, len("inproc")]
+    yield side_by_side(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
+    for name, edge in zip(shown, plan.edges, strict=True):
+        moved = (
+            ["evaluation", ""]
+            if edge.consumer in evaluated
+            else [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
+        )
+        first = side_by_side([*moved, edge.route], widths)
+        first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
+        yield from named(name, width, first, tail=", ".join(edge.columns))
+    yield side_by_side(["all", *_totals(plan.edges)], [width, 10, 10])
+
+
+def _totals(edges: Iterable[PlannedEdge]) -> list[str]:
+    moved, saved = zip(*((e.bytes, e.saved) for e in edges), strict=True)
+    return [shown_bytes(sum(moved)), shown_bytes(sum(saved))]
+
+
+def weights(plan: Plan) -> Iterator[str]:
+    """Each Model, and how its versions get from the writer to each reader."""
+    nodes = {n.name: n for n in plan.nodes}
+    width = widest(m.name for m in plan.models)
+    for model in plan.models:
+        size = (
+            "parameters unknown"
+            if model.parameters is None
+            else f"{count(model.parameters, 'parameter')}"
+        )
+        yield from named(model.name, width, f"{size}, from {model.base}", tail="")
+        for line in _versions(plan, model, nodes):
+            yield from wrapped(line, indent=width + 2, after=2)
+
+
+_ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
+
+
+def _apart(plan: Plan, one: PlannedNode, other: PlannedNode) -> bool:
+    """Whether their Workers are on several hosts."""
+    return len({plan.hosts[w] for w in (*one.workers, *other.workers)}) > 1
+
+
+def _versions(plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode]) -> Iterator[str]:
+    if model.follows:
+        way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
+        yield f"follows {model.follows}: {way}, every {count(model.every, 'Step')}"
+    if not model.writer:
+        if model.readers:
+            yield f"{'' if model.follows else 'frozen, '}read by {', '.join(model.readers)}"
+    elif model.readers:
+        yield from (_way(plan, model, nodes[r], nodes[model.writer]) for r in model.readers)
+    else:
+        yield f"written by {model.writer}, {_unread(plan, model)}"
+
+
+def _unread(plan: Plan, model: PlannedModel) -> str:
+    followers = ", ".join(m.name for m in plan.models if m.follows == model.name)
+    return f"followed by {followers}" if followers else "read by nobody"
+
+
+def _way(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
+    lag = reader.max_lag if reader.region == "stream" else 0
+    far = plan.hosts and model.route == "pull" and _apart(plan, reader, writer)
+    carried = f"{_carried(model, reader, writer)}{' by zmq' if far else ''}"
+    return f"{writer.name} -> {reader.name}: {carried}; lag {lag}"
+
+
+def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
+    """How a version reaches a reader: not at all, within a process, or from one to another."""
+    if reader.name in model.aliases:
+        return "alias, they take turns with one module"
+    if set(reader.workers) <= {writer.workers[0]}:
+        return "copy"
+    return f"copy in {_among(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
+
+
+def _among(workers: Sequence[str]) -> str:
+    return (
+        ", ".join(workers)
+        if len(workers) < 4
+        else f"{workers[0]} ... {workers[-1]} ({len(workers)})"
+    )

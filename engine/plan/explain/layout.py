@@ -1,0 +1,66 @@
+"""Text that fits: columns side by side, names, wrapped lines, counts and durations in words.
+
+Owns: the width, and how a line breaks. Does not own: anything that is said.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+WIDTH = 120
+_NAME = 24
+"""Widest name that shares its line with what is said of it."""
+
+
+def count(number: int, noun: str) -> str:
+    """`3 Steps`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def duration(seconds: float | None) -> str:
+    """`21 s`, `1.3 s`, `4 ms`; `-` where nothing is known."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{seconds * 1e3:.1f} ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:,.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+
+
+def widest(names: Iterable[str], limit: int = _NAME) -> int:
+    """The width of a column of names, which those that are too long do not widen."""
+    return min(limit, max((len(name) for name in names), default=0))
+
+
+def side_by_side(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells side by side, two blanks between them; one that is too wide pushes the rest along."""
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
+
+
+def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
+    """A name and what is said of it; a name that is too long has its own line. The tail wraps
+    behind the text.
+    """
+    if len(name) > width:
+        yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
+    start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"
+    indent = min(len(start) if tail else width, 3 * WIDTH // 4)
+    yield from textwrap.wrap(
+        f"{start}  {tail}".rstrip(),
+        WIDTH - 2,
+        subsequent_indent=" " * (indent + 2),
+        break_on_hyphens=False,
+    )
+
+
+def wrapped(text: str, *, indent: int = 0, after: int = 0) -> Iterator[str]:
+    """Text in lines that fit; continuation lines are indented by `after` more."""
+    first = " " * indent
+    yield from textwrap.wrap(
+        text,
+        WIDTH - 2,
+        initial_indent=first,
+        subsequent_indent=first + " " * after,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,89 @@
+"""What Workers need at their peak, against the memory that there is.
+
+Owns: the words. Does not own: the numbers (engine/cost/memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dataflow.shown import shown_bytes
+from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
+from engine.plan.cluster import Cluster
+from engine.plan.plan import Plan, PlannedNode
+
+
+def totals(plan: Plan) -> Iterator[str]:
+    """Totals against the memory that there is; of several Workers each has a line in its section."""
+    if len(plan.workers) == 1:
+        yield from (f"{plan.workers[0]}: {text}" for text in holds(plan, plan.workers[0]))
+        return
+    if names := unknown(plan, plan.nodes):
+        yield f"all workers: memory unknown, since the parameters of {', '.join(names)} are"
+    elif plan.cluster:
+        for host in dict.fromkeys(plan.hosts.get(w, "") for w in plan.workers):
+            yield from _host_memory(plan, plan.cluster.on(host), host)
+
+
+def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
+    """What the Workers of one host need together."""
+    if cluster.gpus:
+        return
+    workers = [w for w in plan.workers if plan.hosts.get(w, "") == host]
+    parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in workers}
+    most = (
+        "at most"
+        f" {shown_bytes(host_peak(parts, [group for group in plan.turns if group[0] in workers]))}"
+    )
+    told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
+    yield f"{told}, of {shown_bytes(cluster.memory)}"
+
+
+def holds(plan: Plan, worker: str) -> Iterator[str]:
+    """What a Worker needs at most."""
+    nodes = [n for n in plan.nodes if worker in n.workers]
+    if names := unknown(plan, nodes):
+        without = f"without them {shown_bytes(peak(n.estimate.bytes for n in nodes))}"
+        yield f"memory unknown, since the parameters of {', '.join(names)} are; {without}"
+    elif plan.cluster and plan.cluster.on(plan.hosts.get(worker, "")).gpus:
+        yield from _on_gpu(plan, plan.cluster, worker, nodes)
+    elif plan.cluster and len(plan.workers) == 1:
+        yield f"{_peak(nodes, ())}, of {shown_bytes(plan.cluster.memory)}"
+    else:
+        yield _peak(nodes, ())
+
+
+def _on_gpu(
+    plan: Plan, cluster: Cluster, worker: str, nodes: Sequence[PlannedNode]
+) -> Iterator[str]:
+    host, index = plan.hosts.get(worker, ""), plan.devices.get(worker, 0)
+    there = cluster.on(host)
+    gpu = "the GPU" if len(there.gpus) == 1 else f"GPU {index}"
+    yield f"{_peak(nodes, HOST_PARTS)}, of {shown_bytes(there.gpus[index])} on {gpu}"
+    held = sum(n.estimate.bytes.get(part, 0) for n in nodes for part in HOST_PARTS)
+    room = f"{shown_bytes(there.memory)} on {host or 'this host'}"
+    yield f"{shown_bytes(held)} of rows, of {room}"
+
+
+def unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
+    """Names of the Models of some nodes whose parameters nobody knows."""
+    models = {m.name for m in plan.models if m.parameters is None}
+    used = (u.model for n in nodes if n.traits.computes for u in n.models)
+    return [name for name in dict.fromkeys(used) if name in models]
+
+
+def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
+    total = peak((n.estimate.bytes for n in nodes), without=without)
+    last = peak(
+        ({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes),
+        without=without,
+    )
+    most = max(nodes, key=_passing)
+    if total == last:
+        return f"at most {shown_bytes(total)}, always"
+    more = f"{shown_bytes(total - last)} more while {most.name} runs"
+    return f"at most {shown_bytes(total)}: {shown_bytes(last)} always, {more}"
+
+
+def _passing(node: PlannedNode) -> int:
+    return sum(size for part, size in node.estimate.bytes.items() if part not in LASTING)

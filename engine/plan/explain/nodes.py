@@ -1,0 +1,149 @@
+"""Workers and nodes of an explained plan, and where streaming ends.
+
+Owns: a line or more for each. Does not own: edges and weights (edges.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dataflow.regions import regions
+from dataflow.shown import shown_bytes
+from engine.plan.explain.layout import count, duration, named, side_by_side, widest, wrapped
+from engine.plan.explain.memory import holds, unknown
+from engine.plan.plan import Plan, PlannedNode
+
+
+def workers(plan: Plan) -> Iterator[str]:
+    """Of several Workers: what each does, and what it needs."""
+    if len(plan.workers) == 1:
+        return
+    width = widest(plan.workers)
+    for worker in plan.workers:
+        yield from named(worker, width, _tasks(plan, worker))
+        for text in holds(plan, worker):
+            yield from wrapped(text, indent=width + 2, after=2)
+    for group in plan.turns:
+        yield from wrapped(
+            f"{', '.join(group)}: on the same devices, one is awake at a time", after=2
+        )
+
+
+def _tasks(plan: Plan, worker: str) -> str:
+    """Its threads, its host where there are several, and all that it does."""
+    nodes = [n for n in plan.nodes if worker in n.workers]
+    threads = count(max(n.layout.threads for n in nodes), "thread")
+    where = f" on {plan.hosts[worker]}" if plan.hosts else ""
+    records = ["the samples"] if worker == plan.recorder else []
+    return f"{threads}{where}: {', '.join([*(_share(n, worker) for n in nodes), *records])}"
+
+
+def _share(node: PlannedNode, worker: str) -> str:
+    at, count = node.workers.index(worker), len(node.workers)
+    if count == 1:
+        return node.name
+    return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {at} of {count})"
+
+
+def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
+    """A table of all nodes. measured: seconds of each in a run."""
+    batch = {s.name: s.batch for s in plan.sources}
+    owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
+    name_width = widest(n.name for n in plan.nodes)
+    heads = [
+        "region",
+        "rows",
+        "on",
+        "peak",
+        "seconds",
+        *(["measured"] if measured is not None else []),
+    ]
+    widths = [10, 16, 30, 10, 9, 9]
+    yield side_by_side(["", *heads], [name_width, *widths])
+    for node in plan.nodes:
+        size = "unknown" if unknown(plan, [node]) else shown_bytes(node.estimate.total)
+        cells = [node.region, _rows(node, batch.get(node.source)), _on(node), size]
+        cells.append(duration(node.estimate.seconds))
+        if measured is not None:
+            cells.append(duration(measured.get(node.name)))
+        yield from named(node.name, name_width, side_by_side(cells, widths))
+        yield from wrapped(_how(node), indent=name_width + 2)
+        yield from wrapped(_parts(node, owners), indent=name_width + 2)
+
+
+def _rows(node: PlannedNode, batch: int | None) -> str:
+    """Rows a Step of its output; those that it reads, for a sink."""
+    rows = node.inner if node.relation == "sink" else node.rows
+    if batch is None:
+        return "all there are" if rows == 1 else f"all x {rows}"
+    return f"{batch:,} x {rows} = {batch * rows:,}" if rows > 1 else f"{batch:,}"
+
+
+def _on(node: PlannedNode) -> str:
+    layout = node.layout
+    slots = f", {layout.slots} slots" if node.traits.generates else ""
+    where = node.workers[0] if len(node.workers) == 1 else f"x{len(node.workers)}"
+    return f"{where}, {count(layout.threads, 'thread')}{slots}"
+
+
+def _how(node: PlannedNode) -> str:
+    """Kernel, replicas and chunking; of a node below the cut the chunk is the Step."""
+    kernel = ", ".join([f"{node.operator} by {node.kernel}", *_layout(node)])
+    parts = f"{node.chunks} chunks" if node.chunks > 1 else "chunks"
+    if node.region == "step":
+        return (
+            f"{kernel}, the Step in {parts}"
+            if node.chunks > 1
+            else f"{kernel}, the whole Step at once"
+        )
+    if node.region == "evaluation":
+        return f"{kernel}, at one version of the Model{f', in {parts}' if node.chunks > 1 else ''}"
+    together = (
+        "prompts admitted together"
+        if node.chunking == "cohort"
+        else f"whatever is ready, by {node.scope}"
+    )
+    return f"{kernel}, {parts} of {together}"
+
+
+def _layout(node: PlannedNode) -> Iterator[str]:
+    """Replicas, ranks and refilling, where there are any."""
+    if node.layout.replicas > 1:
+        yield f"{node.layout.replicas} replicas"
+    if node.ranks > 1:
+        split = f"{node.layout.data} x {node.layout.tensor} ranks (data x tensor)"
+        shown = split if node.layout.tensor > 1 else f"{node.ranks} ranks"
+        yield f"{shown}{' with a part of the state each' if node.layout.shard else ''}"
+    if node.refill:
+        yield f"refilled in at most {count(node.max_attempts, 'attempt')}"
+
+
+def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
+    parts = [f"{part} {shown_bytes(size)}" for part, size in node.estimate.bytes.items()]
+    if node.work != "evaluate" and "weights" not in node.estimate.bytes:
+        parts += [f"weights those of {name}" for name in _sharing(node, owners)[:1]]
+    return ", ".join(parts)
+
+
+def _sharing(node: PlannedNode, owners: Sequence[PlannedNode]) -> list[str]:
+    """Those of the owners whose modules it uses, too, in a Worker of its own."""
+    used = {u.module for u in node.models if u.param != "tokenizer"}
+    near = (n for n in owners if set(node.workers) & set(n.workers))
+    return [n.name for n in near if used & {u.module for u in n.models}]
+
+
+def cut(plan: Plan) -> Iterator[str]:
+    """What runs any time, and why the rest waits for the Step."""
+    stream = [n.name for n in plan.nodes if n.region == "stream"]
+    yield from wrapped(f"stream any time: {', '.join(stream)}", after=2)
+    why = regions(plan.program).why if plan.program else {}
+    below = [n for n in plan.nodes if n.region == "step"]
+    for node in below:
+        yield from wrapped(
+            f"ends at {node.name}: {why.get(node.name, 'it needs the whole Step')}", after=2
+        )
+    for node in (n for n in plan.nodes if n.work == "evaluate"):
+        yield (
+            f"outside: {node.name}, at the start, after every {count(node.every, 'Step')} and at"
+            " the end"
+        )

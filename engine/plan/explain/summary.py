@@ -1,0 +1,120 @@
+"""The head of an explained plan: rows a Step, staleness, memory and time.
+
+Owns: these lines. Does not own: what single nodes need (nodes.py, memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dataflow.node import Node
+from dataflow.rows import Domains
+from engine.plan.explain import memory
+from engine.plan.explain.layout import count, duration, wrapped
+from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.warnings import step_seconds
+
+
+def summary(plan: Plan) -> list[str]:
+    """The first lines: what a Step is, how stale rows may be, memory and time."""
+    where = f" on {_machines(plan)}" if plan.cluster else ""
+    lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
+    said = [*_steps(plan), *_staleness(plan), *memory.totals(plan), *_time(plan)]
+    return lines + [f"  {line}" for text in said for line in wrapped(text, after=2)]
+
+
+def _machines(plan: Plan) -> str:
+    assert plan.cluster is not None
+    names = dict.fromkeys(plan.hosts.values())
+    return (
+        "; ".join(f"{n}: {plan.cluster.on(n).describe()}" for n in names) or plan.cluster.describe()
+    )
+
+
+def _steps(plan: Plan) -> Iterator[str]:
+    """`64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)`."""
+    nodes = program(plan)
+    domains = Domains(plan.program) if plan.program else None
+    for source in plan.sources:
+        line = [n for n in plan.nodes if n.source == source.name]
+        limit = "at most " if any(_may_shrink(nodes, n) for n in line) else ""
+        for train in (n for n in line if n.work == "train"):
+            group = _group(train, nodes, domains)
+            updates = _updates(nodes.get(train.name), source.batch * group)
+            yield f"{limit}{_rows(source.batch, group)} a Step{updates} ({train.name})"
+
+
+def _group(train: PlannedNode, nodes: Mapping[str, Node], domains: Domains | None) -> int:
+    """Rows of one prompt that it trains."""
+    domain = domains.of_node(nodes[train.name]) if domains else None
+    return domain.group_size if domain else train.inner
+
+
+def _rows(batch: int, group: int) -> str:
+    if group == 1:
+        return count(batch, "row")
+    return f"{count(batch, 'prompt')} x {group} = {count(batch * group, 'completion')}"
+
+
+def _may_shrink(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
+    """Whether it is a selection that may leave a Step with fewer rows."""
+    whole = select.refill and _keeps_groups(nodes, select)
+    return select.relation == "subset" and not whole
+
+
+def _keeps_groups(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
+    node = nodes.get(select.name)
+    return node is not None and node.inputs["where"].node.operator.keeps in ("groups", "pairs")
+
+
+def _updates(train: Node | None, rows: int) -> str:
+    if train is None:
+        return ""
+    epochs, parts = train.params["epochs"], train.params["minibatches"]
+    return f", {count(epochs * parts, 'update')} of {rows // parts:,}"
+
+
+def _staleness(plan: Plan) -> Iterator[str]:
+    for source in plan.sources:
+        line = [n for n in plan.nodes if n.source == source.name and n.region == "stream"]
+        if not any(u.trained and u.param != "tokenizer" for n in line for u in n.models):
+            yield f"{source.name}: no row depends on a Model that is trained"
+        elif not source.max_lag:
+            yield f"{source.name}: synchronous, each row is trained by the version that made it"
+        else:
+            yield f"{source.name}: {_bound(source)}"
+
+
+def _bound(source: PlannedSource) -> str:
+    versions = count(source.max_lag, "version")
+    if source.intake == "admission":
+        return (
+            f"up to {versions} ahead at admission; a row that took long may be older"
+            " (intake=admission)"
+        )
+    how = (
+        "the oldest finished rows train first"
+        if source.intake == "exact"
+        else "older rows are dropped and made anew"
+    )
+    return f"no row is more than {versions} old when it is trained; {how} (intake={source.intake})"
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    found = step_seconds(plan)
+    if found is None:
+        return
+    seconds, slowest = found
+    rates = "by rough rates, good for comparing nodes; users' functions not counted"
+    if slowest:
+        yield (
+            f"at most about {duration(seconds)} a Step, those of {slowest} while others overlap,"
+            f" {rates}"
+        )
+    else:
+        yield f"at most about {duration(seconds)} a Step {rates}"
+
+
+def program(plan: Plan) -> dict[str, Node]:
+    """The nodes of its graph by name; none where it has no graph."""
+    return {n.name: n for n in plan.program.nodes} if plan.program else {}
