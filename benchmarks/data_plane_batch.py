@@ -48,7 +48,7 @@ def built_in(channel: ShmChannel, records: pa.RecordBatch) -> pa.RecordBatch:
     """The same columns, in the outbox's own memory from the beginning, as a kernel builds them."""
     framed = taken_apart(records)
     buffers = [None if b is None else _into_slab(channel, b) for b in framed.buffers]
-    return put_together(framed.forms, framed.rows, framed.nodes, buffers)
+    return put_together(framed.layout, framed.rows, framed.nodes, buffers)
 
 
 def _into_slab(channel: ShmChannel, buffer: pa.Buffer) -> pa.Buffer:

@@ -42,7 +42,8 @@ import zmq
 from benchmarks.data_plane_batch import MIB, built_in, make_batch, views
 from benchmarks.report import Result
 from dataflow.batch import Batch, Keys
-from engine.channels.frames import forms_from, put_together, taken_apart
+from engine.channels.frames import put_together, taken_apart
+from engine.channels.layout import layout_from
 from engine.channels.shm.channel import ShmChannel
 from engine.coordinator.refs import Gather
 from engine.worker.assemble import collect, requests
@@ -210,7 +211,7 @@ def _bare(kind: int) -> zmq.Socket:
 
 def _push(push: zmq.Socket, records: pa.RecordBatch) -> int:
     framed = taken_apart(records)
-    head = pickle.dumps((framed.forms.data, framed.rows, framed.nodes))
+    head = pickle.dumps((framed.layout.data, framed.rows, framed.nodes))
     push.send_multipart([head, *(b if b is not None else b"" for b in framed.buffers)], copy=False)
     return framed.nbytes
 
@@ -219,7 +220,7 @@ def _pull(pull: zmq.Socket) -> tuple[pa.RecordBatch, int]:
     head, *frames = pull.recv_multipart(copy=False)
     schema, rows, nodes = pickle.loads(head.buffer)
     buffers = [pa.py_buffer(f.buffer) if len(f) else None for f in frames]
-    return put_together(forms_from(schema), rows, nodes, buffers), sum(map(len, frames))
+    return put_together(layout_from(schema), rows, nodes, buffers), sum(map(len, frames))
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ import zmq
 from benchmarks.data_plane_batch import built_in
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import BlockRequest
-from engine.channels.frames import forms_from, put_together, taken_apart
+from engine.channels.frames import put_together, taken_apart
+from engine.channels.layout import layout_from
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
@@ -182,7 +183,7 @@ class BareSender:
         self._socket.send_multipart(
             [b if b is not None else b"" for b in framed.buffers], copy=False
         )
-        return framed.forms.data, framed.rows, framed.nodes
+        return framed.layout.data, framed.rows, framed.nodes
 
     def done(self, token: Token) -> None:
         """Nothing is kept."""
@@ -208,7 +209,7 @@ def _from_bare(endpoint: str) -> Iterator[Receive]:
         buffers = [
             pa.py_buffer(f.buffer) if len(f) else None for f in pull.recv_multipart(copy=False)
         ]
-        return put_together(forms_from(schema), rows, nodes, buffers)
+        return put_together(layout_from(schema), rows, nodes, buffers)
 
     yield receive
     pull.close(0)
@@ -230,7 +231,7 @@ class SocketSender:
     def send(self) -> Token:
         framed = taken_apart(self._records)
         return (
-            framed.forms.data,
+            framed.layout.data,
             framed.rows,
             framed.nodes,
             [0 if b is None else b.size for b in framed.buffers],
@@ -279,7 +280,7 @@ def _from_socket(connection: socket.socket) -> Iterator[Receive]:
         for part in parts:
             _fill(connection, part.data)
         return put_together(
-            forms_from(schema),
+            layout_from(schema),
             rows,
             nodes,
             [pa.py_buffer(p.data) if len(p) else None for p in parts],
@@ -314,7 +315,7 @@ class GlooSender:
     def send(self) -> Token:
         framed = taken_apart(self._records)
         lengths = [0 if b is None else b.size for b in framed.buffers]
-        return framed.forms.data, framed.rows, framed.nodes, lengths
+        return framed.layout.data, framed.rows, framed.nodes, lengths
 
     def after_token(self) -> None:
         """Send the buffers, once the receiver knows their lengths."""
@@ -360,7 +361,7 @@ def _from_gloo(store: Path) -> Iterator[Receive]:
             if len(part):
                 distributed.recv(part, 0)
         buffers = [pa.py_buffer(p.numpy()) if len(p) else None for p in parts]
-        return put_together(forms_from(schema), rows, nodes, buffers)
+        return put_together(layout_from(schema), rows, nodes, buffers)
 
     yield receive
     distributed.destroy_process_group()

@@ -1,7 +1,8 @@
 """What every channel promises.
 
-Owns: the two contracts, pull and scheduled, and what a pull asks for. Does not own: any
-transport (one file each), nor which rows to pull (the coordinator's Gathers say so).
+Owns: the two contracts, pull and scheduled, what a pull asks for, a lost peer, what is refused and
+what is counted of it all. Does not own: any transport (shm/, zmq/, tensors/, inproc.py), nor which
+rows to pull (the coordinator's Gathers say so).
 
     pull        rows and offered weights: the consumer asks, whenever it likes
     scheduled   both ends are instructed, with one sequence number for each pair: collectives
@@ -9,6 +10,8 @@ transport (one file each), nor which rows to pull (the coordinator's Gathers say
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,6 +41,32 @@ class PeerLost(RunError):
     def __init__(self, peer: str, problem: str) -> None:
         super().__init__(f"{peer}: {problem}")
         self.peer = peer
+
+
+def refusal(peer: str, found: object, what: str = "") -> RunError:
+    """The error of what a peer says (`what`: of which part of it) and cannot be right."""
+    return RunError(
+        f"{peer}: refused{what}: {found}. Fix: both ends have to be of one build of the engine."
+    )
+
+
+class MovedBytes:
+    """Payload bytes that came, by route; from any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, route: str, nbytes: int) -> None:
+        """So many more."""
+        with self._lock:
+            self._counts[route] += nbytes
+
+    def taken(self) -> dict[str, int]:
+        """How many since the last call."""
+        with self._lock:
+            found, self._counts = dict(self._counts), Counter()
+            return found
 
 
 class Pull(Protocol):

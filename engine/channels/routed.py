@@ -1,12 +1,12 @@
-"""The channel of a Worker with peers on its own host and on others: one outbox, read by shm or by
-zmq.
+"""The channel of a Worker with peers on its own host and on others: one outbox, read by shm or zmq.
 
 Owns: which route leads to which peer, where peers on other hosts answer now, what a lost connection
-is taken for, the bytes that came by each route. Does not own: either transport (shm.py, zmq.py).
+is taken for, the bytes that came by each route. Does not own: either transport (shm/, zmq/).
 
-    fetch waits for                      unblocked by
-    a peer on this host                  as in shm.py
-    a peer on another host               its reply; word that its process is gone (AddressBook); the end of the lease
+    fetch waits for            unblocked by
+    a peer on this host        as in shm/channel.py
+    a peer on another host     its reply; word that its process is gone (AddressBook); the end of
+                               the lease
 
 A connection to another host that is lost says nothing about the Worker there: the network may heal.
 It is made anew until somebody says that the Worker is gone, or the lease is over. An answer that
@@ -19,16 +19,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import BlockRequest, MovedBytes, PeerLost
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import Address
@@ -92,10 +89,8 @@ class AddressBook:
 
 
 class RoutedChannel:
-    """One Worker's channel. near: peers on its own host; far: the way to all others, None where
-    there are none.
-
-    lease: seconds within which a lost connection may come back.
+    """One Worker's channel. near: peers on its own host (None: all are); far: the way to all
+    others. lease: seconds within which a lost connection may come back.
     """
 
     def __init__(
@@ -108,13 +103,17 @@ class RoutedChannel:
         lease: float = 30.0,
     ) -> None:
         self.name = shm.name
+        # The outbox is that of shm: other hosts are sent from its slabs.
+        self.keep, self.allocate, self.release = shm.keep, shm.allocate, shm.release
         self._shm = shm
         self._near = near
         self._zmq = far
         self._book = book
         self._lease = lease
-        self._moved: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._moved = MovedBytes()
+
+    def __len__(self) -> int:
+        return len(self._shm)
 
     @property
     def endpoint(self) -> str:
@@ -131,50 +130,26 @@ class RoutedChannel:
         """Bytes of the outbox that lie in files."""
         return self._shm.spilled
 
-    def keep(self, batch: Batch) -> int:
-        """Into the slabs; other hosts are sent from there."""
-        return self._shm.keep(batch)
-
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """In a slab."""
-        return self._shm.allocate(nbytes)
-
-    def release(self, block: int) -> None:
-        """Forget a block."""
-        self._shm.release(block)
-
-    def __len__(self) -> int:
-        return len(self._shm)
-
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
-        far = [i for i, r in enumerate(requests) if self._is_far(r.worker)]
-        near = [i for i in range(len(requests)) if i not in set(far)]
-        found = (
-            dict(zip(near, self._shm.fetch([requests[i] for i in near]), strict=True))
-            if near
-            else {}
-        )
-        if far:
-            found |= zip(far, self._fetch_far([requests[i] for i in far]), strict=True)
-        with self._counting:
-            for i, request in enumerate(requests):
-                if request.worker != self.name:
-                    self._moved["zmq" if i in far else "shm"] += found[i].nbytes
+        routes = ["zmq" if self._is_far(request.worker) else "shm" for request in requests]
+        found: dict[int, pa.RecordBatch] = {}
+        for route, fetch in (("shm", self._shm.fetch), ("zmq", self._fetch_far)):
+            mine = [i for i, taken in enumerate(routes) if taken == route]
+            if mine:
+                found.update(zip(mine, fetch([requests[i] for i in mine]), strict=True))
+        for i, request in enumerate(requests):
+            if request.worker != self.name:
+                self._moved.add(routes[i], found[i].nbytes)
         return [found[i] for i in range(len(requests))]
 
     def moved(self) -> dict[str, int]:
         """Payload bytes that came by each route since the last call."""
-        with self._counting:
-            found, self._moved = dict(self._moved), Counter()
-            return found
+        return self._moved.taken()
 
     def close(self) -> None:
         """Let everything go."""
-        if self._zmq is None:
-            self._shm.close()
-        else:
-            self._zmq.close()
+        (self._shm if self._zmq is None else self._zmq).close()
 
     def _is_far(self, peer: str) -> bool:
         return self._near is not None and peer != self.name and peer not in self._near
@@ -193,9 +168,7 @@ class RoutedChannel:
                     raise
                 _log.warning("%s; trying again", lost)
                 self._book.wait(_AGAIN)
-            except (
-                RunError
-            ):  # an answer that cannot be right, which the channel has counted and logged
+            except RunError:  # it cannot be right; the channel has counted and logged it
                 refused += 1
                 if refused == REFUSALS:
                     raise

@@ -44,6 +44,8 @@ SCHEMA = pa.schema(
 """number: the piece's place among the pieces. dtype: torch's name of it. data: its elements, as
 they lie in memory.
 """
+DESCRIPTION = SCHEMA.remove(SCHEMA.get_field_index("data"))
+"""Of pieces whose data come in another way (snapshot.py)."""
 
 DTYPES = (
     "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
@@ -54,6 +56,36 @@ Allocate = Callable[[int], Any]
 """Bytes -> a writable buffer of exactly so many bytes, with the buffer protocol."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceRow:
+    """A piece as a row of a block. data: its elements, a tensor or an array of bytes."""
+
+    number: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+
+    @staticmethod
+    def of(number: int, piece: Piece, data: Tensor) -> PieceRow:
+        """A piece with these data. Raises RunError for a dtype that cannot travel."""
+        dtype = str(piece.data.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise RunError(
+                f"weights: piece {piece.name!r}: expected a dtype of {', '.join(DTYPES)}, found"
+                f" {dtype}. Fix: keep it out of the module's state, or convert it."
+            )
+        return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), data)
+
+    def hash(self, data: np.ndarray) -> bytes:
+        """Of the piece, whose bytes are these."""
+        running = xxhash.xxh3_128(
+            f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0".encode()
+        )
+        running.update(data.data)
+        return running.digest()
+
+
 def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
     """A snapshot of the pieces as a batch of `SCHEMA`, and its digest; the tensors may be changed
     afterwards.
@@ -62,31 +94,33 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     channel's own memory, so that nothing is copied again), else one of this process. Raises
     RunError for a name that comes twice and for a dtype that cannot travel.
     """
-    given = list(pieces)
-    require_complete([piece.name for piece in given], range(len(given)))
-    rows = [
-        _Row(number, piece.name, dtype_of(piece), tuple(piece.data.shape), bytes_of(piece.data))
-        for number, piece in enumerate(given)
-    ]
-    offsets = np.concatenate(
-        [[0], np.cumsum([len(row.data) for row in rows], dtype=np.int64)]
-    ).astype(np.int64)
+    rows = [PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces)]
+    require_complete(rows)
+    offsets = np.cumsum([0, *(len(row.data) for row in rows)], dtype=np.int64)
     size = int(offsets[-1])
     data = np.frombuffer((allocate or _own)(size) if size else b"", dtype=np.uint8)
     parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
     hashes = [_copied(row, part) for row, part in zip(rows, parts, strict=True)]
-    arrays = [
-        pa.array([row.number for row in rows], pa.int64()),
-        pa.array([row.name for row in rows], pa.utf8()),
-        pa.array([row.dtype for row in rows], pa.utf8()),
-        pa.array([list(row.shape) for row in rows], SCHEMA.field("shape").type),
-        pa.array(hashes, pa.binary(16)),
-        pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), _buffer(data)]
-        ),
+    # Arrow wants a buffer, also where there is no byte in it.
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data if size else b"")]
+    column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
+    return described(rows, hashes, SCHEMA, column)
+
+
+def described(
+    rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *data: pa.Array
+) -> tuple[Batch, str]:
+    """A batch of these pieces, with their data or without, and its digest."""
+    columns = [
+        [row.number for row in rows],
+        [row.name for row in rows],
+        [row.dtype for row in rows],
+        [list(row.shape) for row in rows],
+        hashes,
     ]
-    batch = Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
-    return batch, digest_of(hashes)
+    arrays = [pa.array(c, field.type) for c, field in zip(columns, DESCRIPTION, strict=True)]
+    records = pa.RecordBatch.from_arrays([*arrays, *data], schema=schema)
+    return Batch(Keys.of(range(len(rows))), records), digest_of(hashes)
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
@@ -96,16 +130,44 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
     Everything is verified before the first piece is given out. Raises RunError naming the piece
     that is changed, missing, doubled or out of its order, and for records that are no weights.
     """
-    _require_schema(records)
-    rows, hashes = _verified(records)
-    require_complete([row.name for row in rows], [row.number for row in rows])
+    if not records.schema.equals(SCHEMA):
+        raise RunError(
+            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types"
+            f" {[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names,"
+            " all columns of it."
+        )
+    rows = verified_rows(records, _parts(records.column("data")), lambda part: part, digest)
+    return iter([Piece(row.name, _tensor(row)) for row in rows])
+
+
+def verified_rows(
+    records: pa.RecordBatch,
+    data: Sequence[Any],
+    read: Callable[[Any], np.ndarray],
+    digest: str,
+) -> list[PieceRow]:
+    """The pieces that records describe, with their data, of which `read` gives the bytes. Raises
+    RunError naming the piece that is not what its writer hashed, missing, doubled or out of order.
+    """
+    columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
+    rows, hashes = [], columns[-1]
+    for number, name, dtype, shape, hashed, part in zip(*columns, data, strict=True):
+        row = PieceRow(number, name, dtype, tuple(shape), part)
+        if row.hash(read(part)) != hashed:
+            raise RunError(
+                f"weights: piece {name!r} ({dtype} {shape}) does not have the content that its"
+                " writer hashed. Fix: look for what changed it on its way; memory or a transport"
+                " is at fault."
+            )
+        rows.append(row)
+    require_complete(rows)
     if digest_of(hashes) != digest:
         raise RunError(
             f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r},"
             f" have digest {digest_of(hashes)}, expected {digest}: pieces after it are missing, or"
             " it is another version. Fix: fetch the block that Offered names, whole."
         )
-    return iter([Piece(row.name, _tensor(row)) for row in rows])
+    return rows
 
 
 def dtypes_of(records: pa.RecordBatch) -> list[str]:
@@ -118,17 +180,6 @@ def digest_of(hashes: Iterable[bytes]) -> str:
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
 
-def dtype_of(piece: Piece) -> str:
-    """The torch name of a piece's dtype, `float32`. Raises RunError for one that cannot travel."""
-    name = str(piece.data.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise RunError(
-            f"weights: piece {piece.name!r}: expected a dtype of {', '.join(DTYPES)}, found {name}."
-            " Fix: keep it out of the module's state, or convert it."
-        )
-    return name
-
-
 def bytes_of(tensor: Tensor) -> Tensor:
     """The elements of a tensor as uint8 [bytes], a view where it is contiguous."""
     import torch
@@ -136,58 +187,31 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def hash_bytes(number: int, name: str, dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
-    """A hash that has taken in all of a piece but its data."""
-    return xxhash.xxh3_128(f"{number}\0{name}\0{dtype}\0{shape}\0".encode())
-
-
-def require_complete(names: Sequence[str], numbers: Iterable[int]) -> None:
+def require_complete(rows: Sequence[PieceRow]) -> None:
     """Raises RunError unless every name comes once, and every number in its place."""
     seen: set[str] = set()
-    for name in names:
-        if name in seen:
+    for row in rows:
+        if row.name in seen:
             raise RunError(
-                f"weights: expected every piece once, found {name!r} twice. Fix: one row for each"
-                " name."
+                f"weights: expected every piece once, found {row.name!r} twice. Fix: one row for"
+                " each name."
             )
-        seen.add(name)
-    for row, (name, number) in enumerate(zip(names, numbers, strict=True)):
-        if number != row:
-            before = f"after {names[row - 1]!r}" if row else "at the beginning"
+        seen.add(row.name)
+    for place, row in enumerate(rows):
+        if row.number != place:
+            before = f"after {rows[place - 1].name!r}" if place else "at the beginning"
             raise RunError(
-                f"weights: expected piece {row} {before}, found {name!r}, which is piece {number}:"
-                " one is missing or out of its order. Fix: fetch the block that Offered names, all"
-                " rows in order."
+                f"weights: expected piece {place} {before}, found {row.name!r}, which is piece"
+                f" {row.number}: one is missing or out of its order. Fix: fetch the block that"
+                " Offered names, all rows in order."
             )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """One row of a block; data: its bytes, a tensor at the writer and an array where it is read."""
-
-    number: int
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: Any
-
-
-def _hash(row: _Row, data: np.ndarray) -> bytes:
-    running = hash_bytes(row.number, row.name, row.dtype, row.shape)
-    running.update(data.data)
-    return running.digest()
 
 
 def _own(size: int) -> np.ndarray:
     return np.empty(size, dtype=np.uint8)
 
 
-def _buffer(data: np.ndarray) -> pa.Buffer:
-    # Arrow wants a buffer, also where there is no byte in it.
-    return pa.py_buffer(data) if len(data) else pa.py_buffer(b"")
-
-
-def _copied(row: _Row, part: np.ndarray) -> bytes:
+def _copied(row: PieceRow, part: np.ndarray) -> bytes:
     """The one copy, from the tensor's device into its place in the block; returns the hash of what
     is there then.
     """
@@ -195,27 +219,7 @@ def _copied(row: _Row, part: np.ndarray) -> bytes:
 
     if len(part):
         torch.from_numpy(part).copy_(torch.as_tensor(row.data))
-    return _hash(row, part)
-
-
-def _verified(records: pa.RecordBatch) -> tuple[list[_Row], list[bytes]]:
-    """The rows and their hashes. Raises RunError for one that does not have the content that was
-    hashed.
-    """
-    columns = [records.column(name).to_pylist() for name in ("number", "name", "dtype", "shape")]
-    parts, hashes = _parts(records.column("data")), records.column("hash").to_pylist()
-    rows = [
-        _Row(n, name, dtype, tuple(s), p)
-        for n, name, dtype, s, p in zip(*columns, parts, strict=True)
-    ]
-    for row, hashed in zip(rows, hashes, strict=True):
-        if _hash(row, row.data) != hashed:
-            raise RunError(
-                f"weights: piece {row.name!r} ({row.dtype} {list(row.shape)}) does not have the"
-                " content that its writer hashed. Fix: look for what changed it on its way; memory"
-                " or a transport is at fault."
-            )
-    return rows, hashes
+    return row.hash(part)
 
 
 def _parts(data: pa.Array) -> list[np.ndarray]:
@@ -224,16 +228,11 @@ def _parts(data: pa.Array) -> list[np.ndarray]:
     if not len(data):
         return []
     offsets = np.frombuffer(starts, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
-    flat = (
-        np.frombuffer(values, dtype=np.uint8) if values is not None else np.zeros(0, dtype=np.uint8)
-    )
-    return [
-        flat[low:high]
-        for low, high in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    ]
+    flat = np.frombuffer(b"" if values is None else values, dtype=np.uint8)
+    return [flat[low:high] for low, high in pairwise(offsets.tolist())]
 
 
-def _tensor(row: _Row) -> Tensor:
+def _tensor(row: PieceRow) -> Tensor:
     """The tensor over a row's bytes."""
     import torch
 
@@ -254,12 +253,3 @@ def _tensor(row: _Row) -> Tensor:
     raw = (ctypes.c_uint8 * len(part)).from_address(part.ctypes.data)
     raw.owner = part  # type: ignore[attr-defined]
     return torch.frombuffer(raw, dtype=kind).reshape(shape)
-
-
-def _require_schema(records: pa.RecordBatch) -> None:
-    if not records.schema.equals(SCHEMA):
-        raise RunError(
-            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types"
-            f" {[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names,"
-            " all columns of it."
-        )

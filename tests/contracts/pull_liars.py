@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,15 @@ from dataflow.batch import Batch
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
+from engine.channels.header import Answer, Reply, Wanted, encode
+from engine.channels.layout import SchemaLayout
+from engine.channels.multipart import FramesPart, FrameSums, framed, request_of, sealed, summed
 from engine.channels.shm.block_index import NOTES, ROOM, SIZE
 from engine.channels.shm.fd_socket import FdSocket
-from engine.channels.shm.messages import Ask, BoardHere, Reply, ShapeHere, SlabHere, encode
+from engine.channels.shm.messages import IndexHere, SchemaHere, SlabHere
 from engine.channels.shm.outbox import SlabOutbox
-from engine.channels.shm.reader import SlabReader, deadline_in
-from engine.channels.shm.slabs import SlabPool
-from engine.channels.zmq.messages import Header, Part, Sums, _sealed, question_of, reply_bytes, sent
+from engine.channels.shm.reader import SlabReader
+from engine.channels.shm.slabs import Slab, SlabPool
 
 Asked = pa.RecordBatch | type[Exception] | None
 """None: not refused, and not taken either; the reader asks."""
@@ -50,14 +53,22 @@ class Owner:
         self.outbox = SlabOutbox(SlabPool(limit=1 << 30), 0)
         self.block = self.outbox.keep(rows)
 
+    def described(self, *, content: bool) -> tuple[Answer, list[Slab], SchemaLayout]:
+        """Where the block lies, with its checksums."""
+        wanted = Wanted(self.block)
+        if content:
+            self.outbox.sum_up([wanted])
+        answer, slabs, layout = self.outbox.describe(wanted)
+        assert layout is not None
+        return answer, slabs, layout
+
     def says(self, number: int, *, content: bool) -> list[tuple[bytes, int | None]]:
         """The messages of an honest answer, with their descriptors."""
-        answer, slabs, forms = self.outbox.describe(Ask(self.block, (), content))
-        assert forms is not None
+        answer, slabs, layout = self.described(content=content)
         here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
         return [
             *here,
-            (encode(ShapeHere(forms.hash, forms.data)), None),
+            (encode(SchemaHere(layout.hash, layout.data)), None),
             (encode(Reply(number, [answer])), None),
         ]
 
@@ -78,7 +89,7 @@ def answered(
         honest = owner.says(number, content=content)
         for message, descriptor in [*change(honest), *honest]:
             sender.send(message, descriptor)
-        return outcome(lambda: reader.answer(number, [request], deadline_in(5.0))[0])
+        return outcome(lambda: reader.answer(number, [request], time.monotonic() + 5.0)[0])
     finally:
         reader.close()
         sender.close()
@@ -96,17 +107,17 @@ def noted(
     mine, its = socket.socketpair()
     reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)
-    board, memory = owner.outbox.board, owner.outbox.board._memory
+    index, memory = owner.outbox.index, owner.outbox.index._memory
     at = owner.block % NOTES * ROOM
     honest = bytes(memory[at : at + ROOM])
     try:
-        sender.send(encode(BoardHere(SIZE)), board.descriptor)
+        sender.send(encode(IndexHere(SIZE)), index.descriptor)
         for message, descriptor in owner.says(reader.ask([request]), content=content):
             sender.send(message, descriptor)
-        reader.answer(1, [request], deadline_in(5.0))
+        reader.answer(1, [request], time.monotonic() + 5.0)
         if change is not None:
-            answer, _, _ = owner.outbox.describe(Ask(owner.block, (), content))
-            board.note(owner.block, change(encode(answer)))
+            answer, _, _ = owner.described(content=content)
+            index.note(owner.block, change(encode(answer)))
         memory[at : at + ROOM] = spoil(bytes(memory[at : at + ROOM]))[:ROOM].ljust(ROOM, b"\0")
         return outcome(lambda: reader.look(request))
     finally:
@@ -129,7 +140,7 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     """Somebody on another host who answers every question with something wrong, then honestly;
     yields where.
     """
-    answer, made = sent(0, records)
+    answer, made = framed(0, records)
     frames, sums = [b.to_pybytes() for b in made], checksums(made)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -139,16 +150,16 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     def honest(number: int) -> list[list[bytes]]:
         """The messages, as if this was little, or as if it was much."""
         if rng.random() < 0.5:
-            return [[reply_bytes(Header(number, [answer], sums, 0)), *frames]]
-        parts = [(Header(number, [answer], [], 2), frames[:2]), (Part(number, 0), frames[2:4])]
-        parts += [(Part(number, 1), frames[4:]), (Sums(number, sums), [])]
-        return [[reply_bytes(message), *more] for message, more in parts]
+            return [[sealed(Reply(number, summed([answer], made))), *frames]]
+        parts = [(Reply(number, [answer], 2), frames[:2]), (FramesPart(number, 0), frames[2:4])]
+        parts += [(FramesPart(number, 1), frames[4:]), (FrameSums(number, sums), [])]
+        return [[sealed(message), *more] for message, more in parts]
 
     def play() -> None:
         while not over.is_set():
             if router.poll(50):
                 identity, question = router.recv_multipart()
-                right = honest(question_of(question).id)
+                right = honest(request_of(question).id)
                 for message in (*changed_replies(right, rng), *right):
                     router.send_multipart([identity, *message])
 
@@ -181,7 +192,7 @@ def changed_frames(frames: list[bytes], rng: np.random.Generator) -> list[bytes]
     which = int(rng.integers(0, len(frames)))
     match int(rng.integers(0, 6)):
         case 0 | 1:  # a liar who knows how to make checksums
-            return [_sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
+            return [sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
         case 2:
             return [bytes_mutated(frames[0], rng), *frames[1:]]
         case 3:

@@ -16,41 +16,46 @@ from pull_rows import rollouts
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.zmq.messages import (
-    Answered,
-    Header,
-    Part,
-    Sums,
+from engine.channels.header import Reply
+from engine.channels.multipart import (
+    FramesPart,
+    FrameSums,
+    IncomingReply,
+    Message,
+    framed,
+    message_of,
     parts_of,
-    received,
-    reply_bytes,
-    reply_of,
-    sent,
+    sealed,
+    summed,
 )
 
 
-def replied(*messages: tuple[Header | Part | Sums, list[bytes]]) -> pa.RecordBatch:
+def replied(*messages: tuple[Message, list[bytes]]) -> pa.RecordBatch:
     """What these messages come to."""
     first, *rest = messages
-    reply = Answered.of(reply_of(reply_bytes(first[0])), first[1])
+    reply = IncomingReply.of(message_of(sealed(first[0])), first[1])
     for message, frames in rest:
         assert not reply.whole
-        reply.add(reply_of(reply_bytes(message)), frames)
+        reply.add(message_of(sealed(message)), frames)
     assert reply.whole
-    return received(reply, [BlockRequest(worker="a", block=0)])[0]
+    return reply.rows([BlockRequest(worker="a", block=0)])[0]
 
 
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
 def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     rows = rollouts(5, 9)
-    answer, made = sent(0, rows.records)
+    answer, made = framed(0, rows.records)
     sums, frames = checksums(made), [b.to_pybytes() for b in made]
     spoilt = [bytearray(frame) for frame in frames]
     spoilt[3][-1] ^= 4
     for those, right in ((frames, True), (spoilt, False)):
-        little: list[tuple[Header | Part | Sums, list]] = [(Header(1, [answer], sums, 0), those)]
-        parts = [(Part(1, 0), those[2:4]), (Part(1, 1), those[4:]), (Sums(1, sums), [])]
-        messages = [(Header(1, [answer], [], 2), those[:2]), *parts] if much else little
+        little: list[tuple[Message, list]] = [(Reply(1, summed([answer], made)), those)]
+        parts = [
+            (FramesPart(1, 0), those[2:4]),
+            (FramesPart(1, 1), those[4:]),
+            (FrameSums(1, sums), []),
+        ]
+        messages = [(Reply(1, [answer], 2), those[:2]), *parts] if much else little
         assert outcome(partial(replied, *messages)) == (rows.records if right else RunError)
 
 
@@ -58,26 +63,28 @@ def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     "order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"]
 )
 def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
-    answer, made = sent(0, rollouts(5, 9).records)
+    answer, made = framed(0, rollouts(5, 9).records)
     frames = [b.to_pybytes() for b in made]
-    reply = Answered.of(Header(1, [answer], [], 2), frames[:2])
-    last = Sums(1, checksums(made))
+    reply = IncomingReply.of(Reply(1, [answer], 2), frames[:2])
+    last = FrameSums(1, checksums(made))
     told = {
-        "header": (Header(1, [answer], [], 2), frames[:2]),
+        "header": (Reply(1, [answer], 2), frames[:2]),
         "sums": (last, []),
         "sums+": (last, [b"more"]),
     }
-    *honest, wrong = [told.get(word) or (Part(1, int(word)), frames[2:4]) for word in order.split()]
+    *honest, wrong = [
+        told.get(word) or (FramesPart(1, int(word)), frames[2:4]) for word in order.split()
+    ]
     for message in honest:
         reply.add(*message)
     with pytest.raises(RunError, match="expected part"):
         reply.add(*wrong)
 
 
-@pytest.mark.parametrize("message", [Part(1, 0), Sums(1, [])])
-def test_an_answer_begins_with_its_header(message: Part | Sums) -> None:
+@pytest.mark.parametrize("message", [FramesPart(1, 0), FrameSums(1, [])])
+def test_an_answer_begins_with_its_header(message: FramesPart | FrameSums) -> None:
     with pytest.raises(RunError, match="expected the header"):
-        Answered.of(message, [])
+        IncomingReply.of(message, [])
 
 
 @given(st.lists(st.integers(0, 3 << 20), max_size=9))

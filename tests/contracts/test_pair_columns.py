@@ -27,15 +27,9 @@ from dataflow.batch import Ragged
 from dataflow.device import taken
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.header import Wanted, encode
 from engine.channels.shm.channel import ShmChannel
-from engine.channels.shm.messages import (
-    Part,
-    Send,
-    decode_from_reader,
-    encode,
-    requests_of,
-    send_of,
-)
+from engine.channels.shm.messages import SendTensors, decode_from_reader
 from engine.channels.tensors.columns import ColumnStore
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.pairs import TensorPairs
@@ -116,10 +110,10 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_requests_arrive_as_they_were_made(asked: list[BlockRequest]) -> None:
-    sent = decode_from_reader(encode(send_of(4, asked)))
-    assert isinstance(sent, Send)
+    sent = decode_from_reader(encode(SendTensors.of(4, asked)))
+    assert isinstance(sent, SendTensors)
     assert sent.sequence == 4
-    for was, now in zip(asked, requests_of(sent, "made"), strict=True):
+    for was, now in zip(asked, sent.requests("made"), strict=True):
         assert (was.worker, was.block, was.columns) == (now.worker, now.block, now.columns)
         assert (was.rows is None) == (now.rows is None)
         assert was.rows is None or np.array_equal(was.rows, now.rows)
@@ -127,7 +121,7 @@ def test_requests_arrive_as_they_were_made(asked: list[BlockRequest]) -> None:
 
 def test_rows_that_are_none_are_refused() -> None:
     with pytest.raises(RunError, match="expected rows as numbers of 8 bytes"):
-        requests_of(Send(0, (Part(1, ("a",), b"123"),)), "made")
+        SendTensors(0, (Wanted(1, ("a",), b"123"),)).requests("made")
 
 
 def test_a_request_that_no_socket_takes_at_once_arrives_whole() -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -36,19 +35,17 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.schema import Rollout
 from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.header import FetchRequest, Wanted, encode
+from engine.channels.multipart import sealed
 from engine.channels.shm.block_index import ROOM
 from engine.channels.shm.block_index import noted as read_note
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.fd_socket import LARGEST, FdSocket
-from engine.channels.shm.messages import Ask, Fetch, ShapeHere, encode
-from engine.channels.shm.reader import SlabReader, deadline_in
+from engine.channels.shm.messages import SchemaHere
+from engine.channels.shm.reader import SlabReader
 from engine.channels.shm.slabs import POISON
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
-from engine.channels.zmq.messages import (
-    _sealed,
-    question_bytes,
-)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -104,7 +101,7 @@ def test_mutated_notes_of_the_board(content: bool) -> None:
 def test_what_the_board_says_is_what_an_answer_says(content: bool) -> None:
     rows = batch(Rollout, 7, 1, skipped=1)
     owner = Owner(rows)
-    owner.outbox.sum_up([Ask(owner.block, (), content)])
+    owner.described(content=content)
     found = noted(owner, content, lambda text: text, lambda there: there)
     assert isinstance(found, pa.RecordBatch)
     assert found.equals(rows.records)
@@ -115,7 +112,7 @@ def test_what_the_board_says_is_what_an_answer_says(content: bool) -> None:
 
 
 def noted_note(owner: Owner) -> bytes | None:
-    return read_note(pa.py_buffer(owner.outbox.board._memory), owner.block)
+    return read_note(pa.py_buffer(owner.outbox.index._memory), owner.block)
 
 
 def test_slabs_that_could_be_taken_away_are_not_mapped() -> None:
@@ -139,7 +136,7 @@ def test_a_length_without_end_is_refused_before_anything_is_read() -> None:
     reader.ask([BlockRequest(worker="a", block=0)])
     its.sendall((LARGEST + 1).to_bytes(4, "little") + b"x" * 100)
     with pytest.raises(RunError, match="at most"):
-        reader.answer(1, [BlockRequest(worker="a", block=0)], deadline_in(5.0))
+        reader.answer(1, [BlockRequest(worker="a", block=0)], time.monotonic() + 5.0)
     reader.close()
     its.close()
 
@@ -151,12 +148,14 @@ def test_an_answer_that_comes_late_or_twice_is_not_taken_for_another() -> None:
     reader, sender = SlabReader("a", mine, content=False), FdSocket(its)
     first = reader.ask([BlockRequest(worker="a", block=owner.block)])
     with pytest.raises(PeerLost, match="in time"):
-        reader.answer(first, [BlockRequest(worker="a", block=owner.block)], deadline_in(0.01))
+        reader.answer(first, [BlockRequest(worker="a", block=owner.block)], time.monotonic() + 0.01)
     owner.block, late = other, owner.says(first, content=False)
     second = reader.ask([BlockRequest(worker="a", block=other)])
     for message, descriptor in [*late, *late, *owner.says(second, content=False)]:
         sender.send(message, descriptor)
-    (found,) = reader.answer(second, [BlockRequest(worker="a", block=other)], deadline_in(5.0))
+    (found,) = reader.answer(
+        second, [BlockRequest(worker="a", block=other)], time.monotonic() + 5.0
+    )
     assert found.equals(rollouts(3, 4, seed=1).records)
     reader.close()
     sender.close()
@@ -180,14 +179,14 @@ def test_a_refused_answer_is_counted_with_its_peer() -> None:
 def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
     world, rng = shm(), np.random.default_rng(3)
     block = world["a"].keep(rollouts(3, 4))
-    honest = encode(Fetch(1, (Ask(block, ("reward", "mask")),)))
+    honest = encode(FetchRequest(1, (Wanted(block, ("reward", "mask")),)))
     for number in range(500):
         mine, its = socket.socketpair()
         world["a"].serve("wicked", its)
         packets = FdSocket(mine)
         message = bytes_mutated(honest, rng) if number % 2 else value_mutated(honest, rng)
         packets.send(message)
-        packets.wait(deadline_in(5.0))  # an answer, or the end
+        packets.wait(time.monotonic() + 5.0)  # an answer, or the end
         packets.close()
     assert world["a"].refused["wicked"] > 100
     assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
@@ -200,12 +199,12 @@ def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
     mine, its = socket.socketpair()
     world["a"].serve("slow", its)
     slow = FdSocket(mine)
-    many = encode(Fetch(1, tuple(Ask(block) for _ in range(500))))
+    many = encode(FetchRequest(1, (Wanted(block),) * 500))
     for _ in range(200):
         slow.send(many)
     for _ in range(20):
         assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
-    waiting = [r.packets.waiting for r in world["a"]._server._readers if r.peer == "slow"]
+    waiting = [p.socket.waiting for p in world["a"]._server._served if p.peer == "slow"]
     assert waiting
     assert waiting[0] < 8 << 20  # not all of the 200 answers
     slow.close()
@@ -349,17 +348,17 @@ def test_what_was_left_unread_of_an_answer_is_not_taken_for_the_next() -> None:
 def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     world, rng = zmq(), np.random.default_rng(11)
     block = world["a"].keep(rollouts(3, 4))
-    honest = question_bytes(1, [BlockRequest(worker="a", block=block, rows=np.array([1]))])
+    request = BlockRequest(worker="a", block=block, rows=np.array([1]))
+    honest = sealed(FetchRequest(1, (Wanted.of(request),)))
     context = pyzmq.Context()
     dealer = context.socket(pyzmq.DEALER)
     dealer.connect(world["a"].address.endpoint)
     dealer.send(b"\x80\x04\x95")  # a pickle
     dealer.send_multipart([honest, honest])
-    dealer.send(
-        _sealed(msgspec.msgpack.encode(["question", 1, [[block, [], (99).to_bytes(8, "little")]]]))
-    )
+    beyond = Wanted(block, (), (99).to_bytes(8, "little"))
+    dealer.send(sealed(FetchRequest(1, (beyond,))))
     for _ in range(300):
-        dealer.send(_sealed(value_mutated(honest[8:], rng)))
+        dealer.send(sealed(value_mutated(honest[8:], rng)))
     dealer.send(honest)
     assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
     deadline = time.monotonic() + 10.0
@@ -443,13 +442,11 @@ def test_a_peer_that_dies_while_it_is_asked() -> None:
 def test_a_schema_is_told_once_and_cannot_be_changed() -> None:
     owner = Owner(Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": pa.array([1.5])})))
     other = Owner(Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"y": pa.array([1.5])})))
-    _, _, shape = owner.outbox.describe(Ask(owner.block))
-    _, _, another = other.outbox.describe(Ask(other.block))
-    assert shape is not None
-    assert another is not None
+    _, _, told = owner.described(content=False)
+    _, _, another = other.described(content=False)
 
     def change(messages):
-        return [messages[0], (encode(ShapeHere(shape.hash, another.data)), None), *messages[2:]]
+        return [messages[0], (encode(SchemaHere(told.hash, another.data)), None), *messages[2:]]
 
     assert answered(owner, False, change) is RunError
     owner.outbox.close()

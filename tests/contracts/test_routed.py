@@ -49,7 +49,7 @@ def changed(answers: int) -> Iterator[None]:
         left[0] -= 1
         return [n ^ (left[0] >= 0) for n in checksums(buffers)]
 
-    with mock.patch("engine.channels.zmq.server.checksums", sums):
+    with mock.patch("engine.channels.multipart.checksums", sums):
         yield
 
 

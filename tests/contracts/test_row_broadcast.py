@@ -10,23 +10,22 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from msgspec.structs import replace
 from torch._C._distributed_c10d import TCPStore
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import RunError
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
 from engine.channels.contract import PeerLost
-from engine.channels.frames import checksums
-from engine.channels.shm.messages import Lacks, Unknown
+from engine.channels.header import Reply, TensorLayout
+from engine.channels.multipart import framed, sealed, summed
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
-from engine.channels.tensors.row_broadcast import BufferLayout, RowBroadcast, Taken
-from engine.channels.zmq.messages import Header, Sent, reply_bytes, sent
+from engine.channels.tensors.row_broadcast import RowBroadcast, Taken
 from tests.contracts.pull_rows import batch, rollouts
 from tests.contracts.ranks import RankPool, client
 
@@ -175,29 +174,23 @@ def lies(rank: int, port: int) -> list[str]:
             said.append(str(found.value))
             channel.close()
             continue
-        records = batch(Reward, 5, 3).records
-        answer, buffers = sent(0, records)
-        second = sent(1, records)
-        answers: list[Sent | Unknown | Lacks] = (
-            [answer] if lie == "too few inputs" else [answer, second[0]]
-        )
-        number, sums = 2 if lie == "another number" else 1, checksums([*buffers, *second[1]])
-        header = bytearray(reply_bytes(Header(number, answers, sums, 0)))
-        header[20] ^= lie == "no header"
-        shape, kind = (
-            ([1 << 30, 99] if lie == "too much" else [1]),
-            "load" if lie == "no numbers" else "float32",
-        )
-        forms = bytearray(msgspec.msgpack.encode([BufferLayout(0, "x", kind, shape)]))
-        data = [np.frombuffer(b, np.uint8).copy() for b in (*buffers, *second[1])]
+        headers, frames = [], []
+        for number in range(1 if lie == "too few inputs" else 2):
+            header, buffers = framed(number, batch(Reward, 5, 3).records)
+            headers.append(header)
+            frames += buffers
+        shape = [1 << 30, 99] if lie == "too much" else [1]
+        kind = "load" if lie == "no numbers" else "float32"
+        headers[-1] = replace(headers[-1], tensors=[TensorLayout("x", kind, shape)])
+        number = 2 if lie == "another number" else 1
+        said = bytearray(sealed(Reply(number, summed(headers, frames))))
+        said[20] ^= lie == "no header"
+        data = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
         data[-1][0] ^= 1
-        length = 1 << 40 if lie == "a long header" else len(header)
+        length = 1 << 40 if lie == "a long header" else len(said)
         messages = [
-            [torch.tensor([length, len(forms)])],
-            [
-                torch.frombuffer(header, dtype=torch.uint8),
-                torch.frombuffer(forms, dtype=torch.uint8),
-            ],
+            [torch.tensor([length])],
+            [torch.frombuffer(said, dtype=torch.uint8)],
             [*map(torch.from_numpy, data)],
             [torch.zeros(1)],
         ]
@@ -222,7 +215,7 @@ def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: RankPool) 
             "was changed on its way",
             "checksum is wrong",
             "1099511627776",
-            "found BufferLayout(input=0, name='x', dtype='load'",
+            "found TensorLayout(name='x', dtype='load'",
             "expected at most 68719476736",
         ),
         strict=True,

@@ -99,7 +99,7 @@ def test_what_recorded_logprobs_are_of_travels_with_them(bases: tuple[str, str])
     }
     assert b"before top-k and top-p" in said["sampler_logprobs"][b"distribution"]
     framed = taken_apart(rows.records)
-    sent = put_together(framed.forms, framed.rows, framed.nodes, framed.buffers)
+    sent = put_together(framed.layout, framed.rows, framed.nodes, framed.buffers)
     for records in (
         rows.records,
         rows.with_keys(),

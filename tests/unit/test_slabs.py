@@ -291,7 +291,7 @@ def test_a_descriptor_comes_once_for_each_slab(pair) -> None:
         block = a.keep(numbers(10, start))
         assert read(b, block).column("x")[0].as_py() == start
         a.release(block)
-    assert len(b._readers["a"]) == 1
+    assert len(b._peers.readers["a"]) == 1
     assert len(os.listdir("/proc/self/fd")) - before <= 8
 
 
@@ -303,7 +303,7 @@ def test_a_reader_lets_go_of_slabs_that_are_gone(pair) -> None:
     second = a.keep(numbers(MIB + MIB // 4))  # 10 MiB: the first slab has to go for it
     read(b, second)
     read(b, second)
-    assert len(b._readers["a"]) == 1
+    assert len(b._peers.readers["a"]) == 1
     assert kept.column("x")[-1].as_py() == MIB - 1  # a view keeps its mapping
 
 
@@ -345,10 +345,10 @@ def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
     part = whole.slice(min(start, len(values)), length)
     framed = taken_apart(part)
     assert framed.nodes[1][0] == sum(len(v) for v in part.column("x").to_pylist() if v is not None)
-    assert len(framed.nodes) == framed.forms.node[-1]
-    found = checked_together(framed.forms, part.num_rows, framed.nodes, framed.buffers)
+    assert len(framed.nodes) == framed.layout.node[-1]
+    found = checked_together(framed.layout, part.num_rows, framed.nodes, framed.buffers)
     assert found.equals(part)
-    assert put_together(framed.forms, part.num_rows, framed.nodes, framed.buffers).equals(part)
+    assert put_together(framed.layout, part.num_rows, framed.nodes, framed.buffers).equals(part)
 
 
 @settings(max_examples=150, deadline=None)
@@ -385,7 +385,7 @@ def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
         sum(v is None for row in part.column("x").to_pylist() for v in row),
     )
     assert (framed.buffers[3].size if framed.buffers[3] is not None else 0) == 4 * there
-    found = checked_together(framed.forms, part.num_rows, framed.nodes, framed.buffers)
+    found = checked_together(framed.layout, part.num_rows, framed.nodes, framed.buffers)
     assert found.equals(part)
     assert [column.offset for column in found.columns] == [0, 0]
 

@@ -413,7 +413,8 @@ def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("engine.channels.shm.outbox.BlockIndex", nothing)
     with pytest.raises(
-        StorageError, match=r"outbox: expected 1 MiB for its board, found: .*Cannot allocate.*Fix: "
+        StorageError,
+        match=r"outbox: expected 1 MiB for its block index, found: .*Cannot allocate.*Fix: ",
     ):
         SlabOutbox(SlabPool(limit=1 << 20), 0)
 

@@ -1,9 +1,9 @@
-"""A board in shared memory on which a Worker notes where its blocks lie, so that a reader need not
+"""A page of shared memory on which a Worker notes where its blocks lie, so that a reader need not
 ask for each.
 
 Owns: the notes, their memory, and that a half-written or wrong one is never taken for a whole one.
-Does not own: what a note says (descriptors.py), the slabs that it speaks of (slabs.py), who may see
-it (server.py).
+Does not own: what a note says (header.py), the slabs that it speaks of (slabs.py), who may see it
+(server.py).
 
 A question and its answer are two processes that wake up, which takes longer than a small batch
 needs for all else. A block's note is in the place of its number modulo `NOTES`; where a younger
@@ -60,10 +60,10 @@ class BlockIndex:
         self.descriptor = -1
 
 
-def noted(board: pa.Buffer, block: int) -> bytes | None:
-    """What a board says of a block; None where it says nothing, or is being written."""
+def noted(index: pa.Buffer, block: int) -> bytes | None:
+    """What an index says of a block; None where it says nothing, or is being written."""
     at = _place(block)
-    text = board.slice(at, ROOM).to_pybytes()
+    text = index.slice(at, ROOM).to_pybytes()
     number, hashed, length = _HEAD.unpack_from(text)
     if number != block + 1 or length > ROOM - _HEAD.size:
         return None

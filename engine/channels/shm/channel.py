@@ -2,11 +2,11 @@
 them.
 
 Owns: both ends of one Worker: its outbox and its connections. Does not own: who is connected with
-whom (the Supervisor makes the socket pairs), slabs (slabs.py), what is said (descriptors.py).
+whom (the Supervisor makes the socket pairs), slabs (slabs.py), what is said (messages.py).
 
-    fetch waits for                                    unblocked by
-    the reply of each peer whose board (board.py)      that peer's server thread, or the end of its process
-    does not say where the rows lie
+    fetch waits for                              unblocked by
+    the reply of each peer whose block index     that peer's server thread, or the end of its
+    does not say where the rows lie              process
 
 A block is copied into a slab once, or built there (`allocate`); reading copies nothing but row
 subsets. What was read is valid until the block is released: the slab is used again then, and does
@@ -15,39 +15,28 @@ not say so.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import socket
-import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.peers import PATIENCE, Peers
 from engine.channels.projection import of_rows
 from engine.channels.shm.outbox import SlabOutbox
-from engine.channels.shm.reader import SlabReader, deadline_in
+from engine.channels.shm.reader import SlabReader
 from engine.channels.shm.server import SlabServer
 from engine.channels.shm.slabs import SlabPool
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Dial = Callable[[str], socket.socket]
 """A peer's name -> a connected AF_UNIX stream socket, at whose other end that peer's channel serves
 us.
 """
-
-PATIENCE = 60.0
-"""Seconds for an answer that only says where rows lie; a dead process is noticed at once."""
 
 
 class ShmChannel:
@@ -73,15 +62,11 @@ class ShmChannel:
         self.name = name
         self._dial = dial
         self._content = verify == "content"
-        self._patience = patience
-        self._pool = SlabPool(
-            limit=_quarter() if limit is None else limit, directory=directory, poison=poison
-        )
+        limit = _quarter() if limit is None else limit
+        self._pool = SlabPool(limit=limit, directory=directory, poison=poison)
         self._outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self._server = SlabServer(name, self._outbox)
-        self._readers: dict[str, SlabReader] = {}
-        self._refused: Counter[str] = Counter()
-        self._asking = threading.Lock()
+        self._peers = Peers(name, self._connect, patience=patience)
 
     # --- the outbox -------------------------------------------------------------------------------
 
@@ -122,7 +107,7 @@ class ShmChannel:
     @property
     def refused(self) -> dict[str, int]:
         """How many messages of each peer were refused."""
-        return dict(self._refused + self._server.refused)
+        return dict(self._peers.refused + self._server.refused)
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -131,29 +116,17 @@ class ShmChannel:
         self._server.serve(peer, connection)
 
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
-        """See engine/channels/contract.py; raises RunError for an answer that cannot be right, too."""
-        found: dict[int, pa.RecordBatch] = {}
-        others: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            if request.worker == self.name:
-                records = self._outbox.records(request.block, tuple(request.columns))
-                found[index] = of_rows(records, request.rows)
-            else:
-                others.setdefault(request.worker, []).append(index)
-        if others:
-            with self._asking:
-                self._fetch_others(requests, others, found)
-        return [found[index] for index in range(len(requests))]
+        """See engine/channels/contract.py; raises RunError for an answer that cannot be right."""
+        return self._peers.fetch(requests, self._own)
 
     def have_sent(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
-        """Ask a peer to send tensors of its blocks; see pairs.py. Raises PeerLost."""
-        with self._asking:
-            self._from(peer, lambda r: r.have_sent(sequence, requests, deadline_in(self._patience)))
+        """Ask a peer to send tensors of its blocks; see tensors/pairs.py. Raises PeerLost."""
+        deadline = self._peers.deadline()
+        self._peers.use(peer, lambda reader: reader.have_sent(sequence, requests, deadline))
 
     def require(self, peer: str) -> None:
         """Raises PeerLost where the peer has closed its end, as the end of its process does."""
-        with self._asking:
-            self._from(peer, SlabReader.hear)
+        self._peers.use(peer, SlabReader.hear)
 
     def send_by(self, on_send: Callable[[str, int, Sequence[BlockRequest]], None]) -> None:
         """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
@@ -162,81 +135,18 @@ class ShmChannel:
     def close(self) -> None:
         """Let everything go: the thread, connections, slabs."""
         self._server.close()
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        self._peers.close()
         self._outbox.close()
 
-    def _fetch_others(
-        self,
-        requests: Sequence[BlockRequest],
-        others: dict[str, list[int]],
-        found: dict[int, pa.RecordBatch],
-    ) -> None:
-        """Look at every peer's board, ask those that have to be asked, then take the answers."""
-        self._hear_others()
-        self._look(requests, others, found)
-        if len(found) == len(requests):
-            return
-        deadline = deadline_in(self._patience)
-        left = {
-            peer: unseen
-            for peer, indices in others.items()
-            if (unseen := [i for i in indices if i not in found])
-        }
-        mine = {peer: [requests[i] for i in indices] for peer, indices in left.items()}
-        numbers = {
-            peer: self._from(peer, lambda r, m=many: r.ask(m)) for peer, many in mine.items()
-        }
-        for peer, indices in left.items():
-            rows = self._from(peer, lambda r, p=peer: r.answer(numbers[p], mine[p], deadline))
-            found.update(zip(indices, rows, strict=True))
+    def _own(self, request: BlockRequest) -> pa.RecordBatch:
+        return of_rows(self._outbox.records(request.block, tuple(request.columns)), request.rows)
 
-    def _look(
-        self,
-        requests: Sequence[BlockRequest],
-        others: dict[str, list[int]],
-        found: dict[int, pa.RecordBatch],
-    ) -> None:
-        """Take what the boards of peers say that is known here: of those nobody has to be asked."""
-        for peer, indices in others.items():
-            for index in indices:
-                rows = self._from(peer, lambda r, i=index: r.look(requests[i]))
-                if rows is not None:
-                    found[index] = rows
-
-    def _hear_others(self) -> None:
-        """Let go of slabs that their owners have given back; whoever is gone is noticed when it is
-        asked.
-        """
-        for peer in list(self._readers):
-            with contextlib.suppress(PeerLost):
-                self._from(peer, SlabReader.hear)
-
-    def _from(self, peer: str, what: Callable[[SlabReader], T]) -> T:
-        """Do something with a peer's connection, which is made anew next time where it fails for
-        good.
-        """
-        reader = self._reader(peer)
+    def _connect(self, peer: str) -> SlabReader:
         try:
-            return what(reader)
-        except RunError as error:
-            if not isinstance(error, PeerLost):
-                self._refused[peer] += 1
-                _log.warning("%s", error)
-            if reader.broken:
-                self._readers.pop(peer).close()
-            raise
-
-    def _reader(self, peer: str) -> SlabReader:
-        found = self._readers.get(peer)
-        if found is None:
-            try:
-                connection = self._dial(peer)
-            except OSError as error:
-                raise PeerLost(peer, f"cannot be reached: {error}") from error
-            found = self._readers[peer] = SlabReader(peer, connection, content=self._content)
-        return found
+            connection = self._dial(peer)
+        except OSError as error:
+            raise PeerLost(peer, f"cannot be reached: {error}") from error
+        return SlabReader(peer, connection, content=self._content)
 
     def _tell_gone(self) -> None:
         """Have peers told which slabs were given back."""

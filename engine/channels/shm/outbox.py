@@ -1,7 +1,7 @@
 """Blocks of rows in slabs: the outbox of a Worker that others of the host read.
 
-Owns: block numbers, which regions a block lies in, arrays that kernels build in place, one copy
-of everything else. Does not own: slabs (slabs.py), peers (server.py).
+Owns: block numbers, which regions a block lies in, arrays that kernels build in place, one copy of
+everything else. Does not own: slabs (slabs.py), peers (server.py).
 
 Called from several threads: the one that runs kernels, the one that hears releases, the one that
 answers.
@@ -15,39 +15,47 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
-from engine.channels.frames import (
-    SchemaLayout,
-    checksums,
-    chosen,
-    copy_summed,
-    put_together,
-    taken_apart,
+from engine.channels.frames import Buffers, checksums, copy_summed, put_together, taken_apart
+from engine.channels.header import (
+    Answer,
+    BlockHeader,
+    MissingColumn,
+    Place,
+    UnknownBlock,
+    Wanted,
+    encode,
+    narrowed,
 )
+from engine.channels.layout import SchemaLayout
 from engine.channels.shm.block_index import SIZE, BlockIndex
-from engine.channels.shm.messages import Ask, BlockLocation, Lacks, Unknown, encode
 from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
-
-Place = tuple[Slab, int, int]
-"""(slab, offset, length) of a buffer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class KeptBlock:
-    """A kept batch. `places` is None where a buffer is not there."""
+    """A kept batch: its header, and where its bytes are."""
 
-    forms: SchemaLayout
-    rows: int
-    nodes: list[tuple[int, int]]
-    places: list[Place | None]
+    header: BlockHeader
+    layout: SchemaLayout
     regions: list[Region]
-    sums: list[int] = field(default_factory=list)
+    slabs: dict[int, Slab]
+
+    def buffers(self, header: BlockHeader) -> Buffers:
+        """The buffers of a header of this block, or of some of its columns."""
+        return [self.slabs[s].buffer.slice(at, n) if n else None for s, at, n in header.places]
+
+    def sum_up(self) -> None:
+        """Make the checksums, once."""
+        if not self.header.sums:
+            self.header = replace(self.header, sums=checksums(self.buffers(self.header)))
 
 
 class SlabOutbox:
@@ -59,7 +67,7 @@ class SlabOutbox:
         self.lock = threading.RLock()
         """Held while a block's places are used to send: no slab goes meanwhile."""
         self.pool = pool
-        self.board = _board()
+        self.index = _index()
         self._epoch = epoch
         self._content = content
         self._numbers = itertools.count(epoch << 32)
@@ -96,44 +104,40 @@ class SlabOutbox:
         """Copy a batch into a slab, but for what was built there. Raises DataError for a type that
         does not travel.
         """
-        framed = taken_apart(batch.records)
+        parts = taken_apart(batch.records)
         with self.lock:
             self._collect()
-            lies, held = self._already_there(framed.buffers)
-            length = sum(
-                _room(b) for b, there in zip(framed.buffers, lies, strict=True) if there is None
-            )
+            places, held = self._already_there(parts.buffers)
+            left = [b if p is None else None for b, p in zip(parts.buffers, places, strict=True)]
+            length = sum(_room(b) for b in left)
             region = self.pool.allocate(length) if length else None
-        sums: list[int] | None = None
-        if self._content:
-            sums = checksums(
-                [b if there else None for b, there in zip(framed.buffers, lies, strict=True)]
-            )
+        built = [b if p else None for b, p in zip(parts.buffers, places, strict=True)]
+        sums = checksums(built) if self._content else None
         if region is not None:
-            _copy(framed.buffers, lies, region, sums)
+            _copy(left, places, region, sums)
             held.append(region)
-        block = KeptBlock(
-            forms=framed.forms,
-            rows=framed.rows,
-            nodes=framed.nodes,
-            places=lies,
-            regions=held,
-            sums=sums or [],
-        )
         with self.lock:
             number = next(self._numbers)
-            self._blocks[number] = block
-            self.board.note(
+            header = BlockHeader(
                 number,
-                encode(_lies(number, block, block.forms, block.nodes, block.places, block.sums)),
+                parts.rows,
+                parts.layout.hash,
+                parts.nodes,
+                [(0, 0, 0) if place is None else place for place in places],
+                sums or [],
             )
+            slabs = {r.slab.number: r.slab for r in held}
+            self._blocks[number] = KeptBlock(
+                header=header, layout=parts.layout, regions=held, slabs=slabs
+            )
+            self.index.note(number, encode(header))
         return number
 
     def release(self, number: int) -> None:
         """Forget a block. Raises KeyError where there is none."""
         with self.lock:
             self._collect()
-            self.board.wipe(number)
+            self.index.wipe(number)
             for region in self._blocks.pop(number).regions:
                 self.pool.let_go(region)
 
@@ -143,35 +147,31 @@ class SlabOutbox:
         """
         with self.lock:
             block = self._blocks[number]
-            forms, nodes, lies, _ = _chosen(block, columns)
-            buffers = [None if p is None else p[0].buffer.slice(p[1], p[2]) for p in lies]
-        return put_together(forms, block.rows, nodes, buffers)
+            header, layout = narrowed(block.header, block.layout, columns)
+            buffers = block.buffers(header)
+        return put_together(layout, header.rows, header.nodes, buffers)
 
-    def sum_up(self, asks: Sequence[Ask]) -> None:
-        """Make the checksums that these ask for and that are not there yet, without the lock: a
-        block that is released meanwhile is Unknown afterwards, whatever its sums are.
+    def sum_up(self, wanted: Sequence[Wanted]) -> None:
+        """Make the checksums of these blocks that are not there yet, without the lock: a block that
+        is released meanwhile is unknown afterwards, whatever its sums are.
         """
-        for ask in asks:
-            block = self._blocks.get(ask.block) if ask.content else None
-            if block is not None:
-                _sum_up(block)
+        for one in wanted:
+            if (block := self._blocks.get(one.block)) is not None:
+                block.sum_up()
 
-    def describe(
-        self, ask: Ask
-    ) -> tuple[BlockLocation | Unknown | Lacks, list[Slab], SchemaLayout | None]:
-        """Where the columns asked for lie, in which slabs, and of which schema. The caller holds
-        the lock, and has summed up what it asks about, so that nobody else waits for that.
+    def describe(self, wanted: Wanted) -> tuple[Answer, list[Slab], SchemaLayout | None]:
+        """Where the columns asked for lie, in which slabs, and the block's schema. The caller holds
+        the lock.
         """
-        block = self._blocks.get(ask.block)
+        block = self._blocks.get(wanted.block)
         if block is None:
-            return Unknown(ask.block, self._epoch), [], None
+            return UnknownBlock(wanted.block, self._epoch), [], None
         try:
-            _, nodes, lies, index = _chosen(block, ask.columns)
+            header, _ = narrowed(block.header, block.layout, wanted.columns)
         except DataError as error:
-            return Lacks(ask.block, str(error)), [], None
-        sums = _sums(block, index) if ask.content else []
-        slabs = list({p[0].number: p[0] for p in lies if p is not None}.values())
-        return _lies(ask.block, block, block.forms, nodes, lies, sums), slabs, block.forms
+            return MissingColumn(wanted.block, str(error)), [], None
+        numbers = dict.fromkeys(slab for slab, _, length in header.places if length)
+        return header, [block.slabs[number] for number in numbers], block.layout
 
     def close(self) -> None:
         """Forget every block and close every slab."""
@@ -180,7 +180,7 @@ class SlabOutbox:
             self._built.clear()
             self._starts.clear()
             self.pool.close()
-            self.board.close()
+            self.index.close()
 
     def _collect(self) -> None:
         """Let go of built regions whose arrays are gone."""
@@ -191,29 +191,27 @@ class SlabOutbox:
                 del self._built[at], self._starts[at]
                 self.pool.let_go(region)
 
-    def _already_there(
-        self, buffers: list[pa.Buffer | None]
-    ) -> tuple[list[Place | None], list[Region]]:
+    def _already_there(self, buffers: Buffers) -> tuple[list[Place | None], list[Region]]:
         """The places of buffers that were built in a slab, and a hold of each region that they lie
         in.
         """
         if not self._built:
             return [None] * len(buffers), []
-        lies: list[Place | None] = []
+        places: list[Place | None] = []
         held: list[Region] = []
         for buffer in buffers:
             size = 0 if buffer is None else buffer.size
             address = buffer.address if buffer is not None and size else 0
             at = bisect_right(self._starts, address) - 1
             if at < 0 or address + size > self._starts[at] + self._built[at].length:
-                lies.append(None)
+                places.append(None)
                 continue
             region = self._built[at]
-            lies.append((region.slab, region.offset + address - self._starts[at], size))
+            places.append((region.slab.number, region.offset + address - self._starts[at], size))
             if region not in held:
                 region.holds += 1
                 held.append(region)
-        return lies, held
+        return places, held
 
 
 def _room(buffer: pa.Buffer | None) -> int:
@@ -225,72 +223,29 @@ def _start(region: Region) -> int:
 
 
 def _copy(
-    buffers: list[pa.Buffer | None],
-    lies: list[Place | None],
-    region: Region,
-    sums: list[int] | None,
+    buffers: Buffers, places: list[Place | None], region: Region, sums: list[int] | None
 ) -> None:
-    """Copy what is nowhere yet into the region, and say where it lies, with its checksum where
-    there are any.
+    """Copy buffers into the region, and say where they lie, with their checksums where there are
+    any.
     """
     memory, at = region.bytes(), 0
     for index, buffer in enumerate(buffers):
-        if buffer is None or not buffer.size or lies[index] is not None:
+        if buffer is None or not buffer.size:
             continue
         target = memory[at : at + buffer.size]
         if sums is None:
             target[:] = np.frombuffer(buffer, np.uint8)
         else:
             sums[index] = copy_summed(buffer, target)
-        lies[index] = (region.slab, region.offset + at, buffer.size)
+        places[index] = (region.slab.number, region.offset + at, buffer.size)
         at += _room(buffer)
 
 
-def _chosen(
-    block: KeptBlock, columns: tuple[str, ...]
-) -> tuple[SchemaLayout, list[tuple[int, int]], list[Place | None], Sequence[int]]:
-    """The layout, nodes and places of the columns asked for, and their indices."""
-    forms, index = chosen(block.forms, columns)
-    if not columns:
-        return forms, block.nodes, block.places, index
-    node, buffer = block.forms.node, block.forms.buffer
-    nodes = [n for i in index for n in block.nodes[node[i] : node[i + 1]]]
-    return forms, nodes, [p for i in index for p in block.places[buffer[i] : buffer[i + 1]]], index
-
-
-def _lies(
-    number: int,
-    block: KeptBlock,
-    forms: SchemaLayout,
-    nodes: list[tuple[int, int]],
-    places: list[Place | None],
-    sums: list[int],
-) -> BlockLocation:
-    """What readers are told of these columns."""
-    told = [(0, 0, 0) if p is None else (p[0].number, p[1], p[2]) for p in places]
-    return BlockLocation(number, block.rows, forms.hash, nodes, told, sums)
-
-
-def _sums(block: KeptBlock, index: Sequence[int]) -> list[int]:
-    """Checksums of the buffers of these columns."""
-    _sum_up(block)
-    buffer = block.forms.buffer
-    return [s for i in index for s in block.sums[buffer[i] : buffer[i + 1]]]
-
-
-def _sum_up(block: KeptBlock) -> None:
-    """Make a block's checksums, once."""
-    if not block.sums:
-        block.sums = checksums(
-            [None if p is None else p[0].buffer.slice(p[1], p[2]) for p in block.places]
-        )
-
-
-def _board() -> BlockIndex:
+def _index() -> BlockIndex:
     try:
         return BlockIndex()
     except OSError as error:
         fix = "fewer Workers, a machine with more memory, or more open files (ulimit -n)"
         raise StorageError(
-            f"outbox: expected {SIZE >> 20} MiB for its board, found: {error}. Fix: {fix}."
+            f"outbox: expected {SIZE >> 20} MiB for its block index, found: {error}. Fix: {fix}."
         ) from error

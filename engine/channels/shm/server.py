@@ -4,7 +4,7 @@
     a request, room in a socket        the peer; a new peer or the end: the Worker's own threads
 
 Owns: one connection for each peer that dialled, what each of them was already told. Does not own:
-blocks (outbox.py), framing (packets.py).
+blocks (outbox.py), framing (fd_socket.py).
 
 It never waits for one peer alone: what a slow one does not take stays in its queue, and from such a
 one nothing more is read meanwhile.
@@ -24,19 +24,16 @@ from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
+from engine.channels.header import Answer, FetchRequest, Reply, encode
 from engine.channels.shm.block_index import SIZE
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed
 from engine.channels.shm.messages import (
-    BoardHere,
-    Fetch,
-    Reply,
-    Send,
-    ShapeHere,
-    SlabGone,
+    FromReader,
+    IndexHere,
+    SchemaHere,
     SlabHere,
+    SlabsGone,
     decode_from_reader,
-    encode,
-    requests_of,
 )
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.slabs import Slab
@@ -48,13 +45,13 @@ ENOUGH = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _ServedPeer:
+class ServedPeer:
     """A peer that reads from here, and what it was told."""
 
     peer: str
-    packets: FdSocket
+    socket: FdSocket
     slabs: set[int] = field(default_factory=set)
-    shapes: set[int] = field(default_factory=set)
+    schemas: set[bytes] = field(default_factory=set)
 
 
 class SlabServer:
@@ -74,7 +71,7 @@ class SlabServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._readers: list[_ServedPeer] = []
+        self._served: list[ServedPeer] = []
         self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
         self._thread.start()
 
@@ -109,7 +106,7 @@ class SlabServer:
                     else:
                         self._serve(key.data, what)
         finally:
-            for reader in list(self._readers):
+            for reader in list(self._served):
                 self._drop(reader)
             self._selector.close()
 
@@ -117,38 +114,35 @@ class SlabServer:
         os.eventfd_read(self._wake)
         while self._new:
             peer, connection = self._new.popleft()
-            reader = _ServedPeer(peer=peer, packets=FdSocket(connection))
-            self._readers.append(reader)
+            reader = ServedPeer(peer=peer, socket=FdSocket(connection))
+            self._served.append(reader)
             self._selector.register(connection, selectors.EVENT_READ, reader)
-            self._show_board(reader)
+            self._tell(reader, IndexHere(SIZE), self._outbox.index.descriptor)
         with self._outbox.lock:
             gone = set(self._outbox.pool.gone())
-        for reader in list(self._readers) if gone else ():
-            self._tell_gone(reader, gone & reader.slabs)
+        for reader in list(self._served) if gone else ():
+            told = gone & reader.slabs
+            reader.slabs -= told
+            if told:
+                self._tell(reader, SlabsGone(tuple(sorted(told))))
 
-    def _show_board(self, reader: _ServedPeer) -> None:
+    def _tell(
+        self, reader: ServedPeer, message: IndexHere | SlabsGone, descriptor: int | None = None
+    ) -> None:
+        """Say what nobody has asked for."""
         try:
-            reader.packets.send(encode(BoardHere(SIZE)), self._outbox.board.descriptor)
+            reader.socket.send(encode(message), descriptor)
             self._watch(reader)
         except SocketClosed:
             self._drop(reader)
 
-    def _tell_gone(self, reader: _ServedPeer, numbers: set[int]) -> None:
-        reader.slabs -= numbers
-        try:
-            if numbers:
-                reader.packets.send(encode(SlabGone(tuple(sorted(numbers)))))
-            self._watch(reader)
-        except SocketClosed:
-            self._drop(reader)
-
-    def _serve(self, reader: _ServedPeer, what: int) -> None:
+    def _serve(self, reader: ServedPeer, what: int) -> None:
         """Send what waits, and answer what came."""
         try:
             if what & selectors.EVENT_WRITE:
-                reader.packets.flush()
+                reader.socket.flush()
             if what & selectors.EVENT_READ:
-                for message in reader.packets.receive():
+                for message in reader.socket.receive():
                     self._hear(reader, decode_from_reader(message))
             self._watch(reader)
         except SocketClosed:
@@ -158,47 +152,48 @@ class SlabServer:
             _log.warning("%s: request refused, its connection is closed: %s", reader.peer, error)
             self._drop(reader)
 
-    def _hear(self, reader: _ServedPeer, message: Fetch | Send) -> None:
-        if isinstance(message, Fetch):
+    def _hear(self, reader: ServedPeer, message: FromReader) -> None:
+        if isinstance(message, FetchRequest):
             self._answer(reader, message)
         elif self.on_send is not None:
-            self.on_send(reader.peer, message.sequence, requests_of(message, self._name))
+            self.on_send(reader.peer, message.sequence, message.requests(self._name))
         else:
             raise RunError(
-                f"it asks for tensors of {len(message.parts)} blocks, and none are sent from here"
+                f"it asks for tensors of {len(message.wanted)} blocks, and none are sent from here"
             )
 
-    def _answer(self, reader: _ServedPeer, fetch: Fetch) -> None:
-        answers = []
-        self._outbox.sum_up(fetch.asks)
+    def _answer(self, reader: ServedPeer, request: FetchRequest) -> None:
+        answers: list[Answer] = []
+        if request.content:
+            self._outbox.sum_up(request.wanted)
         with self._outbox.lock:  # until the descriptors are sent or duplicated, no slab goes
-            for ask in fetch.asks:
-                answer, slabs, forms = self._outbox.describe(ask)
+            for wanted in request.wanted:
+                answer, slabs, layout = self._outbox.describe(wanted)
                 for slab in slabs:
                     self._introduce(reader, slab)
-                if forms is not None and forms.hash not in reader.shapes:
-                    reader.shapes.add(forms.hash)
-                    reader.packets.send(encode(ShapeHere(forms.hash, forms.data)))
+                if layout is not None and layout.hash not in reader.schemas:
+                    reader.schemas.add(layout.hash)
+                    reader.socket.send(encode(SchemaHere(layout.hash, layout.data)))
                 answers.append(answer)
-        reader.packets.send(encode(Reply(fetch.id, answers)))
+        reader.socket.send(encode(Reply(request.id, answers)))
 
-    def _introduce(self, reader: _ServedPeer, slab: Slab) -> None:
+    def _introduce(self, reader: ServedPeer, slab: Slab) -> None:
         """Send a slab's descriptor, once."""
         if slab.number not in reader.slabs:
             reader.slabs.add(slab.number)
-            reader.packets.send(
+            reader.socket.send(
                 encode(SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor
             )
 
-    def _watch(self, reader: _ServedPeer) -> None:
-        waiting = reader.packets.waiting
+    def _watch(self, reader: ServedPeer) -> None:
+        waiting = reader.socket.waiting
         wanted = selectors.EVENT_READ if waiting < ENOUGH else 0
         wanted |= selectors.EVENT_WRITE if waiting else 0
-        if self._selector.get_key(reader.packets.socket).events != wanted:
-            self._selector.modify(reader.packets.socket, wanted, reader)
+        if self._selector.get_key(reader.socket.socket).events != wanted:
+            self._selector.modify(reader.socket.socket, wanted, reader)
 
-    def _drop(self, reader: _ServedPeer) -> None:
-        self._readers.remove(reader)
+    def _drop(self, reader: ServedPeer) -> None:
+        self._served.remove(reader)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(reader.packets.socket)
-        reader.packets.close()
+            self._selector.unregister(reader.socket.socket)
+        reader.socket.close()

@@ -29,7 +29,7 @@ from concurrent.futures import TimeoutError as Late
 from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import BlockRequest, MovedBytes, PeerLost
 from engine.channels.tensors.columns import ColumnStore
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
@@ -77,7 +77,7 @@ class TensorPairs:
         self._worlds: dict[tuple[str, int], _World] = {}
         """By peer and own rank."""
         self._lock = threading.Lock()
-        self._moved = 0
+        self._moved = MovedBytes()
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
         """Where this pair meets, from any thread; it replaces an earlier world. meeting: a
@@ -175,8 +175,7 @@ class TensorPairs:
             self._give_up(world)
             raise
         world.sequence += 1
-        with self._lock:
-            self._moved += sum(t.numel() * t.element_size() for t in tensors)
+        self._moved.add("collective", sum(t.numel() * t.element_size() for t in tensors))
         return tensors
 
     def _room_for_hashes(
@@ -192,9 +191,7 @@ class TensorPairs:
 
     def moved(self) -> int:
         """Payload bytes that came since the last call."""
-        with self._lock:
-            found, self._moved = self._moved, 0
-            return found
+        return sum(self._moved.taken().values())
 
     def _give_up(self, world: _World) -> None:
         with self._lock:

@@ -1,48 +1,47 @@
-"""Rows from one rank to all others of its world, by broadcasts: those that need the same rows and
-fetched none.
+"""Rows from one rank to all others of its world, by broadcasts: to those that need the same rows
+and fetched none.
 
-    broadcast    what                                                         length
-    first        bytes of what is in the second                               known
-    second       the header: schemas, rows, arrays, lengths, checksums;       of the first
-                 the form of each column declared `device`
-    third        every buffer that is not empty                               of the second
-    fourth       the values of columns declared `device`, if there are any    of the second
+    broadcast    what                                                             length
+    first        bytes of the second                                              known
+    second       the reply: headers with checksums, and the layout of each        of the first
+                 column declared `device`
+    third        every buffer that is not empty                                   of the second
+    fourth       the values of columns declared `device`, if there are any        of the second
 
-Owns: which tensors these are, and the checks of what came, those of a pull's reader: lengths,
-checksums, arrays that fit their schema. Does not own: the form of header and buffers
-(multipart.py), a broadcast (collective.py), which rows (engine/worker/worker.py).
+Owns: which tensors these are, and their checks before anything is allocated. Does not own: the
+reply, its frames and their checks (multipart.py), a broadcast (collective.py), which rows
+(engine/worker/worker.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import prod
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, Scheduled
-from engine.channels.frames import checksums
-from engine.channels.shm.messages import Count
+from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, refusal
+from engine.channels.header import BlockHeader, Reply, TensorLayout
+from engine.channels.multipart import (
+    LARGEST_REQUEST,
+    IncomingReply,
+    framed,
+    lengths_of,
+    message_of,
+    sealed,
+    summed,
+)
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.world import LOCK_STEP, agreed_device
-from engine.channels.zmq.messages import (
-    LARGEST_REQUEST,
-    Answered,
-    Header,
-    Sent,
-    received,
-    reply_bytes,
-    reply_of,
-    sent,
-)
 
 LARGEST = 64 << 30
 """Bytes of the rows of one broadcast, at most: beyond it nothing is allocated."""
@@ -63,24 +62,10 @@ _NUMBERS = frozenset(
         "uint64",
     ]
 )
+"""Dtypes of tensors that room is made for."""
 
 Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
 """Rows, and the values of their columns declared `device`, on the device that they came through."""
-
-
-class BufferLayout(msgspec.Struct, array_like=True, frozen=True):
-    """The tensor of one column declared `device`: of which input, its name, torch's name of its
-    dtype, its shape; its hash where content is checked.
-    """
-
-    input: Count
-    name: str
-    dtype: str
-    shape: list[Count]
-    hash: int = 0
-
-
-_forms = msgspec.msgpack.Decoder(list[BufferLayout])
 
 
 class RowBroadcast:
@@ -99,21 +84,25 @@ class RowBroadcast:
         self._content = content
         self._number = 0
         self._sequence = 0
-        self._moved = 0
+        self._moved = MovedBytes()
 
     def give(self, inputs: Mapping[str, Batch]) -> None:
         """Rank 0: these rows, to all others. Raises DataError for a column whose type does not
         travel, and what the channel raises.
         """
-        parts = [sent(number, batch.records) for number, batch in enumerate(inputs.values())]
-        buffers = [buffer for _, many in parts for buffer in many]
-        header = reply_bytes(
-            Header(self._next(), [answer for answer, _ in parts], checksums(buffers), 0)
-        )
-        forms, values = self._formed(inputs.values())
-        self._cast([torch.tensor([len(header), len(forms)])])
-        self._cast([_of(header), _of(forms)])
-        self._cast([_of(buffer) for buffer in buffers])
+        headers: list[BlockHeader] = []
+        frames: list[pa.Buffer] = []
+        values: list[Tensor] = []
+        for number, batch in enumerate(inputs.values()):
+            header, buffers = framed(number, batch.records)
+            tensors = {n: tensor.to(self._device) for n, tensor in batch.device.items()}
+            headers.append(replace(header, tensors=self._layouts(tensors)))
+            frames += buffers
+            values += tensors.values()
+        said = sealed(Reply(self._next(), summed(headers, frames)))
+        self._cast([torch.tensor([len(said)])])
+        self._cast([_tensor(said)])
+        self._cast([_tensor(frame) for frame in frames])
         if values:
             self._cast(values)
 
@@ -122,80 +111,70 @@ class RowBroadcast:
 
         Raises RunError for what cannot be right, and what the channel raises.
         """
-        header, forms = self._said(len(names))
-        buffers = self._came([torch.empty(n, dtype=torch.uint8) for n in _lengths(header)])
-        room = [torch.empty(form.shape, dtype=getattr(torch, form.dtype)) for form in forms]
+        reply = self._said(len(names))
+        layouts = _layouts_of(reply)
+        frames = self._came([torch.empty(n, dtype=torch.uint8) for n in lengths_of(reply)])
+        room = [torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in layouts]
         values = self._cast(room) if room else []
-        if self._content and [form.hash for form in forms] != of_tensors(values):
+        if self._content and [each.hash for each in layouts] != of_tensors(values):
             raise self._wrong("columns on a device whose values were changed on their way")
-        self._moved += sum(tensor.nbytes for tensor in (*buffers, *values))
+        self._moved.add("broadcast", sum(tensor.nbytes for tensor in (*frames, *values)))
         asked = [BlockRequest(worker=self._giver, block=number) for number in range(len(names))]
         try:
-            found = received(Answered.of(header, [buffer.numpy() for buffer in buffers]), asked)
+            rows = IncomingReply.of(reply, [frame.numpy() for frame in frames]).rows(asked)
         except (KeyError, RunError) as error:
             raise self._wrong(str(error)) from error
+        left = iter(values)
         device = [
-            {
-                form.name: tensor
-                for form, tensor in zip(forms, values, strict=True)
-                if form.input == number
-            }
-            for number in range(len(names))
+            dict(zip((t.name for t in many), islice(left, len(many)), strict=True))
+            for many in _tensors_of(reply)
         ]
-        return dict(zip(names, zip(found, device, strict=True), strict=True))
+        return dict(zip(names, zip(rows, device, strict=True), strict=True))
 
     def moved(self) -> int:
         """Bytes of rows that came since the last call."""
-        found, self._moved = self._moved, 0
-        return found
+        return sum(self._moved.taken().values())
 
     def close(self) -> None:
         """Leave; whoever waits for this rank is told."""
         self._channel.close()
 
-    def _said(self, inputs: int) -> tuple[Header, list[BufferLayout]]:
+    def _said(self, inputs: int) -> Reply:
         """What is going to be given."""
-        (lengths,) = self._came([torch.zeros(2, dtype=torch.int64)])
-        if not all(0 < length <= LARGEST_REQUEST for length in lengths.tolist()):
-            raise self._wrong(f"headers of {lengths.tolist()} bytes")
-        said = self._came([torch.empty(length, dtype=torch.uint8) for length in lengths.tolist()])
+        length = int(self._came([torch.zeros(1, dtype=torch.int64)])[0])
+        if not 0 < length <= LARGEST_REQUEST:
+            raise self._wrong(f"a header of {length} bytes")
+        (said,) = self._came([torch.empty(length, dtype=torch.uint8)])
         try:
-            header, forms = reply_of(said[0].numpy()), _forms.decode(said[1].numpy().data)
-        except (RunError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            reply = message_of(said.numpy())
+        except RunError as error:
             raise self._wrong(str(error)) from error
-        if not isinstance(header, Header):
-            raise self._wrong(f"expected a header, found {type(header).__name__}")
-        number = self._next()
-        if header.id != number or len(header.answers) != inputs:
-            what = (
-                f"rows {number} of {inputs} inputs, found rows {header.id} of {len(header.answers)}"
+        if not isinstance(reply, Reply):
+            raise self._wrong(f"expected a header, found {type(reply).__name__}")
+        number, found = self._next(), len(reply.answers)
+        if (reply.id, found) != (number, inputs):
+            raise self._wrong(
+                f"expected rows {number} of {inputs} inputs, found rows {reply.id} of {found}"
             )
-            raise self._wrong(f"expected {what}")
-        if odd := [form for form in forms if form.dtype not in _NUMBERS or form.input >= inputs]:
-            raise self._wrong(f"expected tensors of {inputs} inputs of numbers, found {odd[0]}")
-        size = sum(_lengths(header)) + sum(
-            prod(form.shape) * np.dtype(form.dtype).itemsize for form in forms
-        )
+        self._require_possible(reply)
+        return reply
+
+    def _require_possible(self, reply: Reply) -> None:
+        """Raises RunError for tensors that are not made room for."""
+        layouts = _layouts_of(reply)
+        if odd := [each for each in layouts if each.dtype not in _NUMBERS]:
+            raise self._wrong(f"expected tensors of numbers, found {odd[0]}")
+        values = sum(prod(each.shape) * np.dtype(each.dtype).itemsize for each in layouts)
+        size = sum(lengths_of(reply)) + values
         if size > LARGEST:
             raise self._wrong(f"rows of {size} bytes, expected at most {LARGEST}")
-        return header, forms
 
-    def _formed(self, batches: Iterable[Batch]) -> tuple[bytes, list[Tensor]]:
-        """The forms of all device columns as bytes, and their tensors."""
-        named = [
-            (number, *named)
-            for number, batch in enumerate(batches)
-            for named in batch.device.items()
+    def _layouts(self, tensors: Mapping[str, Tensor]) -> list[TensorLayout]:
+        hashes = of_tensors(list(tensors.values())) if self._content else [0] * len(tensors)
+        return [
+            TensorLayout(name, str(t.dtype).removeprefix("torch."), list(t.shape), hash)
+            for (name, t), hash in zip(tensors.items(), hashes, strict=True)
         ]
-        values = [tensor.to(self._device) for _, _, tensor in named]
-        hashes = of_tensors(values) if self._content else [0] * len(values)
-        forms = [
-            BufferLayout(
-                number, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), hash
-            )
-            for (number, name, tensor), hash in zip(named, hashes, strict=True)
-        ]
-        return msgspec.msgpack.encode(forms), values
 
     def _next(self) -> int:
         self._number += 1
@@ -214,10 +193,7 @@ class RowBroadcast:
     def _wrong(self, found: str) -> RunError:
         """What is wrong; nobody waits for this rank any longer."""
         self._channel.close()
-        return RunError(
-            f"{self._giver}: refused the rows that it gives: {found}. Fix: both ends have to be of"
-            " one build of the engine."
-        )
+        return refusal(self._giver, found, " the rows that it gives")
 
 
 def join(
@@ -244,12 +220,16 @@ def join(
     return RowBroadcast(channel, giver=members[GIVER], device=device, content=content)
 
 
-def _lengths(header: Header) -> list[int]:
-    """Of the buffers that follow."""
-    return [n for answer in header.answers if isinstance(answer, Sent) for n in answer.lengths if n]
+def _tensors_of(reply: Reply) -> list[list[TensorLayout]]:
+    """The tensors that come with each block."""
+    return [a.tensors if isinstance(a, BlockHeader) else [] for a in reply.answers]
 
 
-def _of(data: bytes | pa.Buffer) -> Tensor:
+def _layouts_of(reply: Reply) -> list[TensorLayout]:
+    return [each for many in _tensors_of(reply) for each in many]
+
+
+def _tensor(data: bytes | pa.Buffer) -> Tensor:
     """uint8 [bytes], which nobody writes, as a tensor: nothing is copied, though torch knows no
     read-only memory.
     """

@@ -1,10 +1,10 @@
 """The thread of a Worker that sends rows to peers on other hosts.
 
-    waits for                              unblocked by
-    a question, or a peer that knocks      the peer; the end: the Worker's own threads
+    waits for                                 unblocked by
+    a request, or a peer that asks to join    the peer; the end: the Worker's own threads
 
-Owns: the ROUTER socket. Does not own: who is let in (door.py), the form of messages (multipart.py),
-which blocks there are.
+Owns: the ROUTER socket. Does not own: who may connect (authenticator.py), the form of messages
+(multipart.py), which blocks there are.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ import pyarrow as pa
 import zmq
 
 from dataflow.errors import DataError, RunError
+from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.shm.messages import Lacks, Unknown
+from engine.channels.header import Answer, FetchRequest, MissingColumn, Reply, UnknownBlock, Wanted
+from engine.channels.multipart import (
+    LARGEST_REQUEST,
+    FramesPart,
+    FrameSums,
+    Message,
+    framed,
+    parts_of,
+    request_of,
+    sealed,
+    summed,
+)
 from engine.channels.zmq.authenticator import CurveAuthenticator
 from engine.channels.zmq.curve_keys import CurveKeyPair, require_safe
-from engine.channels.zmq.messages import (
-    LARGEST_REQUEST,
-    Header,
-    Part,
-    Question,
-    Sent,
-    Sums,
-    Wanted,
-    parts_of,
-    question_of,
-    reply_bytes,
-    sent,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +44,12 @@ _UNSENT = 1024
 finds it.
 """
 
-Find = Callable[[Wanted], pa.RecordBatch]
+Find = Callable[[BlockRequest], pa.RecordBatch]
 """Rows of a block; raises KeyError and DataError."""
 
 
 class ZmqServer:
-    """Answers questions from a thread of its own, until `close`. `endpoint`: where it is bound."""
+    """Answers requests from a thread of its own, until `close`. `endpoint`: where it is bound."""
 
     def __init__(
         self,
@@ -66,11 +65,12 @@ class ZmqServer:
     ) -> None:
         require_safe(bind, keys, private=private)
         self._wrong: Counter[str] = Counter()
+        self._name = name
         self._find = find
         self._epoch = epoch
         self._over = False
         self._router = _router(context, keys)
-        self._door = CurveAuthenticator(context, self._router, allowed) if keys else None
+        self._authenticator = CurveAuthenticator(context, self._router, allowed) if keys else None
         try:
             self._router.bind(bind)
         except zmq.ZMQError as error:
@@ -86,7 +86,9 @@ class ZmqServer:
     @property
     def refused(self) -> Counter[str]:
         """How many handshakes and messages of each peer were refused."""
-        return self._wrong + (self._door.refused if self._door is not None else Counter())
+        return self._wrong + (
+            self._authenticator.refused if self._authenticator is not None else Counter()
+        )
 
     def close(self) -> None:
         """End the thread and close the sockets."""
@@ -103,37 +105,37 @@ class ZmqServer:
             self._close()
 
     def _close(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._router.close(0)
 
     def _answer_all(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         poller.register(self._router, zmq.POLLIN)
-        if self._door is not None:
-            self._door.register(poller)
+        if self._authenticator is not None:
+            self._authenticator.register(poller)
         while self._wake not in (ready := dict(poller.poll())):
-            if self._door is not None:
-                self._door.answer(ready)
+            if self._authenticator is not None:
+                self._authenticator.answer(ready)
             if self._router in ready:
                 self._serve()
 
     def _serve(self) -> None:
-        """Answer one question."""
+        """Answer one request."""
         identity, *frames = self._router.recv_multipart(copy=False)
         try:
             if len(frames) != 1:
                 raise RunError(f"expected one frame, found {len(frames)}")
-            question = question_of(frames[0].buffer)
-            answers, rows = self._answers(question)
+            request = request_of(frames[0].buffer)
+            answers, rows = self._answers(request)
         except RunError as error:
             peer = _user(identity)
             self._wrong[peer] += 1
             _log.warning("%s: request refused: %s", peer, error)
             return
         try:
-            self._reply(identity.bytes, question.id, answers, rows)
+            self._reply(identity.bytes, request.id, answers, rows)
         except zmq.ZMQError as error:  # it is gone, or takes nothing
             _log.warning(
                 "%s: an answer of %d frames could not be sent: %s",
@@ -142,48 +144,42 @@ class ZmqServer:
                 error,
             )
 
-    def _answers(self, question: Question) -> tuple[list[Sent | Unknown | Lacks], list[pa.Buffer]]:
-        answers: list[Sent | Unknown | Lacks] = []
+    def _answers(self, request: FetchRequest) -> tuple[list[Answer], list[pa.Buffer]]:
+        answers: list[Answer] = []
         frames: list[pa.Buffer] = []
-        for wanted in question.wanted:
+        for wanted in request.wanted:
             answer, buffers = self._answer(wanted)
             answers.append(answer)
             frames += buffers
         return answers, frames
 
+    def _answer(self, wanted: Wanted) -> tuple[Answer, list[pa.Buffer]]:
+        try:
+            return framed(wanted.block, self._find(wanted.request(self._name)))
+        except KeyError:
+            return UnknownBlock(wanted.block, self._epoch), []
+        except DataError as error:
+            return MissingColumn(wanted.block, str(error)), []
+        except pa.ArrowException as error:
+            raise RunError(f"rows that block {wanted.block} does not have: {error}") from error
+
     def _reply(
-        self,
-        peer: bytes,
-        number: int,
-        answers: list[Sent | Unknown | Lacks],
-        frames: Sequence[pa.Buffer],
+        self, peer: bytes, number: int, answers: list[Answer], frames: Sequence[pa.Buffer]
     ) -> None:
         """Much is sent first and summed up then: each frame while it is on its way."""
         first, *rest = parts_of(frames)
         if not rest:
-            self._send(peer, Header(number, answers, checksums(first), 0), first)
+            self._send(peer, Reply(number, summed(answers, first)), first)
             return
-        self._send(peer, Header(number, answers, [], len(rest)), first)
+        self._send(peer, Reply(number, answers, len(rest)), first)
         sums = checksums(first)
         for index, part in enumerate(rest):
-            self._send(peer, Part(number, index), part)
+            self._send(peer, FramesPart(number, index), part)
             sums += checksums(part)
-        self._send(peer, Sums(number, sums))
+        self._send(peer, FrameSums(number, sums))
 
-    def _send(
-        self, peer: bytes, message: Header | Part | Sums, frames: Sequence[pa.Buffer] = ()
-    ) -> None:
-        self._router.send_multipart([peer, reply_bytes(message), *frames], zmq.NOBLOCK, copy=False)
-
-    def _answer(self, wanted: Wanted) -> tuple[Sent | Unknown | Lacks, list[pa.Buffer]]:
-        try:
-            return sent(wanted.block, self._find(wanted))
-        except KeyError:
-            return Unknown(wanted.block, self._epoch), []
-        except DataError as error:
-            return Lacks(wanted.block, str(error)), []
-        except pa.ArrowException as error:
-            raise RunError(f"rows that block {wanted.block} does not have: {error}") from error
+    def _send(self, peer: bytes, message: Message, frames: Sequence[pa.Buffer] = ()) -> None:
+        self._router.send_multipart([peer, sealed(message), *frames], zmq.NOBLOCK, copy=False)
 
 
 def _router(context: zmq.Context, keys: CurveKeyPair | None) -> zmq.Socket:

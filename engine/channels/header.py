@@ -1,0 +1,197 @@
+"""What is said of a block, whatever brings it: what is asked for, its header, and what is checked.
+
+Owns: these structs, their msgpack, and what is checked before anything of a peer is believed. Does
+not own: where a buffer's bytes are found (each transport), record batches (frames.py).
+
+    a buffer's place    (slab, offset, length) in shared memory, (frame, 0, length) elsewhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Meta, Struct
+
+from dataflow.errors import DataError, RunError
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.frames import checked_together, checksums
+from engine.channels.layout import SchemaLayout, chosen
+
+T = TypeVar("T")
+
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Hash = int
+"""Only compared."""
+Place = tuple[Count, Count, Count]
+"""(slab or frame, offset, length); a buffer of length 0 is not there."""
+
+
+class Wanted(Struct, array_like=True, frozen=True):
+    """Columns (none: all) and rows (int64 as bytes; None: all) of a block."""
+
+    block: Count
+    columns: tuple[str, ...] = ()
+    rows: bytes | None = None
+
+    @staticmethod
+    def of(request: BlockRequest) -> Wanted:
+        """A request as it travels."""
+        rows = request.rows
+        data = None if rows is None else np.ascontiguousarray(rows, dtype="<i8").tobytes()
+        return Wanted(request.block, tuple(request.columns), data)
+
+    def request(self, worker: str) -> BlockRequest:
+        """The inverse, of the Worker that is asked. Raises RunError for rows that are none."""
+        rows = None
+        if self.rows is not None:
+            if len(self.rows) % 8:
+                raise RunError(f"expected rows as numbers of 8 bytes, found {len(self.rows)} bytes")
+            rows = np.frombuffer(self.rows, "<i8")
+        return BlockRequest(worker=worker, block=self.block, columns=self.columns, rows=rows)
+
+
+class FetchRequest(Struct, array_like=True, frozen=True, tag="fetch"):
+    """Asks for blocks. content: with checksums, where they are not told anyhow."""
+
+    id: Count
+    wanted: tuple[Wanted, ...]
+    content: bool = False
+
+
+class TensorLayout(Struct, array_like=True, frozen=True):
+    """The tensor of a column declared `device`: its name, torch's name of its dtype, its shape; its
+    hash where content is checked.
+    """
+
+    name: str
+    dtype: str
+    shape: list[Count]
+    hash: Hash = 0
+
+
+class BlockHeader(Struct, array_like=True, frozen=True, tag="block"):
+    """A block, or some of its columns or rows. schema: of all its columns, the hash of one that was
+    told before; elsewhere of those that come, an Arrow IPC message. nodes: (length, nulls) of each
+    array. sums: of each buffer, or none. tensors: that come with it.
+    """
+
+    block: Count
+    rows: Count
+    schema: bytes
+    nodes: list[tuple[Count, Count]]
+    places: list[Place]
+    sums: list[Hash] = []
+    tensors: list[TensorLayout] = []
+
+
+class UnknownBlock(Struct, array_like=True, frozen=True, tag="unknown"):
+    """A block that was released or never kept by this incarnation."""
+
+    block: Count
+    epoch: Count
+
+
+class MissingColumn(Struct, array_like=True, frozen=True, tag="lacks"):
+    """A block that has no such column; told in words."""
+
+    block: Count
+    error: str
+
+
+Answer = BlockHeader | UnknownBlock | MissingColumn
+
+
+class Reply(Struct, array_like=True, frozen=True, tag="reply"):
+    """The answers to a FetchRequest, in its order. parts: how many messages with more frames follow."""
+
+    id: Count
+    answers: list[Answer]
+    parts: Count = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_headers = msgspec.msgpack.Decoder(BlockHeader)
+
+
+def encode(message: Struct) -> bytes:
+    """A message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
+    """The inverse. Raises RunError for what is no such message."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunError(
+            f"expected a message of the data plane, found {len(data)} other bytes: {error}"
+        ) from error
+
+
+def header_of(data: bytes) -> BlockHeader:
+    """A header that stands alone. Raises RunError for what is none."""
+    return decoded(_headers, data)
+
+
+def narrowed(
+    header: BlockHeader, layout: SchemaLayout, columns: tuple[str, ...]
+) -> tuple[BlockHeader, SchemaLayout]:
+    """A header of all columns cut down to those asked for, and their layout. Raises DataError for
+    one that is not there, RunError for a header that does not fit its schema.
+    """
+    if not columns:
+        return header, layout
+    own, index = chosen(layout, columns)
+    node, buffer = layout.node, layout.buffer
+    if (len(header.nodes), len(header.places)) != (node[-1], buffer[-1]) or (
+        len(header.sums) not in (0, buffer[-1])
+    ):
+        raise RunError(f"a note of block {header.block} that does not fit its schema")
+
+    def of(many: list[T], at: Sequence[int]) -> list[T]:
+        return [one for i in index for one in many[at[i] : at[i + 1]]]
+
+    sums = of(header.sums, buffer) if header.sums else []
+    nodes, places = of(header.nodes, node), of(header.places, buffer)
+    return BlockHeader(header.block, header.rows, header.schema, nodes, places, sums), own
+
+
+def require_header(answer: Answer, request: BlockRequest) -> BlockHeader:
+    """What was asked for, if it is there. Raises KeyError, DataError, PeerLost, and RunError for an
+    answer to something else.
+    """
+    if answer.block != request.block:
+        raise RunError(f"expected block {request.block}, found {answer.block}")
+    match answer:
+        case BlockHeader():
+            return answer
+        case MissingColumn():
+            raise DataError(answer.error)
+        case UnknownBlock() if answer.epoch > request.block >> 32:
+            problem = f"its process that kept block {request.block} is gone, and another answers"
+            raise PeerLost(request.worker, problem)
+        case UnknownBlock():
+            raise KeyError(request.block)
+
+
+def rows_of(
+    header: BlockHeader,
+    layout: SchemaLayout,
+    find: Callable[[int, int, int], pa.Buffer],
+    *,
+    content: bool = False,
+) -> pa.RecordBatch:
+    """The rows that a header speaks of, over the buffers that `find` finds at its places. content:
+    they are compared with its checksums. Raises RunError for what does not fit together.
+    """
+    buffers = [find(*place) if place[2] else None for place in header.places]
+    if content and checksums(buffers) != header.sums:
+        raise RunError(f"block {header.block}: its content is not what its owner kept")
+    try:
+        return checked_together(layout, header.rows, header.nodes, buffers)
+    except RunError as error:
+        raise RunError(f"block {header.block}: {error}") from error

@@ -1,0 +1,168 @@
+"""Types and schemas as the buffers of their arrays lie, and which of them may travel.
+
+Owns: how many arrays and buffers a column has, a schema's bytes and their hash, the columns that a
+request names. Does not own: the buffers (frames.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Literal
+
+import pyarrow as pa
+import xxhash
+
+from dataflow.errors import DataError, RunError
+from engine.channels.projection import named
+
+LARGEST_SCHEMA = 1 << 20
+"""Bytes of a schema that a peer may have."""
+
+Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TypeLayout:
+    """A type as its buffers lie. width: bytes of a flat value, or of an offset of text, lists and
+    maps; else 0.
+
+    nodes and buffers count those of the children, too. simple: flat values, or lists of such.
+    """
+
+    arrow: pa.DataType
+    code: Code
+    width: int
+    children: tuple[TypeLayout, ...]
+    nodes: int
+    buffers: int
+    simple: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SchemaLayout:
+    """A schema as the buffers of its record batches lie. data: it as an Arrow IPC message; hash:
+    the xxh3 of that, 8 bytes.
+
+    node and buffer: where each column begins among the nodes and buffers, and where the last ends.
+    """
+
+    schema: pa.Schema
+    data: bytes
+    hash: bytes
+    columns: tuple[TypeLayout, ...]
+    node: tuple[int, ...]
+    buffer: tuple[int, ...]
+
+
+def layout_of(schema: pa.Schema) -> SchemaLayout:
+    """Raises DataError naming the column whose type does not travel."""
+    return _cached(schema.serialize().to_pybytes())
+
+
+def layout_from(data: bytes) -> SchemaLayout:
+    """Of a schema's bytes. Raises RunError (naming no peer) for what is none, and for types that do
+    not travel.
+    """
+    if len(data) > LARGEST_SCHEMA:
+        raise RunError(
+            f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}"
+        )
+    try:
+        return _cached(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RunError(
+            f"expected an Arrow schema of plain types, found {len(data)} other bytes: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=1024)
+def chosen(layout: SchemaLayout, columns: tuple[str, ...]) -> tuple[SchemaLayout, tuple[int, ...]]:
+    """The layout of the columns asked for (all where none is named), and their indices. Raises
+    DataError for one that is not there.
+    """
+    index = tuple(named(layout.schema.names, columns))
+    if not columns:
+        return layout, index
+    schema = pa.schema([layout.schema.field(i) for i in index])
+    return _schema_layout(schema, schema.serialize().to_pybytes()), index
+
+
+@lru_cache(maxsize=256)
+def _cached(data: bytes) -> SchemaLayout:
+    return _schema_layout(pa.ipc.read_schema(pa.py_buffer(data)), data)
+
+
+def _schema_layout(schema: pa.Schema, data: bytes) -> SchemaLayout:
+    columns = tuple(_column(field) for field in schema)
+    return SchemaLayout(
+        schema=schema,
+        data=data,
+        hash=xxhash.xxh3_64_digest(data),
+        columns=columns,
+        node=tuple(accumulate((c.nodes for c in columns), initial=0)),
+        buffer=tuple(accumulate((c.buffers for c in columns), initial=0)),
+    )
+
+
+def _column(field: pa.Field) -> TypeLayout:
+    try:
+        return _type_layout(field.type)
+    except DataError as error:
+        raise DataError(f"column {field.name!r}: {error}") from error
+
+
+def _type_layout(kind: pa.DataType) -> TypeLayout:
+    code, width = _code(kind)
+    children = tuple(_type_layout(child) for child in _children(kind, code))
+    own = {"null": 0, "struct": 1, "fixed": 1, "text": 3}.get(code, 2)
+    return TypeLayout(
+        arrow=kind,
+        code=code,
+        width=width,
+        children=children,
+        nodes=1 + sum(c.nodes for c in children),
+        buffers=own + sum(c.buffers for c in children),
+        simple=code == "flat" or (code == "list" and children[0].code == "flat"),
+    )
+
+
+_CODES: tuple[tuple[Callable[[pa.DataType], bool], Code, int], ...] = (
+    (pa.types.is_null, "null", 0),
+    (pa.types.is_boolean, "bits", 0),
+    (pa.types.is_primitive, "flat", 0),
+    (pa.types.is_decimal, "flat", 0),
+    (pa.types.is_fixed_size_binary, "flat", 0),
+    (pa.types.is_string, "text", 4),
+    (pa.types.is_binary, "text", 4),
+    (pa.types.is_large_string, "text", 8),
+    (pa.types.is_large_binary, "text", 8),
+    (pa.types.is_map, "map", 4),
+    (pa.types.is_list, "list", 4),
+    (pa.types.is_large_list, "list", 8),
+    (pa.types.is_fixed_size_list, "fixed", 0),
+    (pa.types.is_struct, "struct", 0),
+)
+"""The first that fits; the width of flat values is that of their type."""
+
+
+def _code(kind: pa.DataType) -> tuple[Code, int]:
+    """Raises DataError for a type that does not travel between Workers."""
+    if not isinstance(kind, pa.BaseExtensionType):
+        for fits, code, width in _CODES:
+            if fits(kind):
+                return code, kind.bit_width // 8 if code == "flat" else width
+    raise DataError(
+        f"expected numbers, text, lists or structs, found {kind}, which does not travel between"
+        " Workers. Fix: cast the column where it is made"
+    )
+
+
+def _children(kind: pa.DataType, code: Code) -> list[pa.DataType]:
+    if code == "map":
+        return [pa.struct([kind.key_field, kind.item_field])]
+    if code in ("list", "fixed", "struct"):
+        return [kind.field(i).type for i in range(kind.num_fields)]
+    return []

@@ -1,0 +1,243 @@
+"""Blocks as a reply and one frame for each buffer, for readers that share no memory.
+
+Owns: the messages of a reply, their checksums, and every check of what came. Does not own: headers
+(header.py), how messages travel (zmq/, tensors/row_broadcast.py).
+
+    little     Reply with the sums in its headers, frames
+    much       Reply, frames; FramesPart 0, frames; FramesPart 1, frames; ...; FrameSums
+
+Each first frame begins with its own xxh3, and that of every other one is told. Nothing is decoded
+before the checksum fits, nothing is put together before every frame has the length and the checksum
+that were told. Of much, the frames are sent before they are summed up, and summed up as they come:
+while others are on their way, and these in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import xxhash
+from msgspec import Struct
+
+from dataflow.errors import RunError
+from engine.channels.contract import BlockRequest
+from engine.channels.frames import checksums, taken_apart
+from engine.channels.header import (
+    Answer,
+    BlockHeader,
+    Count,
+    FetchRequest,
+    Hash,
+    Reply,
+    decoded,
+    encode,
+    require_header,
+    rows_of,
+)
+from engine.channels.layout import layout_from
+from engine.channels.projection import named
+
+LARGEST_REQUEST = 64 << 20
+"""Bytes of a request, at most."""
+_LARGE = 1 << 20
+"""Bytes of frames after which a message is closed."""
+_SUM = 8
+_ALIGNED = 8
+
+
+class FramesPart(Struct, array_like=True, frozen=True, tag="part"):
+    """More frames, of the message with this number behind the reply."""
+
+    id: Count
+    number: Count
+
+
+class FrameSums(Struct, array_like=True, frozen=True, tag="sums"):
+    """The checksums of the frames of the reply and of all parts."""
+
+    id: Count
+    sums: list[Hash]
+
+
+Message = Reply | FramesPart | FrameSums
+
+_requests = msgspec.msgpack.Decoder(FetchRequest)
+_messages = msgspec.msgpack.Decoder(Message)
+
+
+def sealed(message: Struct | bytes) -> bytes:
+    """A message as a first frame, with its checksum."""
+    data = message if isinstance(message, bytes) else encode(message)
+    return xxhash.xxh3_64_digest(data) + data
+
+
+def request_of(data: Any) -> FetchRequest:
+    """The inverse. Raises RunError for anything else."""
+    return decoded(_requests, _opened(data))
+
+
+def message_of(data: Any) -> Message:
+    """The inverse. Raises RunError for anything else."""
+    return decoded(_messages, _opened(data))
+
+
+def _opened(data: Any) -> memoryview:
+    view = memoryview(data)
+    if len(view) < _SUM or xxhash.xxh3_64_digest(view[_SUM:]) != bytes(view[:_SUM]):
+        raise RunError(
+            f"expected a message of the data plane, found {len(view)} bytes whose checksum is wrong"
+        )
+    return view[_SUM:]
+
+
+# --- the sender -----------------------------------------------------------------------------------
+
+
+def framed(block: int, records: pa.RecordBatch) -> tuple[BlockHeader, list[pa.Buffer]]:
+    """The header of a record batch, without checksums, and its frames. Raises DataError for a type
+    that does not travel.
+    """
+    parts = taken_apart(records)
+    places: list[tuple[int, int, int]] = []
+    frames: list[pa.Buffer] = []
+    for buffer in parts.buffers:
+        if buffer is None or not buffer.size:
+            places.append((0, 0, 0))
+        else:
+            places.append((len(frames), 0, buffer.size))
+            frames.append(buffer)
+    return BlockHeader(block, parts.rows, parts.layout.data, parts.nodes, places), frames
+
+
+def summed(answers: Sequence[Answer], frames: Sequence[pa.Buffer]) -> list[Answer]:
+    """Answers with the checksums of their frames."""
+    left = iter(checksums(frames))
+    return [
+        msgspec.structs.replace(a, sums=[next(left) if n else 0 for _, _, n in a.places])
+        if isinstance(a, BlockHeader)
+        else a
+        for a in answers
+    ]
+
+
+def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
+    """The frames of each message, at least one message: each is closed by the frame with which it
+    is large.
+    """
+    found: list[list[pa.Buffer]] = [[]]
+    size = 0
+    for frame in frames:
+        if size >= _LARGE:
+            found.append([])
+            size = 0
+        found[-1].append(frame)
+        size += frame.size
+    return found
+
+
+# --- the reader -----------------------------------------------------------------------------------
+
+
+def lengths_of(reply: Reply) -> list[int]:
+    """Bytes of each frame of a reply."""
+    headers = (answer for answer in reply.answers if isinstance(answer, BlockHeader))
+    return [length for header in headers for _, _, length in header.places if length]
+
+
+@dataclass(kw_only=True)
+class IncomingReply:
+    """What has come of a reply. sums: of its frames, as they came; told: as they should be."""
+
+    reply: Reply
+    frames: list[Any] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    parts: int = 0
+    whole: bool = False
+
+    @staticmethod
+    def of(message: Message, frames: Sequence[Any]) -> IncomingReply:
+        """A reply that begins with this message. Raises RunError for one that none begins with."""
+        if not isinstance(message, Reply):
+            raise RunError(f"expected the header of an answer, found {type(message).__name__}")
+        found = IncomingReply(reply=message, told=_told(message), whole=not message.parts)
+        found._take(frames)
+        return found
+
+    def add(self, message: Message, frames: Sequence[Any]) -> None:
+        """The next message. Raises RunError for another than that."""
+        if isinstance(message, FramesPart) and message.number == self.parts < self.reply.parts:
+            self.parts += 1
+            self._take(frames)
+        elif isinstance(message, FrameSums) and self.parts == self.reply.parts and not frames:
+            self.told, self.whole = message.sums, True
+        else:
+            raise RunError(
+                f"expected part {self.parts} of {self.reply.parts} and then the sums, found"
+                f" {message}"
+            )
+
+    def rows(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+        """The rows of each request. Raises KeyError, DataError, and RunError (naming no peer) for
+        what cannot be right.
+        """
+        if len(self.reply.answers) != len(requests):
+            raise RunError(f"expected {len(requests)} answers, found {len(self.reply.answers)}")
+        expected = len(lengths_of(self.reply))
+        if expected != len(self.frames):
+            raise RunError(f"expected {expected} frames, found {len(self.frames)}")
+        if self.sums != self.told:
+            raise RunError(
+                f"blocks {[r.block for r in requests]}: their content was changed on its way"
+            )
+        frames = iter(self.frames)
+        return [
+            _rows(require_header(answer, request), request, frames)
+            for answer, request in zip(self.reply.answers, requests, strict=True)
+        ]
+
+    def _take(self, frames: Sequence[Any]) -> None:
+        self.frames += frames
+        self.sums += [xxhash.xxh3_64_intdigest(frame) for frame in frames]
+
+
+def _told(reply: Reply) -> list[int]:
+    """The checksums in a reply's headers, one for each frame."""
+    return [
+        told
+        for header in reply.answers
+        if isinstance(header, BlockHeader)
+        for told, (_, _, length) in zip(header.sums, header.places, strict=False)
+        if length
+    ]
+
+
+def _rows(header: BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> pa.RecordBatch:
+    mine: list[pa.Buffer] = []
+    for index, (number, offset, length) in enumerate(header.places):
+        if length:
+            mine.append(_buffer(next(frames)))
+            if (number, offset, length) != (len(mine) - 1, 0, mine[-1].size):
+                raise RunError(
+                    f"buffer {index} of block {header.block}: expected {length} bytes, found"
+                    f" {mine[-1].size}"
+                )
+    if request.rows is not None and len(request.rows) != header.rows:
+        raise RunError(
+            f"block {header.block}: expected {len(request.rows)} rows, found {header.rows}"
+        )
+    layout = layout_from(header.schema)
+    names = layout.schema.names
+    if request.columns and [names[i] for i in named(names, request.columns)] != names:
+        raise RunError(f"block {header.block}: expected columns {request.columns}, found {names}")
+    return rows_of(header, layout, lambda number, offset, length: mine[number])
+
+
+def _buffer(frame: Any) -> pa.Buffer:
+    """A frame as an Arrow buffer; only a small one whose bytes are not aligned is copied."""
+    buffer = pa.py_buffer(frame)
+    return pa.py_buffer(buffer.to_pybytes()) if buffer.address % _ALIGNED else buffer

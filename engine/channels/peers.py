@@ -1,0 +1,175 @@
+"""A channel's connections to the peers whose blocks it reads.
+
+Owns: asking several peers at once, one deadline for all, counting what is refused, connections that
+are made anew after a failure. Does not own: a connection (each transport's reader), the channel's
+own blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from dataflow.errors import RunError
+from engine.channels.contract import BlockRequest, PeerLost, refusal
+
+_log = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds for an answer; a dead process is noticed at once."""
+
+
+class PeerReader:
+    """The reading end of a connection to one peer; each transport has its own."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.broken = False
+        """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
+        self._last = 0
+        """The number of the last request."""
+
+    def hear(self) -> None:
+        """Take what came unasked, without waiting."""
+
+    def look(self, request: BlockRequest) -> pa.RecordBatch | None:
+        """The rows, where nobody has to be asked for them. Raises DataError, RunError."""
+        return None
+
+    def ask(self, requests: Sequence[BlockRequest]) -> int:
+        """Ask for blocks; returns the number of the request. Raises PeerLost."""
+        raise NotImplementedError
+
+    def answer(
+        self, number: int, requests: Sequence[BlockRequest], deadline: float
+    ) -> list[pa.RecordBatch]:
+        """What was asked for under this number, before this monotonic time. Raises KeyError,
+        DataError, PeerLost, and RunError for an answer that cannot be right.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connection."""
+
+    def lost(self, problem: str) -> PeerLost:
+        """The error of a peer that is gone."""
+        self.broken = True
+        return PeerLost(self.peer, problem)
+
+    def refused(self, found: object) -> RunError:
+        """The error of an answer that cannot be right."""
+        self.broken = True
+        return refusal(self.peer, found)
+
+
+R = TypeVar("R", bound=PeerReader)
+T = TypeVar("T")
+
+
+class Peers(Generic[R]):
+    """The peers of the Worker `name`. connect: makes a connection, or raises PeerLost. refused: how
+    many messages of each peer were refused. patience: seconds for an answer.
+    """
+
+    def __init__(self, name: str, connect: Callable[[str], R], *, patience: float) -> None:
+        self.readers: dict[str, R] = {}
+        self.refused: Counter[str] = Counter()
+        self._name = name
+        self._connect = connect
+        self._patience = patience
+        self._asking = threading.RLock()
+
+    def fetch(
+        self, requests: Sequence[BlockRequest], own: Callable[[BlockRequest], pa.RecordBatch]
+    ) -> list[pa.RecordBatch]:
+        """See engine/channels/contract.py. own: rows of this Worker's own blocks."""
+        found: dict[int, pa.RecordBatch] = {}
+        others: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            if request.worker == self._name:
+                found[index] = own(request)
+            else:
+                others.setdefault(request.worker, []).append(index)
+        if others:
+            with self._asking:
+                self._hear()
+                self._look(requests, others, found)
+                self._ask(requests, others, found)
+        return [found[index] for index in range(len(requests))]
+
+    def use(self, peer: str, what: Callable[[R], T]) -> T:
+        """Do something with a peer's connection, which is made anew next time where it fails for
+        good.
+        """
+        with self._asking:
+            reader = self._reader(peer)
+            try:
+                return what(reader)
+            except RunError as error:
+                if not isinstance(error, PeerLost):
+                    self.refused[peer] += 1
+                    _log.warning("%s", error)
+                if reader.broken:
+                    self.readers.pop(peer).close()
+                raise
+
+    def deadline(self) -> float:
+        """The monotonic time until which whoever is asked now has to answer."""
+        return time.monotonic() + self._patience
+
+    def close(self) -> None:
+        """Close every connection."""
+        for reader in self.readers.values():
+            reader.close()
+        self.readers.clear()
+
+    def _hear(self) -> None:
+        """What peers have given back is let go; whoever is gone is noticed when it is asked."""
+        for peer in list(self.readers):
+            with suppress(PeerLost):
+                self.use(peer, lambda reader: reader.hear())
+
+    def _look(
+        self,
+        requests: Sequence[BlockRequest],
+        others: dict[str, list[int]],
+        found: dict[int, pa.RecordBatch],
+    ) -> None:
+        for peer, indices in others.items():
+            for index in indices:
+                rows = self.use(peer, lambda reader, i=index: reader.look(requests[i]))
+                if rows is not None:
+                    found[index] = rows
+
+    def _ask(
+        self,
+        requests: Sequence[BlockRequest],
+        others: dict[str, list[int]],
+        found: dict[int, pa.RecordBatch],
+    ) -> None:
+        """Ask every peer for what was not found, then take the answers."""
+        left = {peer: [i for i in many if i not in found] for peer, many in others.items()}
+        asked = {peer: [requests[i] for i in many] for peer, many in left.items() if many}
+        numbers = {
+            peer: self.use(peer, lambda reader, m=many: reader.ask(m))
+            for peer, many in asked.items()
+        }
+        deadline = self.deadline()
+        for peer, many in asked.items():
+            rows = self.use(
+                peer, lambda reader, p=peer, m=many: reader.answer(numbers[p], m, deadline)
+            )
+            found.update(zip(left[peer], rows, strict=True))
+
+    def _reader(self, peer: str) -> R:
+        reader = self.readers.get(peer)
+        if reader is None:
+            reader = self.readers[peer] = self._connect(peer)
+        return reader

@@ -1,0 +1,128 @@
+"""The reading end of a connection to one peer on another host.
+
+Owns: the DEALER socket, and what its monitor says of a connection that is lost. Does not own: the
+messages and their checks (multipart.py), whom to ask (peers.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from dataflow.errors import RunError
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.header import FetchRequest, Wanted
+from engine.channels.multipart import IncomingReply, Message, message_of, sealed
+from engine.channels.peers import PeerReader
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair
+
+LARGEST = 16 << 30
+"""Bytes of one buffer, at most."""
+_DENIED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
+
+
+class ZmqReader(PeerReader):
+    """Rows of one peer's blocks, as it sends them. Not for several threads at once."""
+
+    def __init__(
+        self,
+        peer: str,
+        context: zmq.Context,
+        address: Address,
+        keys: CurveKeyPair | None,
+        heartbeat: float,
+    ) -> None:
+        super().__init__(peer)
+        self._socket = _dealer(context, address, keys, heartbeat)
+        self._monitor: zmq.Socket = self._socket.get_monitor_socket(_LOST)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._socket.connect(address.endpoint)
+
+    def ask(self, requests: Sequence[BlockRequest]) -> int:
+        """Send a request; it waits in the socket until the peer is connected. Raises PeerLost."""
+        self._last += 1
+        if self._monitor.poll(0):
+            raise self._disconnected()
+        request = FetchRequest(self._last, tuple(map(Wanted.of, requests)))
+        try:
+            self._socket.send(sealed(request), zmq.NOBLOCK)
+        except zmq.Again as error:  # a connection that is lost has no queue
+            raise self.lost("the connection is lost") from error
+        return self._last
+
+    def answer(
+        self, number: int, requests: Sequence[BlockRequest], deadline: float
+    ) -> list[pa.RecordBatch]:
+        """What was asked for under this number, before this monotonic time."""
+        try:
+            reply = IncomingReply.of(*self._next(number, deadline))
+            while not reply.whole:
+                reply.add(*self._next(number, deadline))
+            return reply.rows(requests)
+        except PeerLost:
+            raise
+        except RunError as error:
+            raise self.refused(error) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+
+    def _next(self, number: int, deadline: float) -> tuple[Message, list[Any]]:
+        """The next message and its frames; those that answer earlier requests are dropped."""
+        while (left := deadline - time.monotonic()) > 0:
+            ready = dict(self._poller.poll(int(left * 1e3) + 1))
+            if self._socket in ready:
+                first, *frames = self._socket.recv_multipart(copy=False)
+                message = message_of(first.buffer)
+                if message.id == number:
+                    return message, [frame.buffer for frame in frames]
+            elif self._monitor in ready:
+                raise self._disconnected()
+        raise self.lost(
+            "did not answer in time. Fix: see what it is doing, and the network to its host"
+        )
+
+    def _disconnected(self) -> PeerLost:
+        event: Mapping[str, Any] = recv_monitor_message(self._monitor)
+        if event["event"] & _DENIED:
+            return self.lost(
+                "refused the connection, or is another than its key says. Fix: see its log"
+            )
+        return self.lost("the connection is lost: its process or its host is gone")
+
+
+def _dealer(
+    context: zmq.Context, address: Address, keys: CurveKeyPair | None, heartbeat: float
+) -> zmq.Socket:
+    dealer = context.socket(zmq.DEALER)
+    limit = int(heartbeat * 1000)
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.RECONNECT_IVL, -1),
+        (zmq.MAXMSGSIZE, LARGEST),
+        (zmq.HEARTBEAT_IVL, max(1, int(heartbeat * 250))),
+        (zmq.HEARTBEAT_TIMEOUT, limit),
+        (zmq.HANDSHAKE_IVL, limit),
+        (zmq.CONNECT_TIMEOUT, limit),
+    ):
+        dealer.setsockopt(option, value)
+    if keys is not None and address.key is not None:
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, address.key)
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    return dealer
