@@ -183,14 +183,14 @@ def lies(rank: int, port: int) -> list[str]:
         kind = "load" if lie == "no numbers" else "float32"
         headers[-1] = replace(headers[-1], tensors=[TensorLayout("x", kind, shape)])
         number = 2 if lie == "another number" else 1
-        said = bytearray(sealed(Reply(number, summed(headers, frames))))
-        said[20] ^= lie == "no header"
+        reply = bytearray(sealed(Reply(number, summed(headers, frames))))
+        reply[20] ^= lie == "no header"
         data = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
         data[-1][0] ^= 1
-        length = 1 << 40 if lie == "a long header" else len(said)
+        length = 1 << 40 if lie == "a long header" else len(reply)
         messages = [
             [torch.tensor([length])],
-            [torch.frombuffer(said, dtype=torch.uint8)],
+            [torch.frombuffer(reply, dtype=torch.uint8)],
             [*map(torch.from_numpy, data)],
             [torch.zeros(1)],
         ]

@@ -45,11 +45,8 @@ class FdSocket:
         """Bytes that wait to be sent."""
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send what the socket takes now; `flush` sends the rest. The descriptor is duplicated
-        where it has to wait.
-
-        Raises Closed where the other end is gone, RunError where there is no descriptor left for
-        the duplicate.
+        """Send what the socket takes now; `flush` sends the rest. A descriptor that has to wait is
+        duplicated. Raises SocketClosed, and RunError where there is none left for the duplicate.
         """
         data = memoryview(_HEAD.pack(len(message)) + message)
         if not self._out:
@@ -82,8 +79,8 @@ class FdSocket:
         return True
 
     def drain(self, deadline: float) -> bool:
-        """Send all that waits, reading nothing; whether that was done before this monotonic time.
-        Raises SocketClosed.
+        """Send all that waits; whether that was done before this monotonic time. Raises
+        SocketClosed.
         """
         while not self.flush():
             left = deadline - time.monotonic()
@@ -105,8 +102,8 @@ class FdSocket:
             raise SocketClosed(str(error)) from error
 
     def receive(self) -> list[bytes]:
-        """Every whole message that is there; none where none is. Raises SocketClosed, and RunError for an
-        absurd length.
+        """Every whole message that is there. Raises SocketClosed, and RunError for an absurd
+        length.
         """
         try:
             data, descriptors, flags, _ = socket.recv_fds(
@@ -144,9 +141,7 @@ class FdSocket:
 
     def wait(self, deadline: float) -> bool:
         """Wait until there is something to read, sending on meanwhile; whether there is, before
-        this monotonic time.
-
-        Raises SocketClosed.
+        this monotonic time. Raises SocketClosed.
         """
         while (left := deadline - time.monotonic()) > 0:
             poll = select.poll()

@@ -1,7 +1,7 @@
 """Hashes of tensors where they lie: of the values of columns declared `device`.
 
 Owns: the hash, of each row or of each tensor. Does not own: what it is compared with (columns that
-travel: pairs.py and rowcast.py; rows that were made twice: engine/worker/digest.py).
+travel: pairs.py and row_broadcast.py; rows that were made twice: engine/worker/digest.py).
 
 In the host's memory it is XXH3-64 of the bytes. On a GPU it is made there: of each number with its
 place in the row the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195),

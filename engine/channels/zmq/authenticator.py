@@ -1,11 +1,10 @@
-"""Who is let in at a socket with keys: the answers to ZeroMQ's questions (RFC 27), within the
-process.
+"""ZAP authentication by public key (ZeroMQ RFC 27), within the process.
 
-Owns: the list of known keys, counting whoever was refused. Does not own: the socket, nor what those
+Owns: the known keys, counting whoever is refused. Does not own: the guarded socket, nor what those
 who are let in may say.
 
-Asked of a peer's key: by `socket`. Peers that speak without a key or in another way are refused by
-ZeroMQ itself, which says so at `monitor`.
+ZeroMQ asks about a peer's key at `socket`. Peers without a key it refuses itself, and says so at
+`monitor`.
 """
 
 from __future__ import annotations

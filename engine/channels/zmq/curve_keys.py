@@ -1,7 +1,7 @@
-"""Who may speak to whom between hosts: keys, addresses, and which of them are safe without keys.
+"""CURVE keys and addresses of channels between hosts, and which addresses are safe without keys.
 
-Owns: key pairs made for one run, the address of a channel, the rule for binding. Does not own:
-how keys get to their Workers (over the control channel, at launch), nor sockets.
+Owns: key pairs made for one run, the rule for binding. Does not own: how keys get to their Workers
+(over the control channel, at launch), nor sockets.
 """
 
 from __future__ import annotations
