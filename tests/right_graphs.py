@@ -1,16 +1,23 @@
-"""Graphs that are right: the algorithms that the present vocabulary can say, written as a user
-would.
-"""
+"""Graphs that are right: the algorithms that the present vocabulary can say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from dataflow.graph import Graph
-from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Model, cosine, linear, warmup
-from dataflow.node import Port
-from dataflow.schema import Advantage, Keep, Logprobs, Preference, Prompt, Reward, Rollout
+from dataflow.node import Node, Port
+from dataflow.schema import (
+    Advantage,
+    Completion,
+    Keep,
+    Logprobs,
+    Preference,
+    Prompt,
+    Reward,
+    Rollout,
+)
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from graphs.ppo import ppo, ppo_from_grpo
@@ -42,20 +49,13 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
+from tests.kit.rewards import brief, exact
 
 BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"
 
 policy = Model("policy", BASE, trainable=True)
 critic = Model("critic", BASE, trainable=True, head="scalar")
 reference = Model("reference", BASE)
-
-
-def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
-
-
-def brief(completions: Sequence[str], **columns: object) -> list[float]:
-    return [1.0 / (1 + len(c)) for c in completions]
 
 
 @operator()
@@ -66,23 +66,20 @@ def teacher_advantage(rollout: Columns[Rollout], teacher: Columns[Logprobs]) -> 
 
 @operator(scope="group")
 def pair(score: Columns[Reward]) -> Columns[Preference]:
-    return Columns.make(
-        Preference, like=score, keep=[1] * len(score), sign=[1, -1] * (len(score) // 2)
-    )
+    keep = [1] * len(score)
+    return Columns.make(Preference, like=score, keep=keep, sign=[1, -1] * (len(score) // 2))
 
 
 @operator(reads={"rollout": ["answer"]})
 def ask_judge(rollout: Columns[Rollout], *, rubric: str) -> Columns[Prompt]:
-    return Columns.make(
-        Prompt, like=rollout, prompt=[f"{rubric}\n{text}" for text in rollout["completion"]]
-    )
+    prompt = [f"{rubric}\n{text}" for text in rollout["completion"]]
+    return Columns.make(Prompt, like=rollout, prompt=prompt)
 
 
 @operator()
 def read_verdict(verdict: Columns[Rollout]) -> Columns[Reward]:
-    return Columns.make(
-        Reward, like=verdict, reward=[float("yes" in text) for text in verdict["completion"]]
-    )
+    reward = [float("yes" in text) for text in verdict["completion"]]
+    return Columns.make(Reward, like=verdict, reward=reward)
 
 
 @operator()
@@ -118,9 +115,13 @@ def prompt_of(rollout: Port[Rollout]) -> Port[Prompt]:
 
 
 def sampled(n: int = 8, max_lag: int = 0) -> Port[Rollout]:
-    return generate(
-        policy, prompts(DATA, batch=64), n=n, max_tokens=64, max_lag=max_lag, name="rollout"
-    )
+    prompt = prompts(DATA, batch=64)
+    return generate(policy, prompt, n=n, max_tokens=64, max_lag=max_lag, name="rollout")
+
+
+def trained(name: str, rollout: Port[Completion], loss: Loss, **params: Any) -> Graph:
+    """A graph of one sink, the policy's training on these rows."""
+    return Graph(name, train(policy, rollout, loss=loss, **{"lr": 1e-6} | params))
 
 
 def plain_grpo() -> Graph:
@@ -145,30 +146,20 @@ def dapo() -> Graph:
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True)
     shaped = overlong_penalty(rollout, score, max_tokens=20480, buffer=4096)
     objective = clipped_policy_loss(group_advantage(rollout, shaped), clip=(0.2, 0.28))
-    return Graph(
-        "dapo",
-        train(policy, rollout, loss=objective, aggregate="token_mean", minibatches=16, lr=1e-6),
-    )
+    return trained("dapo", rollout, objective, aggregate="token_mean", minibatches=16)
 
 
 def rloo() -> Graph:
     rollout = sampled(n=4)
     score = kl_in_reward(rollout, reward(exact, rollout), logprobs(reference, rollout), beta=0.05)
     advantage = group_advantage(rollout, score, baseline="leave_one_out", scale="none")
-    return Graph(
-        "rloo",
-        train(
-            policy, rollout, loss=policy_gradient_loss(advantage), aggregate="sequence_sum", lr=1e-6
-        ),
-    )
+    return trained("rloo", rollout, policy_gradient_loss(advantage), aggregate="sequence_sum")
 
 
 def reinforce_plus_plus() -> Graph:
     rollout = sampled(n=1)
     advantage = whiten(returns(rollout, reward(exact, rollout)), rollout)
-    return Graph(
-        "reinforce_pp", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6)
-    )
+    return trained("reinforce_pp", rollout, clipped_policy_loss(advantage))
 
 
 def remax() -> Graph:
@@ -177,18 +168,15 @@ def remax() -> Graph:
     greedy = generate(policy, prompt, temperature=0.0, max_tokens=64, name="greedy")
     baseline = mean_over(reward(exact, greedy, name="greedy_reward"), prompt)
     advantage = baseline_advantage(rollout, reward(exact, rollout), baseline)
-    return Graph("remax", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
+    return trained("remax", rollout, policy_gradient_loss(advantage))
 
 
 def areal() -> Graph:
     rollout = sampled(n=16, max_lag=4)
     proximal = logprobs(policy, rollout, name="proximal")
-    objective = decoupled_policy_loss(
-        group_advantage(rollout, reward(exact, rollout)), proximal=proximal, cap=5.0
-    )
-    return Graph(
-        "areal", train(policy, rollout, loss=objective, minibatches=4, intake="admission", lr=2e-5)
-    )
+    score = reward(exact, rollout)
+    objective = decoupled_policy_loss(group_advantage(rollout, score), proximal=proximal, cap=5.0)
+    return trained("areal", rollout, objective, minibatches=4, intake="admission", lr=2e-5)
 
 
 def trajectory_balance_with_reset() -> Graph:
@@ -196,7 +184,7 @@ def trajectory_balance_with_reset() -> Graph:
     anchor = logprobs(Model("anchor", BASE, follows=policy, every=50), rollout)
     beta = linear(0.012, 0.004, 500)
     objective = trajectory_balance_loss(reward(exact, rollout), reference=anchor, beta=beta)
-    return Graph("tba", train(policy, rollout, loss=objective, lr=1e-6))
+    return trained("tba", rollout, objective)
 
 
 def slow_critic() -> Graph:
@@ -215,30 +203,26 @@ def rules_and_reward_model() -> Graph:
     rules = reward([exact, brief], rollout, weights=[1.0, 0.2])
     score = add(rules, scores(Model("rm", BASE, head="scalar"), rollout), weights=[1.0, 0.5])
     objective = clipped_policy_loss(group_advantage(rollout, score)) + 0.01 * entropy_loss()
-    return Graph(
-        "rules", train(policy, rollout, loss=objective, lr=warmup(10, cosine(1e-6, 0.0, 100)))
-    )
+    return trained("rules", rollout, objective, lr=warmup(10, cosine(1e-6, 0.0, 100)))
 
 
 def language_model_judge() -> Graph:
     rollout = sampled()
     question = ask_judge(rollout, rubric="Is this right?")
-    verdict = generate(
-        Model("judge", "models/large"), question, temperature=0.0, max_tokens=4, name="verdict"
-    )
+    judge = Model("judge", "models/large")
+    verdict = generate(judge, question, temperature=0.0, max_tokens=4, name="verdict")
     advantage = group_advantage(rollout, mean_over(read_verdict(verdict), rollout))
-    return Graph("judge", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    return trained("judge", rollout, clipped_policy_loss(advantage))
 
 
 def two_turns() -> Graph:
     """Turn 1 is trained on what turn 2 came to."""
-    rollout = generate(
-        policy, prompts(DATA, batch=64), n=4, max_tokens=64, max_lag=1, name="rollout"
-    )
+    prompt = prompts(DATA, batch=64)
+    rollout = generate(policy, prompt, n=4, max_tokens=64, max_lag=1, name="rollout")
     asked = ask_judge(rollout, rubric="Again:")
     later = generate(policy, asked, n=2, max_tokens=64, max_lag=1, name="later")
     advantage = group_advantage(rollout, mean_over(reward(exact, later), rollout))
-    return Graph("two_turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    return trained("two_turns", rollout, clipped_policy_loss(advantage))
 
 
 def turns_kept_by_the_second() -> Graph:
@@ -249,29 +233,21 @@ def turns_kept_by_the_second() -> Graph:
     later = generate(policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, name="later")
     score = mean_over(select(reward(exact, later), where=whole(later), name="whole_ones"), rollout)
     kept, kept_score = select(rollout, score, where=well(score), refill=True)
-    advantage = baseline_advantage(
-        kept, kept_score, mean_over(score, prompt_of(rollout), name="of_prompt")
-    )
-    return Graph(
-        "kept_by_the_second", train(policy, kept, loss=policy_gradient_loss(advantage), lr=1e-6)
-    )
+    mean = mean_over(score, prompt_of(rollout), name="of_prompt")
+    advantage = baseline_advantage(kept, kept_score, mean)
+    return trained("kept_by_the_second", kept, policy_gradient_loss(advantage))
 
 
 def both_turns() -> Graph:
-    """The tokens of two turns in one row, the first read by key; stated is at which temperature
-    they are compared.
-    """
-    rollout = generate(
-        policy, prompts(DATA, batch=64), n=4, max_tokens=64, temperature=0.7, name="rollout"
-    )
-    later = generate(
-        policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, stop="</answer>", name="later"
-    )
+    """The tokens of two turns in one row, the first read by key; their temperature is stated."""
+    prompt = prompts(DATA, batch=64)
+    rollout = generate(policy, prompt, n=4, max_tokens=64, temperature=0.7, name="rollout")
+    asked = ask_judge(rollout, rubric="Again:")
+    later = generate(policy, asked, max_tokens=64, stop="</answer>", name="later")
     whole_row = conversation(later, rollout)
-    best = select(
-        whole_row, where=best_of(teacher_score(logprobs(reference, whole_row, temperature=1.0)))
-    )
-    return Graph("both_turns", train(policy, best, loss=supervised_loss(), lr=1e-5))
+    where = best_of(teacher_score(logprobs(reference, whole_row, temperature=1.0)))
+    best = select(whole_row, where=where)
+    return trained("both_turns", best, supervised_loss(), lr=1e-5)
 
 
 def online_dpo() -> Graph:
@@ -279,61 +255,43 @@ def online_dpo() -> Graph:
     pairs = pair(reward(exact, rollout))
     rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
     objective = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.1)
-    return Graph("online_dpo", train(policy, rollout, loss=objective, lr=5e-7))
+    return trained("online_dpo", rollout, objective, lr=5e-7)
 
 
 def distillation() -> Graph:
     rollout = sampled(n=1)
     advantage = teacher_advantage(rollout, logprobs(Model("teacher", "models/large"), rollout))
-    return Graph(
-        "distillation", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6)
-    )
+    return trained("distillation", rollout, policy_gradient_loss(advantage))
 
 
 def expert_iteration() -> Graph:
     rollout = sampled()
     best = select(rollout, where=best_of(reward(exact, rollout), k=1, above=0.5))
-    return Graph(
-        "expert_iteration", train(policy, best, loss=supervised_loss(), lr=1e-5, minibatches=5)
-    )
+    return trained("expert_iteration", best, supervised_loss(), lr=1e-5, minibatches=5)
+
+
+def compared() -> Node:
+    """The policy's training on its answers, each against its group."""
+    rollout = sampled()
+    loss = clipped_policy_loss(group_advantage(rollout, reward(exact, rollout)))
+    return train(policy, rollout, loss=loss, lr=1e-6)
+
+
+def answered(data: str, name: str) -> Port[Reward]:
+    """The reward of greedy answers to other prompts."""
+    greedy = {"temperature": 0.0, "max_tokens": 64}
+    held = generate(policy, prompts(data, name=name), **greedy, name=f"{name}_rollout")
+    return reward(exact, held, name=f"{name}_reward")
 
 
 def with_evaluation() -> Graph:
-    rollout = sampled()
-    held = generate(
-        policy,
-        prompts(TEST, name="held_out"),
-        temperature=0.0,
-        max_tokens=64,
-        name="held_out_rollout",
-    )
-    return Graph(
-        "with_evaluation",
-        train(
-            policy,
-            rollout,
-            loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))),
-            lr=1e-6,
-        ),
-        evaluate(policy, reward(exact, held, name="held_out_reward"), every=50, keep_best=1),
-    )
+    best = evaluate(policy, answered(TEST, "held_out"), every=50, keep_best=1)
+    return Graph("with_evaluation", compared(), best)
 
 
 def evaluation_on_training_data_that_is_meant() -> Graph:
-    rollout = sampled()
-    seen = generate(
-        policy, prompts(DATA, name="seen"), temperature=0.0, max_tokens=64, name="seen_rollout"
-    )
-    return Graph(
-        "meant",
-        train(
-            policy,
-            rollout,
-            loss=clipped_policy_loss(group_advantage(rollout, reward(exact, rollout))),
-            lr=1e-6,
-        ),
-        evaluate(policy, reward(exact, seen, name="seen_reward"), every=50, allow_train_data=True),
-    )
+    seen = evaluate(policy, answered(DATA, "seen"), every=50, allow_train_data=True)
+    return Graph("meant", compared(), seen)
 
 
 def two_generators() -> Graph:
@@ -351,9 +309,7 @@ def two_generators() -> Graph:
 def own_loss() -> Graph:
     rollout = sampled()
     advantage = group_advantage(rollout, reward(exact, rollout))
-    return Graph(
-        "own_loss", train(policy, rollout, loss=cautious(advantage, strength=0.5), lr=1e-6)
-    )
+    return trained("own_loss", rollout, cautious(advantage, strength=0.5))
 
 
 RIGHT = (

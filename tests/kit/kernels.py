@@ -86,3 +86,8 @@ def prompt_chunk(prompts: Sequence[Any], positions: Sequence[int] | None = None)
     column = prompts if isinstance(prompts[0], str) else pa.array(prompts, pa.list_(MESSAGE))
     batch = Batch.make(keys, {"prompt": column}, Prompt)
     return Chunk(id=0, step=1, keys=keys, inputs={"prompt": batch})
+
+
+def rows_chunk(rows: Batch, **inputs: Batch) -> Chunk:
+    """A chunk of these rows for a forward kernel."""
+    return Chunk(id=0, step=1, keys=rows.keys, inputs={"rows": rows} | inputs)

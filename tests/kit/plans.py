@@ -20,7 +20,7 @@ from engine.coordinator.refs import NO_VERSION, Ref
 from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster
 from engine.plan.placing import Placing
-from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
+from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, with_lags
 from engine.plan.planner import make_plan
 
 CLUSTER = Cluster(cores=2, memory=24 * 2**30)
@@ -105,8 +105,9 @@ def planned_node(name: str, *gates: str | PlannedInput, **fields: Any) -> Planne
 
 
 def plan_of(*nodes: PlannedNode, **fields: Any) -> Plan:
-    """A Plan of these nodes, its seed 0."""
-    return Plan(**{"graph": "g", "digest": "", "seed": 0, "sources": ()} | fields, nodes=nodes)
+    """A Plan of these nodes, with their lags, its seed 0."""
+    fields = {"graph": "g", "digest": "", "seed": 0, "sources": ()} | fields
+    return Plan(nodes=with_lags(nodes, fields["sources"]), **fields)
 
 
 def ref(

@@ -1,6 +1,4 @@
-"""A Step's row: sums and means, times, how busy each Worker was, what comes before Step 1 and after
-a Step.
-"""
+"""A Step's row: sums, means, times, how busy each Worker was, evaluations outside of Steps."""
 
 from __future__ import annotations
 
@@ -15,82 +13,70 @@ IDLE = [Doing(worker="gen"), Doing(worker="train")]
 
 
 def accounts(*workers: str) -> StepAccounts:
-    made = StepAccounts(workers or ("main",))
-    made.add(
-        [("time/rollout", 9.0, 1.0), ("reward/mean", 9.0, 1.0)],
-        [("main/rollout", "open", 0.0, 9.0)],
-    )
-    made.begin(10.0)
-    return made
+    """Begun at second 10, after what does not count."""
+    steps = StepAccounts(workers or ("main",))
+    before = [("time/rollout", 9.0, 1.0), ("reward/mean", 9.0, 1.0)]
+    steps.add(before, [("main/rollout", "open", 0.0, 9.0)])
+    steps.begin(10.0)
+    return steps
 
 
-def close(
-    made: StepAccounts, step: int, now: float, *, again: bool = False, **metrics: float
-) -> dict[str, float]:
-    return made.close(step, metrics, now, IDLE, again=again)
+def close(steps: StepAccounts, step: int, now: float, *, again: bool = False) -> dict[str, float]:
+    return steps.close(step, {}, now, IDLE, again=again)
 
 
 def test_sums_means_and_rates() -> None:
-    made = accounts()
-    made.add([("time/rollout", 1.0, 1.0), ("reward/mean", 1.0, 3.0), ("data/rows", 4.0, 1.0)], [])
-    made.add(
-        [("time/rollout", 0.5, 1.0), ("reward/mean", 2.0, 1.0), ("completion/tokens", 8.0, 1.0)], []
-    )
-    row = made.close(1, {"policy/lag/max": 1.0}, 12.0, IDLE, again=False)
-    assert row == {
-        "time/rollout": 1.5,
-        "reward/mean": 1.25,
-        "data/rows": 4.0,
-        "completion/tokens": 8.0,
-        "policy/lag/max": 1.0,
-        "time/step": 2.0,
-        "time/engine": 0.5,
-        "throughput/samples_per_second": 2.0,
-        "throughput/tokens_per_second": 4.0,
-    }
-    assert close(made, 2, 13.0) == {"time/step": 1.0, "time/engine": 1.0}
+    steps = accounts()
+    steps.add([("time/rollout", 1.0, 1.0), ("reward/mean", 1.0, 3.0), ("data/rows", 4.0, 1.0)], [])
+    steps.add([("time/rollout", 0.5, 1.0), ("reward/mean", 2.0, 1.0)], [])
+    steps.add([("completion/tokens", 8.0, 1.0)], [])
+    row = steps.close(1, {"policy/lag/max": 1.0}, 12.0, IDLE, again=False)
+    sums = {"time/rollout": 1.5, "data/rows": 4.0, "completion/tokens": 8.0}
+    measured = {"reward/mean": 1.25, "policy/lag/max": 1.0, "time/step": 2.0, "time/engine": 0.5}
+    rates = {"samples": 2.0, "tokens": 4.0}
+    per_second = {f"throughput/{name}_per_second": rate for name, rate in rates.items()}
+    assert row == sums | measured | per_second
+    assert close(steps, 2, 13.0) == {"time/step": 1.0, "time/engine": 1.0}
 
 
 def test_what_is_measured_before_step_1_is_in_its_row() -> None:
-    made = accounts()
-    made.add([("eval/reward", 3.0, 1.0), ("time/held_out", 1.0, 1.0)], [])
-    assert close(made, 0, 11.0) == {}
-    row = close(made, 1, 12.0)
+    steps = accounts()
+    steps.add([("eval/reward", 3.0, 1.0), ("time/held_out", 1.0, 1.0)], [])
+    assert close(steps, 0, 11.0) == {}
+    row = close(steps, 1, 12.0)
     assert row["eval/initial/reward"] == 3.0
     assert "eval/reward" not in row
     assert "time/held_out" not in row
-    assert "eval/initial/reward" not in close(made, 2, 13.0)
+    assert "eval/initial/reward" not in close(steps, 2, 13.0)
 
 
 def test_a_step_that_is_closed_again_has_its_evaluations_alone() -> None:
-    made = accounts()
-    close(made, 1, 11.0)
-    made.add([("eval/reward", 3.0, 1.0), ("generate/tokens", 5.0, 1.0)], [])
-    assert close(made, 1, 12.0, again=True) == {"eval/reward": 3.0}
+    steps = accounts()
+    close(steps, 1, 11.0)
+    steps.add([("eval/reward", 3.0, 1.0), ("generate/tokens", 5.0, 1.0)], [])
+    assert close(steps, 1, 12.0, again=True) == {"eval/reward": 3.0}
 
 
 def test_time_of_files_has_no_kernel_in_it_where_there_is_one_worker() -> None:
-    made = accounts()
-    made.writing(10.0)
-    made.add([("time/rollout", 1.0, 1.0)], [])
-    made.written(13.0)
-    row = close(made, 1, 14.0)
+    steps = accounts()
+    steps.writing(10.0)
+    steps.add([("time/rollout", 1.0, 1.0)], [])
+    steps.written(13.0)
+    row = close(steps, 1, 14.0)
     assert (row["time/checkpoint"], row["time/rollout"], row["time/engine"]) == (2.0, 1.0, 1.0)
 
 
 def test_several_workers_say_how_busy_they_were() -> None:
-    made = accounts("gen", "train")
-    made.add([], [("gen/rollout", "chunk 1", 9.0, 11.0), ("train/record", "samples", 11.0, 11.5)])
-    made.add(
-        [], [("train/train_policy", "step 1", 12.0, 13.5), ("checkpoint", "step 1", 10.0, 14.0)]
-    )
+    steps = accounts("gen", "train")
+    steps.add([], [("gen/rollout", "chunk 1", 9.0, 11.0), ("train/record", "samples", 11.0, 11.5)])
+    steps.add([], [("train/train_policy", "step 1", 12.0, 13.5)])
+    steps.add([], [("checkpoint", "step 1", 10.0, 14.0)])
     doing = [Doing(worker="gen", node="rollout", what="chunk 2", since=13.0), Doing(worker="train")]
-    row = made.close(1, {}, 14.0, doing, again=False)
+    row = steps.close(1, {}, 14.0, doing, again=False)
     assert row == {"time/step": 4.0, "worker/gen/busy": 0.5, "worker/train/busy": 0.5}
-    made.add([], [("gen/rollout", "chunk 2", 13.0, 16.0)])
-    assert made.close(2, {}, 16.0, IDLE, again=False)["worker/gen/busy"] == pytest.approx(1.0), (
-        "counted once a Step"
-    )
+    steps.add([], [("gen/rollout", "chunk 2", 13.0, 16.0)])
+    busy = close(steps, 2, 16.0)["worker/gen/busy"]
+    assert busy == pytest.approx(1.0), "counted once a Step"
 
 
 @settings(max_examples=50, deadline=None)
@@ -101,21 +87,18 @@ def test_several_workers_say_how_busy_they_were() -> None:
 def test_shares_add_up_to_what_was_done(
     parts: list[tuple[int, int, bool]], ends: st.DataObject
 ) -> None:
-    """However Steps are cut: spans of one Worker do not overlap, and each second of them is counted
-    once.
-    """
+    """However Steps are cut, each second of a Worker's spans is counted once."""
     spans, now = [], 0
     for gap, length, _ in parts:
         spans.append((float(now + gap), float(now + gap + length)))
         now += gap + length
     cuts = sorted(ends.draw(st.sets(st.integers(1, now), max_size=4))) if now else []
-    made, found, before = StepAccounts(("gen", "train")), 0.0, 0.0
-    made.begin(0.0)
+    steps, busy, before = StepAccounts(("gen", "train")), 0.0, 0.0
+    steps.begin(0.0)
     for step, cut in enumerate([*map(float, cuts), float(now) + 1.0], start=1):
-        made.add([], [("gen/x", "", a, b) for a, b in spans if before < b <= cut])
+        steps.add([], [("gen/x", "", a, b) for a, b in spans if before < b <= cut])
         under_way = [Doing(worker="gen", node="x", since=a) for a, b in spans if a < cut < b]
-        found += made.close(step, {}, cut, under_way, again=False)["worker/gen/busy"] * (
-            cut - before
-        )
+        row = steps.close(step, {}, cut, under_way, again=False)
+        busy += row["worker/gen/busy"] * (cut - before)
         before = cut
-    assert found == pytest.approx(sum(b - a for a, b in spans))
+    assert busy == pytest.approx(sum(b - a for a, b in spans))

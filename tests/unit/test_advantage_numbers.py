@@ -58,21 +58,16 @@ class Drawn:
 
     def columns(self, schema: Any, **given: Any) -> Columns[Any]:
         """Rows of lists become token columns."""
-        made = {
-            name: (
-                Ragged(np.array([x for row in data for x in row], _kind(name)), self.offsets)
-                if isinstance(data, list)
-                else data
-            )
-            for name, data in given.items()
-        }
-        return Columns(Batch.make(self.keys, made, schema), schema)
+        for name, data in given.items():
+            if isinstance(data, list):
+                kind = np.uint8 if name == "completion_mask" else np.float32
+                given[name] = Ragged(np.array([x for row in data for x in row], kind), self.offsets)
+        return Columns(Batch.make(self.keys, given, schema), schema)
 
     @property
     def rollout(self) -> Columns[Rollout]:
-        return self.columns(
-            Rollout, completion_mask=self.mask, sampler_logprobs=self.tokens["sampler"]
-        )
+        sampler_logprobs = self.tokens["sampler"]
+        return self.columns(Rollout, completion_mask=self.mask, sampler_logprobs=sampler_logprobs)
 
     @property
     def score(self) -> Columns[Reward]:
@@ -80,19 +75,13 @@ class Drawn:
 
     def members(self, row: int) -> list[float]:
         """The rewards of a row's group."""
-        return [
-            float(r) for r, g in zip(self.reward, self.groups, strict=True) if g == self.groups[row]
-        ]
+        rewards = zip(self.reward.tolist(), self.groups, strict=True)
+        return [reward for reward, group in rewards if group == self.groups[row]]
 
 
-def _kind(name: str) -> type:
-    return np.uint8 if name == "completion_mask" else np.float32
-
-
-def same(found: Ragged, wanted: Rows, *, atol: float = 1e-6) -> None:
-    np.testing.assert_allclose(
-        found.values, [x for row in wanted for x in row], rtol=1e-5, atol=atol
-    )
+def require_rows(found: Ragged, wanted: Rows, *, atol: float = 1e-6) -> None:
+    flat = [x for row in wanted for x in row]
+    np.testing.assert_allclose(found.values, flat, rtol=1e-5, atol=atol)
 
 
 def on_tokens(numbers: Sequence[float], mask: Rows) -> Rows:
@@ -103,17 +92,15 @@ seeds = given(seed=st.integers(0, 2**20))
 few = settings(max_examples=8, deadline=None)
 
 
-def group_formula(
-    dialect: str, baseline: str, scale: str, reward: float, group: list[float]
-) -> float:
+def group_formula(peer: str, baseline: str, scale: str, reward: float, group: list[float]) -> float:
     """One row's advantage, as its peer computes it."""
     lone, mean = len(group) == 1, sum(group) / len(group)
-    if lone and dialect == "verl":  # id2mean = 0, id2std = 1, whatever the estimator
+    if lone and peer == "verl":  # id2mean = 0, id2std = 1, whatever the estimator
         return reward / (1 + 1e-6) if scale == "std" else reward
     if lone:  # TRL's RLOO fills its 0 / 0 with 0, and its GRPO has reward - mean = 0
         return 0.0
     centre = {"mean": mean, "leave_one_out": (sum(group) - reward) / (len(group) - 1)}[baseline]
-    epsilon = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9}[dialect]
+    epsilon = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9}[peer]
     return (reward - centre) / (statistics.stdev(group) + epsilon if scale == "std" else 1.0)
 
 
@@ -126,21 +113,19 @@ def group_formula(
 def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> None:
     rows = Drawn(seed)
     numbers = [
-        group_formula(dialect, baseline, scale, float(r), rows.members(i))
-        for i, r in enumerate(rows.reward.tolist())
+        group_formula(dialect, baseline, scale, reward, rows.members(i))
+        for i, reward in enumerate(rows.reward.tolist())
     ]
-    found = ours._group_advantage(
-        rows.rollout, rows.score, baseline=baseline, scale=scale, ragged=True, dialect=dialect
-    )
-    same(found["advantage"], on_tokens(numbers, rows.mask), atol=1e-5)
+    how = {"baseline": baseline, "scale": scale, "ragged": True, "dialect": dialect}
+    found = ours._group_advantage(rows.rollout, rows.score, **how)
+    require_rows(found["advantage"], on_tokens(numbers, rows.mask), atol=1e-5)
 
 
 def test_a_group_of_one_without_a_baseline_keeps_what_it_has() -> None:
     rows = Drawn(1)
-    found = ours._group_advantage(
-        rows.rollout, rows.score, baseline="none", scale="none", ragged=True, dialect="trl"
-    )
-    same(found["advantage"], on_tokens(rows.reward.tolist(), rows.mask))
+    how = {"baseline": "none", "scale": "none", "ragged": True, "dialect": "trl"}
+    found = ours._group_advantage(rows.rollout, rows.score, **how)
+    require_rows(found["advantage"], on_tokens(rows.reward.tolist(), rows.mask))
 
 
 @few
@@ -157,24 +142,18 @@ def test_generalised_advantages_and_returns(seed: int) -> None:
         residual = [reward[k] + gamma * v[k + 1] - v[k] for k in range(len(written))]
         advantage, goal, total = ([0.0] * len(mask) for _ in range(3))
         for k, t in enumerate(written):
-            advantage[t] = sum(
-                (gamma * lam) ** (j - k) * residual[j] for j in range(k, len(written))
-            )
+            later = range(k, len(written))
+            advantage[t] = sum((gamma * lam) ** (j - k) * residual[j] for j in later)
             goal[t] = advantage[t] + v[k]
-            total[t] = sum(gamma ** (j - k) * reward[j] for j in range(k, len(written)))
+            total[t] = sum(gamma ** (j - k) * reward[j] for j in later)
         advantages.append(advantage), goals.append(goal), sums.append(total)
-    found = ours._gae(
-        rows.rollout,
-        rows.score,
-        rows.columns(Values, values=rows.tokens["value"]),
-        gamma=gamma,
-        lam=lam,
-    )
-    same(found["advantage"], advantages, atol=1e-4)
-    same(found["returns"], goals, atol=1e-4)
+    values = rows.columns(Values, values=rows.tokens["value"])
+    found = ours._gae(rows.rollout, rows.score, values, gamma=gamma, lam=lam)
+    require_rows(found["advantage"], advantages, atol=1e-4)
+    require_rows(found["returns"], goals, atol=1e-4)
     summed = ours._returns(rows.rollout, rows.score, gamma=gamma)
-    same(summed["advantage"], sums, atol=1e-4)
-    same(summed["returns"], sums, atol=1e-4)
+    require_rows(summed["advantage"], sums, atol=1e-4)
+    require_rows(summed["returns"], sums, atol=1e-4)
 
 
 @few
@@ -186,7 +165,7 @@ def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(
         [sum(by_token[t:]) if m else 0.0 for t, m in enumerate(mask)]
         for mask, by_token in zip(rows.mask, rows.tokens["by_token"], strict=True)
     ]
-    same(ours._returns(rows.rollout, score, gamma=1.0)["returns"], wanted, atol=1e-5)
+    require_rows(ours._returns(rows.rollout, score, gamma=1.0)["returns"], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -218,32 +197,26 @@ def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
         [((x - mean) * scale + mean * (not shift)) * m for x, m in zip(row, mask, strict=True)]
         for row, mask in zip(value, rows.mask, strict=True)
     ]
-    found = ours._whiten(
-        rows.columns(Advantage, advantage=value), rows.rollout, shift=shift, dialect=dialect
-    )
-    same(found["advantage"], wanted, atol=1e-5)
+    columns = rows.columns(Advantage, advantage=value)
+    found = ours._whiten(columns, rows.rollout, shift=shift, dialect=dialect)
+    require_rows(found["advantage"], wanted, atol=1e-5)
 
 
 def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
-    """The least variance: 1e-8 added to a variance of 1e-8 halves what the clamp leaves as it is."""
+    """At a variance of 1e-8, adding 1e-8 halves what the clamp leaves as it is."""
     rows = Drawn(0)
     rows.mask = [[1.0] * n for n in rows.lengths]
     count = sum(rows.lengths)
     flat = [1e-4 * (-1) ** i for i in range(count)]
     columns = rows.columns(Advantage, advantage=rows.cut(np.array(flat, np.float32)))
     biased, unbiased = (float(np.var(np.float32(flat), ddof=d)) for d in (0, 1))
-    found = {
-        d: (
-            np.abs(
-                ours._whiten(columns, rows.rollout, shift=False, dialect=d)["advantage"].values
-            ).max()
-        )
-        for d in DIALECTS
-    }
+    found = {}
+    for dialect in DIALECTS:
+        whitened = ours._whiten(columns, rows.rollout, shift=False, dialect=dialect)
+        found[dialect] = np.abs(whitened["advantage"].values).max()
     assert found["openrlhf"] == pytest.approx(1e-4 / math.sqrt(max(biased, 1e-8)), rel=0.1)
-    assert (
-        found["trl"] == found["verl"] == pytest.approx(1e-4 / math.sqrt(unbiased + 1e-8), rel=0.1)
-    )
+    value = 1e-4 / math.sqrt(unbiased + 1e-8)
+    assert found["trl"] == found["verl"] == pytest.approx(value, rel=0.1)
 
 
 def kl_formula(dialect: str, kind: str, d: float) -> float:
@@ -261,9 +234,8 @@ def kl_formula(dialect: str, kind: str, d: float) -> float:
 @seeds
 def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
     rows = Drawn(seed)
-    far = np.random.default_rng(seed).choice(
-        [0.0, 0.0, 3.0, -3.0, 15.0, -15.0, 40.0, -40.0], sum(rows.lengths)
-    )
+    distances = [0.0, 0.0, 3.0, -3.0, 15.0, -15.0, 40.0, -40.0]
+    far = np.random.default_rng(seed).choice(distances, sum(rows.lengths))
     reference = [
         [float(np.float32(s - a)) for s, a in zip(row, away, strict=True)]
         for row, away in zip(rows.tokens["sampler"], rows.cut(far), strict=True)
@@ -273,26 +245,18 @@ def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
         zip(rows.mask, rows.tokens["sampler"], reference, strict=True)
     ):
         last = max((t for t, m in enumerate(mask) if m), default=-1)
-        wanted.append(
-            [
-                float(rows.reward[row]) * (t == last)
-                - 0.1 * kl_formula(dialect, kind, s - r) * bool(m)
-                for t, (m, s, r) in enumerate(zip(mask, own, other, strict=True))
-            ]
-        )
+        penalties = [
+            0.1 * kl_formula(dialect, kind, s - r) * bool(m)
+            for m, s, r in zip(mask, own, other, strict=True)
+        ]
+        reward = float(rows.reward[row])
+        wanted.append([reward * (t == last) - p for t, p in enumerate(penalties)])
     foreign = [
         [r if m else math.nan for r, m in zip(row, mask, strict=True)]
         for row, mask in zip(reference, rows.mask, strict=True)
     ]
-    found = ours._kl_in_reward(
-        rows.rollout,
-        rows.score,
-        rows.columns(Logprobs, logprobs=foreign),
-        beta=0.1,
-        kind=kind,
-        dialect=dialect,
-    )
-    same(found["token_reward"], wanted, atol=1e-4)
-    np.testing.assert_allclose(
-        found["reward"], [math.fsum(row) for row in wanted], rtol=1e-5, atol=1e-4
-    )
+    given, how = rows.columns(Logprobs, logprobs=foreign), {"kind": kind, "dialect": dialect}
+    found = ours._kl_in_reward(rows.rollout, rows.score, given, beta=0.1, **how)
+    require_rows(found["token_reward"], wanted, atol=1e-4)
+    sums = [math.fsum(row) for row in wanted]
+    np.testing.assert_allclose(found["reward"], sums, rtol=1e-5, atol=1e-4)

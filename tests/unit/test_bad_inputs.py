@@ -1,10 +1,7 @@
-"""Bad data files, cluster files and run folders: one line each, with its place and a fix. The
-inputs are those of the torture, which gives them to the command line.
-"""
+"""Bad data, cluster files and run folders, those of torture/: one line each, with place and fix."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from engine.plan.cluster import read_cluster
 from operators.data_files import read_table
 from operators.data_lines import read_lines
 from operators.kernels.data import open_demonstrations, open_rows
+from tests.kit.files import save_jsonl
 from tests.torture.data import CLUSTERS, DATA, RIGHT, RUNS
 
 
@@ -59,42 +57,30 @@ def test_a_bad_file_of_a_run_folder_is_refused_by_name(case: str, tmp_path: Path
     assert "runs/a/" in _refused(caught.value)
 
 
+NO_UTF8 = "expected UTF-8, found byte 0xFF at column 13. Fix: save the file as UTF-8."
+DEEP = "expected at most 200 levels of lists and objects, found more. Fix: keep it as text."
+NO_OBJECT = 'expected one JSON object a line, found list. Fix: {"prompt": "..."} on each line.'
+
+
 @pytest.mark.parametrize(
     "line,told",
     [
-        (
-            b'{"prompt": "\xff"}',
-            "a.jsonl:2: expected UTF-8, found byte 0xFF at column 13. Fix: save the file as UTF-8.",
-        ),
-        (
-            b'{"a": 1, "a": 2}',
-            "a.jsonl:2: expected each key once, found 'a' twice. Fix: leave one out.",
-        ),
+        (b'{"prompt": "\xff"}', NO_UTF8),
+        (b'{"a": 1, "a": 2}', "expected each key once, found 'a' twice. Fix: leave one out."),
         (
             b'{"a": {"b": 1,  "b" :2}}',
-            "a.jsonl:2: expected each key once, found 'b' twice. Fix: leave one out.",
+            "expected each key once, found 'b' twice. Fix: leave one out.",
         ),
-        (
-            b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}",
-            (
-                "a.jsonl:2: expected at most 200 levels of lists and objects, found more. Fix: keep"
-                " it as text."
-            ),
-        ),
-        (
-            b"[1]",
-            (
-                'a.jsonl:2: expected one JSON object a line, found list. Fix: {"prompt": "..."} on'
-                " each line."
-            ),
-        ),
+        (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}", DEEP),
+        (b"[1]", NO_OBJECT),
     ],
+    ids=["no UTF-8", "a key twice", "an inner key twice", "deep", "no object"],
 )
 def test_messages_of_lines(line: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
     with pytest.raises(DataError) as caught:
         read_lines([tmp_path / "a.jsonl"])
-    assert str(caught.value) == f"{tmp_path}/{told}"
+    assert str(caught.value) == f"{tmp_path}/a.jsonl:2: {told}"
 
 
 def test_the_levels_that_are_allowed_are_read(tmp_path: Path) -> None:
@@ -105,21 +91,15 @@ def test_the_levels_that_are_allowed_are_read(tmp_path: Path) -> None:
 def test_demonstrations_without_words_are_refused_with_their_line(tmp_path: Path) -> None:
     said = {"role": "user", "content": "a"}
     rows = [{"messages": [said, {"role": "assistant", "content": text}]} for text in ("b", None)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(
-        DataError,
-        match=r"a\.jsonl:2: messages: expected content in each message, found null\. Fix: ",
-    ):
-        open_demonstrations(str(tmp_path / "a.jsonl"))
+    told = r"a\.jsonl:2: messages: expected content in each message, found null\. Fix: "
+    with pytest.raises(DataError, match=told):
+        open_demonstrations(save_jsonl(tmp_path / "a.jsonl", *rows))
     called = [said, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": called}) + "\n")
-    assert len(open_demonstrations(str(tmp_path / "a.jsonl")))
+    assert len(open_demonstrations(save_jsonl(tmp_path / "a.jsonl", {"messages": called})))
 
 
 def test_the_measured_times_of_a_torn_file_are_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"time/a": 1.0}\n{"time/a": null}\n{"time/')
-    with pytest.raises(
-        DataError,
-        match=r"metrics\.jsonl:3: expected an object of numbers, found b'\{\"time/'\. Fix: ",
-    ):
+    told = r"metrics\.jsonl:3: expected an object of numbers, found b'\{\"time/'\. Fix: "
+    with pytest.raises(DataError, match=told):
         node_seconds(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,46 +11,24 @@ import pytest
 from benchmarks import against_trl, data_plane, report, rewards, settings, trl_side
 from benchmarks.sides import Measured, measured
 
-MEASURED = Measured(
-    samples_per_second=100.0,
-    tokens_per_second=500.0,
-    step_ms=10.0,
-    generation_ms=4.0,
-    rollout_ms=5.0,
-    train_ms=5.0,
-    prompt_tokens=5.0,
-    completion_tokens=5.0,
-    slot_waste=0.5,
-    reward=0.1,
-    reward_last=0.2,
-    steps=3,
-)
+MEASURED = Measured(**dict.fromkeys((f.name for f in fields(Measured)), 5.0) | {"slot_waste": 0.5})
 RUN = settings.Run(
-    model_dir="model",
-    data="data.parquet",
-    prompts_per_step=2,
-    num_generations=2,
-    max_new_tokens=8,
-    steps=2,
-    warmup_steps=1,
-    lr=1e-3,
-    threads=1,
-    seed=7,
-    reward="exact_match",
-)
+    model_dir="model", data="data.parquet", prompts_per_step=2, num_generations=2, max_new_tokens=8,
+    steps=2, warmup_steps=1, lr=1e-3, threads=1, seed=7, reward="exact_match",
+)  # fmt: skip
 
 
+@dataclass
 class FixedSide:
     """A side of known speed that notes when it was called, and with which seed."""
 
-    def __init__(self, name: str, speeds: list[float], calls: list[tuple[str, int]]) -> None:
-        self.name = name
-        self._speeds = speeds
-        self._calls = calls
+    name: str
+    speeds: list[float]
+    calls: list[tuple[str, int]] = field(default_factory=list)
 
     def run(self, run: settings.Run) -> Measured:
-        self._calls.append((self.name, run.seed))
-        return replace(MEASURED, samples_per_second=self._speeds[run.seed - RUN.seed])
+        self.calls.append((self.name, run.seed))
+        return replace(MEASURED, samples_per_second=self.speeds[run.seed - RUN.seed])
 
 
 def test_pairs_alternate_and_share_a_seed() -> None:
@@ -61,7 +39,7 @@ def test_pairs_alternate_and_share_a_seed() -> None:
 
 
 def test_the_ratio_is_the_median_over_pairs_not_of_medians() -> None:
-    sides = (FixedSide("ours", [20.0, 90.0, 200.0], []), FixedSide("trl", [10.0, 30.0, 200.0], []))
+    sides = (FixedSide("ours", [20.0, 90.0, 200.0]), FixedSide("trl", [10.0, 30.0, 200.0]))
     found = against_trl.results("short", sides, against_trl.run_paired(sides, RUN, pairs=3))
     by_name = {result.name: result for result in found}
     assert by_name["short/ours_to_trl/ratio"].value == 2.0
@@ -71,13 +49,9 @@ def test_the_ratio_is_the_median_over_pairs_not_of_medians() -> None:
 
 
 def test_long_tail_is_held_to_its_slot_waste() -> None:
-    sides = (FixedSide("ours", [30.0], []), FixedSide("trl", [10.0], []))
-    found = {
-        r.name: r
-        for r in against_trl.results(
-            "long_tail", sides, against_trl.run_paired(sides, RUN, pairs=1)
-        )
-    }
+    sides = (FixedSide("ours", [30.0]), FixedSide("trl", [10.0]))
+    pairs = against_trl.run_paired(sides, RUN, pairs=1)
+    found = {r.name: r for r in against_trl.results("long_tail", sides, pairs)}
     assert found["long_tail/ours_to_trl/ratio"].holds is True
     assert found["long_tail/ours_to_trl/waste"].holds is False
 
@@ -93,9 +67,8 @@ def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "found.json"
     where = report.machine()
     report.write_json(path, [report.Result(name="a", value=1.0, unit="ms")], where)
-    assert json.loads(path.read_text()) == [
-        {"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}
-    ]
+    expected = [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
+    assert json.loads(path.read_text()) == expected
     assert json.loads((tmp_path / "deep" / "found.machine.json").read_text())["cores"] >= 1
     table = path.with_suffix(".md").read_text()
     assert str(where) in table
@@ -111,9 +84,8 @@ def test_the_clock_leaves_the_warm_up_out() -> None:
         prompts=[[5] * 4] * 3,
         rewards=[9.0, 0.25, 0.75],
     )
-    found = measured(
-        trl_side.measured({"warmup_steps": 1, "prompts_per_step": 2, "num_generations": 2}, clock)
-    )
+    run = {"warmup_steps": 1, "prompts_per_step": 2, "num_generations": 2}
+    found = measured(trl_side.measured(run, clock))
     assert found.samples_per_second == pytest.approx(8 / 3)
     assert found.slot_waste == pytest.approx(1 - 20 / 32)
     assert found.train_ms == pytest.approx(1000.0)
@@ -123,11 +95,8 @@ def test_the_clock_leaves_the_warm_up_out() -> None:
 
 def test_rewards_are_of_the_rows_they_are_given() -> None:
     assert rewards.exact_match(["ab", "ba"], answer=["ab", "ab"], prompts=[]) == [1.0, 0.0]
-    assert rewards.agreement(["ab", "abc", ""], answer=["aa", "a", "a"]) == [
-        0.5,
-        pytest.approx(1 / 3),
-        0.0,
-    ]
+    agreed = rewards.agreement(["ab", "abc", ""], answer=["aa", "a", "a"])
+    assert agreed == [0.5, pytest.approx(1 / 3), 0.0]
     assert rewards.even_share(["24", "13", ""]) == [1.0, 0.0, 0.0]
 
 
@@ -167,14 +136,10 @@ def test_the_data_planes_batch_has_the_size_and_form_that_are_quoted() -> None:
 
 
 def test_the_data_planes_goals_are_least_shares_and_most_milliseconds() -> None:
-    slow, fast = (
-        data_plane.Timed(seconds=s, of_memcpy=share) for s, share in ((1e-3, 0.1), (1e-4, 0.9))
-    )
-    for timed, holds in ((slow, False), (fast, True)):
-        found = {
-            n: dict.fromkeys(data_plane.SIZES, timed)
-            for n in ("shm, one copy", "shm, built in the slab")
-        }
+    for seconds, share, holds in ((1e-3, 0.1, False), (1e-4, 0.9, True)):
+        timed = data_plane.Timed(seconds=seconds, of_memcpy=share)
+        sizes = dict.fromkeys(data_plane.SIZES, timed)
+        found = {"shm, one copy": sizes, "shm, built in the slab": sizes}
         held = [r.holds for r in data_plane.results(found) if r.holds is not None]
         assert held == [holds] * 4
 

@@ -43,7 +43,7 @@ from operators.reward import reward
 from operators.rewards import verl_reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
-from tests.right_graphs import exact
+from tests.kit.rewards import exact
 from tests.unit.test_check import headers
 
 policy = Model("policy", "models/tiny", trainable=True)
@@ -58,8 +58,8 @@ clipped = losses.clipped_policy_loss(advantage)
 sink = train(policy, rollout, loss=clipped, lr=1e-6)
 
 JUNK: list[Any] = [
-    None, -1, 0, 1.5, float("nan"), "x", True, (1, 2), [], {}, object(), b"x", ("a", 1), type, 10**30,
-    rollout, policy, clipped, exact, [exact, "x"],
+    None, -1, 0, 1.5, float("nan"), "x", True, (1, 2), [], {}, object(), b"x", ("a", 1), type,
+    10**30, rollout, policy, clipped, exact, [exact, "x"],
 ]  # fmt: skip
 
 RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
@@ -106,7 +106,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
 
 
 def refused(call: Callable[[], Any]) -> Any:
-    """What a call made, None where it was refused: with the place, in this file."""
+    """What a call returns, None where it was refused: with the place, in this file."""
     try:
         return call()
     except GraphError as error:

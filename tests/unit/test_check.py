@@ -8,7 +8,6 @@ before keeping it.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +27,7 @@ from dataflow.rules.context import context_of
 from dataflow.rules.liveness import token_graph
 from dataflow.schema import Advantage, Completion, Keep, Logprobs, Reward
 from dataflow.user import Columns, operator
+from graphs.grpo import grpo
 from operators.advantage import add
 from operators.data import demonstrations, prompts
 from operators.forward import logprobs
@@ -37,28 +37,25 @@ from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import train
 from tests import right_graphs
+from tests.kit.comparison import golden_names, require_golden
+from tests.kit.plans import DATA, DEMONSTRATIONS
+from tests.kit.rewards import exact
 from tests.right_graphs import RIGHT
 from tests.wrong_graphs import calls, held_out, kept, numbers, rows, states, temperatures, wires
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "check"
-DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
-DEMONSTRATIONS = {"prompt": pa.utf8(), "completion": pa.utf8(), "answer": pa.utf8()}
+TINY, TRAIN = "models/tiny", "data/train.parquet"
 
 
 def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
     """The columns that every data file of these tests has."""
-    return DEMONSTRATIONS if "demos" in data else DATA
+    return DEMONSTRATIONS | {"answer": pa.utf8()} if "demos" in data else DATA
 
 
 def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
     """The wrong graphs of a module, in the order of its lines."""
-    made = [
-        f
-        for f in vars(module).values()
-        if inspect.isfunction(f) and f.__module__ == module.__name__
-    ]
-    signatures = {f: inspect.signature(f) for f in made}
-    return [f for f, s in signatures.items() if s.return_annotation == "Graph" and not s.parameters]
+    functions = [f for f in vars(module).values() if inspect.isfunction(f)]
+    own = {f: inspect.signature(f) for f in functions if f.__module__ == module.__name__}
+    return [f for f, s in own.items() if s.return_annotation == "Graph" and not s.parameters]
 
 
 MODULES = (wires, states, numbers, kept, rows, temperatures, held_out, calls)
@@ -75,10 +72,7 @@ def refusal(make: Callable[[], Graph]) -> str:
 
 @pytest.mark.parametrize("make", WRONG, ids=lambda f: f.__name__)
 def test_a_wrong_graph_is_refused_with_this_message(make: Callable[[], Graph]) -> None:
-    golden, message = GOLDEN / f"{make.__name__}.txt", refusal(make)
-    if os.environ.get("GOLDEN") == "write":
-        golden.write_text(message, encoding="ascii")
-    assert message == golden.read_text(encoding="ascii")
+    require_golden(f"check/{make.__name__}.txt", refusal(make))
 
 
 def checked(make: Callable[[], Graph]) -> CheckedGraph:
@@ -117,18 +111,11 @@ def test_faults_are_in_the_order_of_the_lines() -> None:
 
 def test_sizes_are_said_as_a_user_counts_them() -> None:
     sizes = checked(right_graphs.plain_grpo).sizes["prompts"]
-    assert (
-        sizes.describe()
-        == "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
-    )
+    expected = "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
+    assert sizes.describe() == expected
     (size,) = sizes.trains
-    assert (size.rows, size.group, size.updates, size.rows_an_update, size.full) == (
-        512,
-        8,
-        4,
-        128,
-        True,
-    )
+    assert (size.rows, size.group, size.full) == (512, 8, True)
+    assert (size.updates, size.rows_an_update) == (4, 128)
 
 
 def test_epochs_multiply_updates_and_an_evaluation_has_no_size() -> None:
@@ -140,12 +127,9 @@ def test_epochs_multiply_updates_and_an_evaluation_has_no_size() -> None:
 def test_a_selection_of_pairs_has_two_rows_a_prompt_and_one_of_rows_may_leave_fewer() -> None:
     (pairs,) = checked(right_graphs.online_dpo).sizes["prompts"].trains
     assert (pairs.group, pairs.rows, pairs.full) == (2, 128, True)
-    (best,) = checked(right_graphs.expert_iteration).sizes["prompts"].trains
-    assert not best.full
-    assert (
-        "at most 64 prompts x 8"
-        in checked(right_graphs.expert_iteration).sizes["prompts"].describe()
-    )
+    sizes = checked(right_graphs.expert_iteration).sizes["prompts"]
+    assert not sizes.trains[0].full
+    assert "at most 64 prompts x 8" in sizes.describe()
 
 
 def test_lags_and_the_bound_that_follows() -> None:
@@ -169,9 +153,8 @@ def test_an_evaluation_reads_one_version() -> None:
 def test_columns_of_a_port_are_its_own_and_the_data_that_its_rows_descend_from() -> None:
     columns = checked(right_graphs.plain_grpo).columns
     assert columns["prompts", 0] == DATA
-    assert columns["rollout", 0]["completion_ids"] == pa.large_list(
-        pa.field("item", pa.int32(), nullable=False)
-    )
+    expected = pa.large_list(pa.field("item", pa.int32(), nullable=False))
+    assert columns["rollout", 0]["completion_ids"] == expected
     assert columns["score", 0] == {"reward": pa.float32(), **DATA}
 
 
@@ -182,9 +165,8 @@ def test_the_type_of_a_prompt_is_that_of_the_file() -> None:
 
 
 def test_dialects_and_what_is_not_read_are_told() -> None:
-    known = check(
-        right_graphs.grpo("models/tiny", "data/train.parquet", right_graphs.exact), headers
-    )
+    graph = grpo(TINY, TRAIN, exact)
+    known = check(graph, headers)
     assert known.dialects == {"advantage": "trl"}
     told = "train_policy: 'reference' is not read: clipped_policy_loss has beta=0.0"
     assert [note.partition(" ")[2] for note in known.notes] == [told]
@@ -226,21 +208,16 @@ def test_lag_adds_tokens() -> None:
 
 def test_the_lag_of_an_evaluation_is_warned_of() -> None:
     policy, rollout = right_graphs.policy, right_graphs.sampled()
-    objective = right_graphs.clipped_policy_loss(
-        right_graphs.group_advantage(rollout, reward(right_graphs.exact, rollout))
-    )
+    advantage = right_graphs.group_advantage(rollout, reward(exact, rollout))
+    objective = right_graphs.clipped_policy_loss(advantage)
     test = prompts("data/test.parquet", name="test")
     held = generate(policy, test, max_tokens=8, max_lag=2, name="held")
-    sink = right_graphs.evaluate(
-        policy, reward(right_graphs.exact, held, name="held_reward"), every=5
-    )
+    score = reward(exact, held, name="held_reward")
+    sink = right_graphs.evaluate(policy, score, every=5)
     known = check(Graph("g", train(policy, rollout, loss=objective, lr=1e-6), sink), headers)
     (warning,) = known.warnings
-    assert (
-        str(warning)
-        .partition(" ")[2]
-        .startswith("generate 'held': max_lag changes nothing: an evaluation reads")
-    )
+    told = str(warning).partition(" ")[2]
+    assert told.startswith("generate 'held': max_lag changes nothing: an evaluation reads")
     assert known.lag["held"] == 0
 
 
@@ -254,7 +231,7 @@ def test_the_description_names_sizes_staleness_and_the_cut() -> None:
 def a_prompt_file(folder: Path, line: str) -> Graph:
     file = folder / "train.jsonl"
     file.write_text(line + "\n", encoding="utf-8")
-    return right_graphs.grpo("models/tiny", str(file), right_graphs.exact)
+    return grpo("models/tiny", str(file), exact)
 
 
 def test_data_files_are_read_for_their_columns(tmp_path: Path) -> None:
@@ -263,17 +240,14 @@ def test_data_files_are_read_for_their_columns(tmp_path: Path) -> None:
 
 
 def test_a_file_without_prompts_is_a_fault_of_the_source(tmp_path: Path) -> None:
-    with pytest.raises(
-        GraphError,
-        match=r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'",
-    ):
+    told = r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'"
+    with pytest.raises(GraphError, match=told):
         check(a_prompt_file(tmp_path, '{"question": "2+2", "answer": "4"}'))
 
 
 def test_a_file_without_the_answer_is_a_fault_of_the_reward(tmp_path: Path) -> None:
-    with pytest.raises(
-        GraphError, match=r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"
-    ):
+    told = r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"
+    with pytest.raises(GraphError, match=told):
         check(a_prompt_file(tmp_path, '{"prompt": "2+2"}'))
 
 
@@ -281,7 +255,7 @@ def test_a_column_that_a_reward_can_do_without_is_not_asked_for() -> None:
     def tolerant(completions: list[str], hint: list[str] | None = None) -> list[float]:
         return [1.0 for _ in completions]
 
-    check(right_graphs.grpo("models/tiny", "data/train.parquet", tolerant), headers)
+    check(grpo(TINY, TRAIN, tolerant), headers)
 
 
 def test_a_users_operator_asks_for_its_dataset_columns() -> None:
@@ -290,11 +264,8 @@ def test_a_users_operator_asks_for_its_dataset_columns() -> None:
 
 
 def test_demonstrations_have_the_vocabulary_of_the_model_trained_on_them() -> None:
-    base = str(states.TOKENIZERS / "words")
-    student, other = (
-        Model("student", base, trainable=True),
-        Model("other", str(states.TOKENIZERS / "others")),
-    )
+    words, others = (str(states.TOKENIZERS / name) for name in ("words", "others"))
+    student, other = Model("student", words, trainable=True), Model("other", others)
     rows = demonstrations("data/demos.jsonl", batch=8)
     gap = logprobs(other, rows)
 
@@ -317,14 +288,10 @@ def test_a_selected_port_keeps_its_own_tokenizer() -> None:
     words, others = (str(states.TOKENIZERS / name) for name in ("words", "others"))
     policy = Model("policy", words, trainable=True)
     rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8)
-    kept = select(rollout, where=best_of(reward(right_graphs.exact, rollout)))
+    kept = select(rollout, where=best_of(reward(exact, rollout)))
     teacher = logprobs(Model("teacher", others), kept)
-    sink = train(
-        policy,
-        kept,
-        loss=right_graphs.policy_gradient_loss(right_graphs.teacher_advantage(kept, teacher)),
-        lr=1e-6,
-    )
+    loss = right_graphs.policy_gradient_loss(right_graphs.teacher_advantage(kept, teacher))
+    sink = train(policy, kept, loss=loss, lr=1e-6)
     with pytest.raises(GraphError, match="logprobs 'teacher': vocabulary"):
         check(Graph("g", sink), headers)
 
@@ -366,27 +333,25 @@ def positive(score: Columns[Reward]) -> Columns[Keep]:
 
 def test_a_graph_of_a_thousand_nodes_is_checked() -> None:
     rollout = right_graphs.sampled(n=1)
-    score = reward(right_graphs.exact, rollout)
+    score = reward(exact, rollout)
     rows = rollout
     for i in range(300):
         keep = positive.named(f"keep_{i}")(score)
         rows, score = select(rows, score, where=keep, refill=True, name=f"select_{i}")
         score = add(score, name=f"shaped_{i}")
     advantage = right_graphs.returns(rows, score)
-    sink = train(
-        right_graphs.policy, rows, loss=right_graphs.policy_gradient_loss(advantage), lr=1e-6
-    )
+    loss = right_graphs.policy_gradient_loss(advantage)
+    sink = train(right_graphs.policy, rows, loss=loss, lr=1e-6)
     graph = Graph("deep", sink)
     assert len(graph.nodes) > 900
     domain = check(graph, headers).domains.of_node(sink)
     assert domain is not None
-    assert (
-        len(list(domain.ancestors())) == 302
-    )  # the prompts, their answers, what each select keeps
+    # The prompts, their answers, what each select keeps.
+    assert len(list(domain.ancestors())) == 302
     assert domain.describe().count("kept by") == 300
 
 
 def test_every_golden_message_has_its_graph() -> None:
     names = [make.__name__ for make in WRONG]
     assert len(names) == len(set(names)) >= 30
-    assert {file.stem for file in GOLDEN.glob("*.txt")} == set(names)
+    assert golden_names("check") == set(names)

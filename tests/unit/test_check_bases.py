@@ -7,11 +7,12 @@ difference.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
-import os
+import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ from operators.forward import logprobs, scores
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, supervised_loss, value_loss
 from operators.train import train
+from tests.kit.comparison import golden_names, require_golden
 from tests.wrong_graphs import bases
 from tests.wrong_graphs.parts import compared
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "check_bases"
 WRONG = [make for make in graphs_of(bases) if not inspect.signature(make).parameters]
 
 CONFIG = {
@@ -62,11 +63,9 @@ def safetensors(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> None:
     """A file of zeros."""
     entries, at = {}, 0
     for name, shape in tensors.items():
-        size = 4
-        for one in shape:
-            size *= one
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
+        end = at + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
     head = json.dumps(entries).encode()
     path.write_bytes(struct.pack("<Q", len(head)) + head + bytes(at))
 
@@ -90,44 +89,37 @@ def base(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def directories(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """`./bases` of the wrong graphs; the working directory is theirs meanwhile."""
-    root, before = tmp_path_factory.mktemp("check_bases"), Path.cwd()
-    made = root / "bases"
-    base(made / "good")
-    (made / "model.gguf").write_text("GGUF")
-    (made / "empty").mkdir()
-    (base(made / "broken_config") / "config.json").write_text('{"model_type"')
-    base(made / "untyped", config={k: v for k, v in CONFIG.items() if k != "model_type"})
-    base(made / "weightless", weights=None)
-    cut = base(made / "cut_short") / "model.safetensors"
+    root = tmp_path_factory.mktemp("check_bases")
+    folder = root / "bases"
+    base(folder / "good")
+    (folder / "model.gguf").write_text("GGUF")
+    (folder / "empty").mkdir()
+    (base(folder / "broken_config") / "config.json").write_text('{"model_type"')
+    base(folder / "untyped", config={k: v for k, v in CONFIG.items() if k != "model_type"})
+    base(folder / "weightless", weights=None)
+    cut = base(folder / "cut_short") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-8])
-    pointer = base(made / "pointer") / "model.safetensors"
+    pointer = base(folder / "pointer") / "model.safetensors"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    shards = base(made / "shards", weights=None)
+    shards = base(folder / "shards", weights=None)
     safetensors(shards / "model-1.safetensors", WEIGHTS)
-    places = dict.fromkeys(WEIGHTS, "model-1.safetensors") | {
-        "lm_head.weight": "model-2.safetensors"
-    }
+    places = dict.fromkeys(WEIGHTS, "model-1.safetensors")
+    places["lm_head.weight"] = "model-2.safetensors"
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    base(made / "fewer_layers", config=CONFIG | {"num_hidden_layers": 3})
-    base(made / "other_embedding", config=CONFIG | {"vocab_size": 8})
-    (base(made / "speechless") / "tokenizer.json").unlink()
-    base(made / "endless", spoken={"eos_token": None})
-    base(
-        made / "wordy",
-        config=CONFIG | {"vocab_size": 2},
-        weights=WEIGHTS | {"model.embed_tokens.weight": (2, 2)},
-    )
-    (base(made / "odd_end") / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": "</s>"})
-    )
-    base(made / "short", config=CONFIG | {"max_position_embeddings": 48})
-    base(made / "scored", weights=WEIGHTS | {"score.weight": (1, 2)})
-    base(made / "two_scores", weights=WEIGHTS | {"score.weight": (2, 2)})
-    os.chdir(root)
-    yield
-    os.chdir(before)
+    base(folder / "fewer_layers", config=CONFIG | {"num_hidden_layers": 3})
+    base(folder / "other_embedding", config=CONFIG | {"vocab_size": 8})
+    (base(folder / "speechless") / "tokenizer.json").unlink()
+    base(folder / "endless", spoken={"eos_token": None})
+    two_words = WEIGHTS | {"model.embed_tokens.weight": (2, 2)}
+    base(folder / "wordy", config=CONFIG | {"vocab_size": 2}, weights=two_words)
+    (base(folder / "odd_end") / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    base(folder / "short", config=CONFIG | {"max_position_embeddings": 48})
+    base(folder / "scored", weights=WEIGHTS | {"score.weight": (1, 2)})
+    base(folder / "two_scores", weights=WEIGHTS | {"score.weight": (2, 2)})
+    with contextlib.chdir(root):
+        yield
 
 
 def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
@@ -138,18 +130,13 @@ def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
 
 @pytest.mark.parametrize("make", WRONG, ids=lambda f: f.__name__)
 def test_a_wrong_base_is_refused_with_this_message(make: Callable[[], Graph]) -> None:
-    golden = GOLDEN / f"{make.__name__}.txt"
     with pytest.raises(GraphError) as caught:
         check(make(), headers)
-    message = f"{caught.value}\n"
-    if os.environ.get("GOLDEN") == "write":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(message, encoding="ascii")
-    assert message == golden.read_text(encoding="ascii")
+    require_golden(f"check_bases/{make.__name__}.txt", f"{caught.value}\n")
 
 
 def test_every_golden_message_has_its_graph() -> None:
-    assert {file.stem for file in GOLDEN.glob("*.txt")} == {make.__name__ for make in WRONG}
+    assert golden_names("check_bases") == {make.__name__ for make in WRONG}
 
 
 def accepted(graph: Graph) -> None:
@@ -176,28 +163,21 @@ def test_a_trained_critic_may_begin_with_a_new_head_and_a_follower_has_its_leade
 
 def test_a_reward_model_with_its_head_passes() -> None:
     policy = Model("policy", bases.GOOD, trainable=True)
-    rollout = generate(
-        policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout"
-    )
+    prompt = prompts("data/train.parquet", batch=8)
+    rollout = generate(policy, prompt, n=4, max_tokens=8, name="rollout")
     verdict = scores(Model("rm", "./bases/scored", head="scalar"), rollout)
-    advantage = bases.gae(
-        rollout, verdict, bases.values(Model("v", "./bases/scored", head="scalar"), rollout)
-    )
-    accepted(
-        Graph("g", train(policy, rollout, loss=bases.policy_gradient_loss(advantage), lr=1e-6))
-    )
+    value = bases.values(Model("v", "./bases/scored", head="scalar"), rollout)
+    advantage = bases.gae(rollout, verdict, value)
+    sink = train(policy, rollout, loss=bases.policy_gradient_loss(advantage), lr=1e-6)
+    accepted(Graph("g", sink))
 
 
 def test_a_chat_template_is_found_in_its_file_or_in_the_settings(tmp_path: Path) -> None:
     messages = prompts("data/messages.parquet", batch=64)
     (base(tmp_path / "file") / "chat_template.jinja").write_text("{{ messages }}")
     accepted(bases.of(str(tmp_path / "file"), messages))
-    accepted(
-        bases.of(
-            str(base(tmp_path / "inside", spoken=SPOKEN | {"chat_template": "{{ messages }}"})),
-            messages,
-        )
-    )
+    inside = base(tmp_path / "inside", spoken=SPOKEN | {"chat_template": "{{ messages }}"})
+    accepted(bases.of(str(inside), messages))
 
 
 def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
@@ -209,33 +189,21 @@ def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Pa
 # --- positions ------------------------------------------------------------------------------------
 
 
+WIDTH = {"max_position_embeddings": 512}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
 @pytest.mark.parametrize(
     "config,limit",
     [
-        ({"max_position_embeddings": 512}, 512),
+        (WIDTH, 512),
         ({"n_positions": 1024}, 1024),
         ({}, None),
         ({"max_position_embeddings": -1}, None),
         ({"max_position_embeddings": None, "rope_parameters": {"rope_type": "default"}}, None),
-        ({"max_position_embeddings": 512, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
-        (
-            {
-                "max_position_embeddings": 512,
-                "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
-            },
-            512,
-        ),
-        (
-            {
-                "max_position_embeddings": 512,
-                "rope_parameters": {
-                    "rope_type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 256,
-                },
-            },
-            1024,
-        ),
+        (WIDTH | {"rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
+        (WIDTH | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
+        (WIDTH | {"rope_parameters": YARN}, 1024),
         ({"text_config": {"max_position_embeddings": 64}}, 64),
     ],
 )
@@ -245,9 +213,8 @@ def test_positions_of_a_configuration(config: dict[str, Any], limit: int | None)
 
 def test_rows_are_as_long_as_the_least_of_their_readers_can_read() -> None:
     policy = Model("policy", bases.GOOD, trainable=True)
-    rollout = generate(
-        policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8, name="rollout"
-    )
+    prompt = prompts("data/train.parquet", batch=8)
+    rollout = generate(policy, prompt, n=4, max_tokens=8, name="rollout")
     reference = logprobs(Model("reference", "./bases/short"), rollout)
     loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
     found = row_positions(Graph("g", train(policy, rollout, loss=loss, lr=1e-6)))["rollout"]

@@ -9,9 +9,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +46,14 @@ def _write(store: CheckpointStore, step: int) -> StoredCheckpoint:
     return store.write(step, _fill(step), {"step": step, "loss": 0.5})
 
 
+def _stored(directory: Path, *steps: int) -> CheckpointStore:
+    """A store with checkpoints of these Steps."""
+    store = CheckpointStore(directory)
+    for step in steps:
+        _write(store, step)
+    return store
+
+
 def _whole(found: StoredCheckpoint | None) -> int:
     """The Step of a checkpoint, whose files are those that were filled in."""
     assert found is not None
@@ -65,17 +74,15 @@ def test_the_newest_are_kept_and_the_last_is_found(tmp_path: Path) -> None:
 
 
 def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
-    made = _write(CheckpointStore(tmp_path), 3)
-    text = (made.path / MANIFEST).read_text()
+    checkpoint = _write(CheckpointStore(tmp_path), 3)
+    text = (checkpoint.path / MANIFEST).read_text()
     assert "policy/model.bin" in text
     assert "cut.json" in text
     assert MANIFEST not in text
 
 
 def test_a_step_written_again_is_replaced_and_later_ones_go(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
-    _write(store, 6)
+    store = _stored(tmp_path, 3, 6)
     store.write(3, lambda d: _put(d / "new.txt"), {})
     assert store.steps() == [3]
     assert [p.name for p in sorted((tmp_path / "step_3").iterdir())] == [MANIFEST, "new.txt"]
@@ -115,14 +122,11 @@ def _meta_rot(path: Path) -> None:
     path.write_text(path.read_text().replace('"loss": 0.5', '"loss": 0.6'))
 
 
+MODEL = "policy/model.bin"
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "truncated": (
-        "policy/model.bin",
-        lambda p: os.truncate(p, 100),
-        "has 100 bytes, its manifest says 4096",
-    ),
+    "truncated": (MODEL, lambda p: os.truncate(p, 100), "has 100 bytes, its manifest says 4096"),
     "grown": ("cut.json", lambda p: p.write_text("step 60000"), "has 10 bytes"),
-    "bit rot": ("policy/model.bin", _bit_rot, "model.bin differs from its checksum"),
+    "bit rot": (MODEL, _bit_rot, "model.bin differs from its checksum"),
     "file missing": ("cut.json", Path.unlink, "cut.json is missing"),
     "manifest missing": (MANIFEST, Path.unlink, "manifest.json is missing"),
     "manifest torn": (MANIFEST, lambda p: os.truncate(p, 50), "cannot be read"),
@@ -137,9 +141,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, harm, reason = DAMAGES[damage]
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
-    _write(store, 6)
+    store = _stored(tmp_path, 3, 6)
     harm(tmp_path / "step_6" / file)
     with caplog.at_level(logging.WARNING):
         assert _whole(store.latest()) == 3
@@ -148,28 +150,23 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 
 def test_a_directory_renamed_to_another_step_is_not_believed(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
+    store = _stored(tmp_path, 3)
     shutil.copytree(tmp_path / "step_3", tmp_path / "step_8")
     assert _whole(store.latest()) == 3
 
 
 def test_only_damaged_checkpoints_stop_the_run(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
+    store = _stored(tmp_path, 3)
     _bit_rot(tmp_path / "step_3" / "cut.json")
     with pytest.raises(CheckpointError, match=r"found only damaged ones .step_3: cut.json differs"):
         store.latest()
 
 
-def test_a_newer_format_is_refused_not_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
-    monkeypatch.setattr("engine.checkpoint.store.FORMAT", 2)
-    _write(store, 6)
-    monkeypatch.undo()
+def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
+    store = _stored(tmp_path, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.checkpoint.store.FORMAT", 2)
+        _write(store, 6)
     with pytest.raises(CheckpointError, match="expected format 1 or less, found 2"):
         store.latest()
 
@@ -216,13 +213,10 @@ def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(
     new = 6 if again else 9
     for operation in count(1):
         directory = tmp_path / f"killed_at_{operation}"
-        store = CheckpointStore(directory)
-        _write(store, 3)
-        _write(store, 6)
+        store = _stored(directory, 3, 6)
         killed = _fork_and_die_at(operation, lambda store=store: _write(store, new) and None)
-        for step in (
-            store.steps()
-        ):  # also before a new store clears up: nothing half-written has a final name
+        # Also before a new store clears up nothing half-written has a final name.
+        for step in store.steps():
             assert _whole(store.read(step)) == step
         reopened = CheckpointStore(directory)
         assert _whole(reopened.latest()) in (6, new)
@@ -252,35 +246,24 @@ def test_everything_is_durable_before_the_rename(
     monkeypatch.setattr(os, "rename", recorded_rename)
     _write(store, 3)
     temp = ".tmp-step_3"
-    before, after = (
-        events[: events.index("rename step_3")],
-        events[events.index("rename step_3") + 1 :],
-    )
-    wanted = {
-        temp,
-        f"{temp}/policy",
-        f"{temp}/policy/model.bin",
-        f"{temp}/cut.json",
-        f"{temp}/{MANIFEST}",
-    }
-    assert set(before) == wanted
+    renamed = events.index("rename step_3")
+    before, after = events[:renamed], events[renamed + 1 :]
+    files = ("policy", "policy/model.bin", "cut.json", MANIFEST)
+    assert set(before) == {temp, *(f"{temp}/{name}" for name in files)}
     assert before.index(f"{temp}/{MANIFEST}") < before.index(temp)
     assert after == ["."]
 
 
 def test_a_full_disk_leaves_the_earlier_ones(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
+    store = _stored(tmp_path, 3)
 
     def fill(directory: Path) -> None:
         (directory / "half").write_bytes(b"half")
         with open("/dev/full", "wb") as file:
             file.write(b"x")
 
-    with pytest.raises(
-        StorageError,
-        match=r"step_6: the checkpoint of step 6 could not be written: the disk is full ",
-    ):
+    told = "step_6: the checkpoint of step 6 could not be written: the disk is full "
+    with pytest.raises(StorageError, match=told):
         store.write(6, fill, {})
     assert [p.name for p in tmp_path.iterdir()] == ["step_3"]
     assert _whole(store.latest()) == 3
@@ -290,8 +273,7 @@ def test_a_full_disk_leaves_the_earlier_ones(tmp_path: Path) -> None:
 def test_a_disk_full_at_any_fsync_or_rename_leaves_the_earlier_ones(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = CheckpointStore(tmp_path)
-    _write(store, 3)
+    store = _stored(tmp_path, 3)
     calls = count(1)
 
     def failing(real: Callable[..., None]) -> Callable[..., None]:
@@ -338,21 +320,16 @@ def source_cuts(draw: st.DrawFn) -> SourceCut:
     """A cut in which every made position has one fate."""
     watermark = draw(st.integers(0, 2**40))
     fates = draw(st.lists(st.sampled_from(["retired", "running", "finished", "both"]), max_size=12))
-    running, finished, retired = [], [], []
+    rows: dict[str, list[Any]] = {"running": [], "finished": [], "retired": []}
     for position, fate in enumerate(fates, start=watermark):
         if fate == "retired":
-            retired.append(position)
+            rows[fate].append(position)
         if fate in ("running", "both"):
-            running.append((position, 0, draw(st.integers(0, 5))))
+            rows["running"].append((position, 0, draw(st.integers(0, 5))))
         if fate in ("finished", "both"):
-            finished.append((position, draw(st.integers(1, 7)), 0))
-    return SourceCut(
-        next=watermark + len(fates),
-        watermark=watermark,
-        retired=tuple(retired),
-        running=tuple(running),
-        finished=tuple(finished),
-    )
+            rows["finished"].append((position, draw(st.integers(1, 7)), 0))
+    fields = {name: tuple(listed) for name, listed in rows.items()}
+    return SourceCut(next=watermark + len(fates), watermark=watermark, **fields)
 
 
 @settings(max_examples=60, deadline=None)
@@ -369,19 +346,15 @@ def test_a_cut_is_read_back_exactly(
     again = Cut.from_json(cut.to_json())
     assert again == cut
     assert again.to_json() == cut.to_json()
-    backwards = Cut(step=step, seed=seed, graph=graph, sources=dict(reversed(sources.items())))
+    backwards = replace(cut, sources=dict(reversed(sources.items())))
     assert backwards.to_json() == cut.to_json()
 
 
+LOST = "2 made positions are neither retired, running nor finished"
+TWICE = SourceCut(next=4, watermark=3, retired=(3,), finished=((3, 0, 0),))
 CONTRADICTIONS = {
-    "lost": (
-        SourceCut(next=5, watermark=3),
-        "2 made positions are neither retired, running nor finished",
-    ),
-    "trained twice": (
-        SourceCut(next=4, watermark=3, retired=(3,), finished=((3, 0, 0),)),
-        "has running or finished",
-    ),
+    "lost": (SourceCut(next=5, watermark=3), LOST),
+    "trained twice": (TWICE, "has running or finished"),
     "below": (SourceCut(next=3, watermark=3, running=((2, 0, 0),)), "below the watermark"),
     "beyond": (SourceCut(next=3, watermark=3, finished=((3, 0, 0),)), "at or above next=3"),
     "twice": (SourceCut(next=1, finished=((0, 1, 0), (0, 1, 1))), "listed twice"),
@@ -417,20 +390,15 @@ def test_a_cut_of_another_format_or_seed_is_refused() -> None:
 
 def _rollout(lengths: list[int]) -> Batch:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tokens = np.arange(offsets[-1], dtype=np.int32)
+    tokens, rows = np.arange(offsets[-1], dtype=np.int32), range(len(lengths))
     columns = {
         "completion_ids": Ragged(tokens, offsets),
         "sampler_logprobs": Ragged(-tokens.astype(np.float32), offsets),
-        "completion": [f"text {i}" for i in range(len(lengths))],
-        "reward/exact": pa.array(
-            [None if i % 2 else 1.0 for i in range(len(lengths))], pa.float32()
-        ),
+        "completion": [f"text {i}" for i in rows],
+        "reward/exact": pa.array([None if i % 2 else 1.0 for i in rows], pa.float32()),
     }
-    return Batch.make(
-        Keys.of(range(5, 5 + len(lengths)), [1] * len(lengths), [2] * len(lengths)),
-        columns,
-        Rollout,
-    )
+    keys = Keys.of([5 + i for i in rows], [1 for _ in rows], [2 for _ in rows])
+    return Batch.make(keys, columns, Rollout)
 
 
 @settings(max_examples=20, deadline=None)
@@ -457,22 +425,19 @@ def test_rows_that_are_damaged_are_refused(tmp_path: Path) -> None:
         read_rows(path)
 
 
+def _write_arrow(path: Path, records: pa.RecordBatch) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, records.schema) as writer:
+        writer.write_batch(records)
+
+
 def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollout.arrow"
-    offsets = pa.array(
-        [0, 90, 2], pa.int64()
-    )  # only a full validation looks at those in the middle
-    wild = pa.LargeListArray.from_buffers(
-        pa.large_list(pa.int32()),
-        2,
-        [None, offsets.buffers()[1]],
-        children=[pa.array([1, 2], pa.int32())],
-    )
-    keyed = Batch(
-        Keys.of([1, 2]), pa.RecordBatch.from_arrays([wild], names=["completion_ids"])
-    ).with_keys()
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, keyed.schema) as writer:
-        writer.write_batch(keyed)
+    # Only a full validation looks at offsets in the middle.
+    buffers = [None, pa.array([0, 90, 2], pa.int64()).buffers()[1]]
+    children, kind = [pa.array([1, 2], pa.int32())], pa.large_list(pa.int32())
+    wild = pa.LargeListArray.from_buffers(kind, 2, buffers, children=children)
+    records = pa.RecordBatch.from_arrays([wild], names=["completion_ids"])
+    _write_arrow(path, Batch(Keys.of([1, 2]), records).with_keys())
     with pytest.raises(CheckpointError, match="expected rows"):
         read_rows(path)
 
@@ -481,7 +446,6 @@ def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
 def test_a_file_without_proper_keys_is_refused(tmp_path: Path, names: list[str]) -> None:
     path = tmp_path / "rollout.arrow"
     records = pa.RecordBatch.from_arrays([pa.array([1], pa.int16())] * 3, names=names)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, records.schema) as writer:
-        writer.write_batch(records)
+    _write_arrow(path, records)
     with pytest.raises(CheckpointError, match=r"expected rows with keys key.position"):
         read_rows(path)

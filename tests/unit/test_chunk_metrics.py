@@ -32,7 +32,6 @@ def test_what_a_lost_worker_had_under_way_counts_for_nothing() -> None:
         runs.hear(said(chunk, worker, float(chunk)))
     ended = [*runs.hear(ChunkDone(id=3, node="score"))]
     runs.hear(WorkerLost(worker="a", epoch=0, error="killed"))
-    assert ended == [("reward/mean", 3.0, 4.0)], (
-        "its rows are made again, and their run reports nothing"
-    )
+    expected = [("reward/mean", 3.0, 4.0)]
+    assert ended == expected, "its rows are made again, and their run reports nothing"
     assert runs.rest() == [("reward/mean", 2.0, 4.0)]

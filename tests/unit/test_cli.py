@@ -1,18 +1,17 @@
-"""The command line: targets, flags from signatures, exit codes; a few commands in processes of
-their own.
-"""
+"""The command line: targets, flags from signatures, exit codes; some commands as processes."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import json
+import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -29,6 +28,7 @@ from engine.options import RunOptions, placing
 from engine.options import from_json as from_text
 from engine.options import to_json as to_text
 from graphs.sft import sft
+from tests.kit.files import save_jsonl
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,8 @@ def tiny(base: str, data: str, *, batch: int = 4, lr: Number = 1e-5) -> Graph:
         batch: rows in a Step.
     """
     policy = Model("policy", base, trainable=True)
-    return Graph("tiny", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr))
+    rows = demonstrations(data, batch=batch)
+    return Graph("tiny", train(policy, rows, loss=supervised_loss(), lr=lr))
 
 
 def larger(base: str, data: str, *, batch: int = 8, lr: Number = 1e-5, epochs: int = 2) -> Graph:
@@ -116,7 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with tiny_graphs.py and rows.jsonl, in which the command line is called."""
     (tmp_path / "tiny_graphs.py").write_text(TINY)
     rows = [{"prompt": f"{i}+{i}", "completion": f"{2 * i}"} for i in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_jsonl(tmp_path / "rows.jsonl", *rows)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -126,36 +127,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+TARGET = "tiny_graphs.py:tiny"
 DATA = ["--base", "models/base", "--data", "rows.jsonl"]
+NO_DATA = ["--base", "b", "--data", "row.jsonl"]
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in that folder."""
+    return lambda *arguments: Ended(main(list(arguments)), *capsys.readouterr())
 
 
 def values(name: str, *flags: str) -> dict[str, Any]:
     return parse("draw", load_target(f"tiny_graphs.py:{name}"), (), flags)[0]
 
 
-def test_the_flags_of_run_are_the_signature_and_the_run_options(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_flags_of_run_are_the_signature_and_the_run_options(command: Command) -> None:
     """Frozen: a flag appears only by a new parameter or a new field of RunOptions."""
-    assert main(["run", "tiny_graphs.py:tiny", "--help"]) == 0
-    found = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", capsys.readouterr().out))
-    names = {
-        "base",
-        "data",
-        "batch",
-        "lr",
-        *(f.name for f in dataclasses.fields(RunOptions)),
-        "help",
-    }
-    negated = {f"no_{f.name}" for f in dataclasses.fields(RunOptions) if f.type == "bool"}
-    assert found == {f"--{name.replace('_', '-')}" for name in names | negated}
+    code, shown, _ = command("run", TARGET, "--help")
+    assert code == 0
+    fields = dataclasses.fields(RunOptions)
+    names = {"base", "data", "batch", "lr", "help"} | {f.name for f in fields}
+    names |= {f"no_{f.name}" for f in fields if f.type == "bool"}
+    flags = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", shown))
+    assert flags == {f"--{name.replace('_', '-')}" for name in names}
 
 
-def test_help_shows_what_the_docstring_says(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "tiny_graphs.py:tiny", "--help"]) == 0
-    shown = capsys.readouterr().out
+def test_help_shows_what_the_docstring_says(command: Command) -> None:
+    code, shown, _ = command("check", TARGET, "--help")
+    assert code == 0
     assert "Imitate a few rows." in shown
     assert "rows to imitate, in JSONL. (required)" in shown
     assert "rows in a Step. (default: 4)" in shown
@@ -163,19 +172,14 @@ def test_help_shows_what_the_docstring_says(
 
 
 def test_defaults_are_those_of_the_function(folder: Path) -> None:
-    assert values("tiny", *DATA) == {
-        "base": "models/base",
-        "data": "rows.jsonl",
-        "batch": 4,
-        "lr": 1e-5,
-    }
+    given = {"base": "models/base", "data": "rows.jsonl"}
+    assert values("tiny", *DATA) == given | {"batch": 4, "lr": 1e-5}
 
 
 def test_every_kind_of_parameter_can_be_given(folder: Path) -> None:
-    given = values(
-        "many", "--fn", "tiny_graphs:exact,tiny_graphs:length", "--other", "tiny_graphs.py:length", "--flag",
-        "--kind", "b", "--clip", "0.2", "0.28", "--beta", "0.5", "--rate", "0", "--text", "hello",
-    )  # fmt: skip
+    functions = "--fn tiny_graphs:exact,tiny_graphs:length --other tiny_graphs.py:length --flag"
+    numbers = "--kind b --clip 0.2 0.28 --beta 0.5 --rate 0 --text hello"
+    given = values("many", *functions.split(), *numbers.split())
     assert [fn.__name__ for fn in given["fn"]] == ["exact", "length"]
     assert given["other"].__name__ == "length"
     assert given["other"] is given["fn"][1]  # one module, whichever way it is named
@@ -198,10 +202,7 @@ def test_defaults_that_no_text_can_say_are_left_to_the_function(folder: Path) ->
     "name, message",
     [
         ("clashes", r"parameter 'seed' has the name of a run option. Fix: "),
-        (
-            "unannotated",
-            r"parameter 'n' cannot be a flag: graph functions annotate every parameter",
-        ),
+        ("unannotated", r"'n' cannot be a flag: graph functions annotate every parameter"),
         ("open_ended", r"parameter '\*\*kw: int' cannot be a flag"),
         ("unreadable", r"parameter 'table' is dict\[str, int\], which no flag can give. Fix: "),
     ],
@@ -231,15 +232,9 @@ def test_targets_that_are_not_there(folder: Path, text: str, message: str) -> No
 @pytest.mark.parametrize(
     "text,told",
     [
-        (
-            "import no_such_library\n",
-            r"broken_1\.py:1 .*raised ModuleNotFoundError: No module named 'no_such_library'",
-        ),
-        ("x = 1\ndef f(:\n", r"broken_1\.py:2 .*raised SyntaxError: invalid syntax"),
-        (
-            "import json\njson.loads('{')\n",
-            r"broken_1\.py:2 .*raised JSONDecodeError: Expecting property name",
-        ),
+        ("import no_such\n", "1 .*raised ModuleNotFoundError: No module named 'no_such'"),
+        ("x = 1\ndef f(:\n", "2 .*raised SyntaxError: invalid syntax"),
+        ("import json\njson.loads('{')\n", "2 .*raised JSONDecodeError: Expecting property name"),
     ],
 )
 def test_what_a_users_module_raises_is_one_line_with_its_place(
@@ -247,7 +242,7 @@ def test_what_a_users_module_raises_is_one_line_with_its_place(
 ) -> None:
     (folder / "broken_1.py").write_text(text)
     importlib.invalidate_caches()
-    with pytest.raises(SourceError, match=told) as caught:
+    with pytest.raises(SourceError, match=rf"broken_1\.py:{told}") as caught:
         load_target("broken_1:f")
     assert "\n" not in str(caught.value)
 
@@ -259,14 +254,14 @@ def test_what_a_graph_function_raises_is_one_line_with_its_place(folder: Path) -
 
 
 def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     def failing(_: object) -> int:
         raise ZeroDivisionError("of ours")
 
     monkeypatch.setattr("engine.cli.check.main", failing)
-    assert main(["check", "x"]) == 4
-    shown = capsys.readouterr().err
+    code, _, shown = command("check", "x")
+    assert code == 4
     assert shown.startswith("internal error: ZeroDivisionError: of ours (test_cli.py:")
     assert shown.count("\n") == 1
     with pytest.raises(ZeroDivisionError):
@@ -278,12 +273,9 @@ def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_
     [
         ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
         ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
+        ({"watchdog": math.nan}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
         (
-            {"watchdog": float("nan")},
-            "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1.",
-        ),
-        (
-            {"heartbeat": float("inf")},
+            {"heartbeat": math.inf},
             "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1.",
         ),
     ],
@@ -301,26 +293,25 @@ def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert done.returncode == 3
-    assert done.stderr.startswith(
-        "standard output could not be written: No space left on device. Fix: "
-    )
+    told = "standard output could not be written: No space left on device. Fix: "
+    assert done.stderr.startswith(told)
     assert done.stderr.count("\n") == 1
 
 
 def test_a_users_module_that_exits_does_not_end_the_command_as_if_it_were_done(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, command: Command
 ) -> None:
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
-    assert main(["check", "leaves.py:graph"]) == 2
-    assert "leaves.py:2 " in (said := capsys.readouterr().err)
-    assert "found sys.exit(0). Fix: " in said
+    code, _, shown = command("check", "leaves.py:graph")
+    assert code == 2
+    assert "leaves.py:2 " in shown
+    assert "found sys.exit(0). Fix: " in shown
 
 
 def test_a_file_that_has_another_modules_name_is_refused(folder: Path) -> None:
     (folder / "json.py").write_text("def f(): ...\n")
-    with pytest.raises(
-        UsageError, match=r"Python has another module 'json' .*Fix: give the file another name"
-    ):
+    told = r"Python has another module 'json' .*Fix: give the file another name"
+    with pytest.raises(UsageError, match=told):
         load_target("json.py:f")
 
 
@@ -330,40 +321,30 @@ def test_a_file_in_a_package_is_imported_by_its_whole_name(folder: Path) -> None
     for init in (package, package.parent):
         (init / "__init__.py").write_text("")
     (package / "rewards.py").write_text("def f(completions): return [0.0 for _ in completions]\n")
-    assert (
-        load_function("my_package/inner/rewards.py:f", "--fn").__module__
-        == "my_package.inner.rewards"
-    )
+    function = load_function("my_package/inner/rewards.py:f", "--fn")
+    assert function.__module__ == "my_package.inner.rewards"
 
 
-def test_a_snapshot_is_a_target_without_flags(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_snapshot_is_a_target_without_flags(folder: Path, command: Command) -> None:
     (folder / "graph.json").write_text(to_json(sft("models/base", "rows.jsonl")))
-    assert main(["draw", "graph.json"]) == 0
-    assert capsys.readouterr().out.startswith("sft")
-    assert main(["diff", "graph.json", "tiny_graphs.py:tiny", *DATA]) == 0
-    assert "batch: 128 -> 4" in capsys.readouterr().out
+    code, drawn, _ = command("draw", "graph.json")
+    assert code == 0
+    assert drawn.startswith("sft")
+    code, differences, _ = command("diff", "graph.json", TARGET, *DATA)
+    assert code == 0
+    assert "batch: 128 -> 4" in differences
 
 
-TARGET_FIRST = (
-    "dataflow check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
-)
-NO_GRAPH = (
-    "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3. Fix: return"
-    " Graph(...)."
-)
-NO_NODE = (
-    "dataflow peek: expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
-)
-NO_FOLDER = "dataflow resume: no folder 'nowhere'. Fix: the run folder, such as runs/grpo."
-FOLDER_FIRST = (
-    "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
-)
-NO_ENDING = (
-    "dataflow draw: x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
-)
-NO_FLAG = "dataflow diff: no graph function takes '--epohs'. Fix: see --help."
+DRAW_MANY = ["draw", "tiny_graphs.py:many"]
+DIFF = ["diff", TARGET, "tiny_graphs.py:larger", *DATA]
+NO_GRAPH = "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3."
+NO_ENDING = "x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
+FOLDER_FIRST = "resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
+TARGET_FIRST = "check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
+NO_FOLDER = "no folder 'nowhere'. Fix: the run folder, such as runs/grpo."
+NO_FLAG = "no graph function takes '--epohs'. Fix: see --help."
+NODE_NEXT = "expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
+TRL_NAME = "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n."
 
 
 @pytest.mark.parametrize(
@@ -372,139 +353,86 @@ NO_FLAG = "dataflow diff: no graph function takes '--epohs'. Fix: see --help."
         (["--help"], 0, ""),
         ([], 2, ""),
         (["chek"], 2, "dataflow: no command 'chek'. Fix: dataflow check."),
-        (["check"], 2, TARGET_FIRST),
-        (["check", "tiny_graphs.py:no_graph"], 2, NO_GRAPH),
-        (["peek", "tiny_graphs.py:tiny"], 2, NO_NODE),
-        (["resume"], 2, FOLDER_FIRST),
-        (["resume", "nowhere"], 2, NO_FOLDER),
+        (["check"], 2, f"dataflow {TARGET_FIRST}"),
+        (["check", "tiny_graphs.py:no_graph"], 2, f"{NO_GRAPH} Fix: return Graph(...)."),
+        (["check", "graphs.grpo:grpo", "--num-generations", "8"], 2, TRL_NAME),
+        (["peek", TARGET], 2, f"dataflow peek: {NODE_NEXT}"),
+        (["resume"], 2, f"dataflow {FOLDER_FIRST}"),
+        (["resume", "nowhere"], 2, f"dataflow resume: {NO_FOLDER}"),
         (["draw", "tiny_graphs.py:interrupted"], 130, "interrupted"),
-        (
-            ["draw", "tiny_graphs.py:many", "--fn", "tiny_graphs:exact"],
-            3,
-            "the run failed on purpose: a",
-        ),
-        (["draw", "tiny_graphs.py:tiny", *DATA, "--out", "x.png"], 2, NO_ENDING),
-        (
-            ["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epohs", "3"],
-            2,
-            NO_FLAG,
-        ),
+        ([*DRAW_MANY, "--fn", "tiny_graphs:exact"], 3, "the run failed on purpose: a"),
+        (["draw", TARGET, *DATA, "--out", "x.png"], 2, f"dataflow draw: {NO_ENDING}"),
+        ([*DIFF, "--epohs", "3"], 2, f"dataflow diff: {NO_FLAG}"),
     ],
 )
 def test_exit_codes_and_the_last_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, last: str
+    command: Command, arguments: list[str], code: int, last: str
 ) -> None:
-    assert main(arguments) == code
-    assert (capsys.readouterr().err.splitlines() or [""])[-1] == last
+    ended = command(*arguments)
+    assert (ended.code, (ended.err.splitlines() or [""])[-1]) == (code, last)
+    assert "TRL" not in last or ended.err == f"{last}\n"
 
 
-def test_a_wrong_graph_ends_with_1_and_its_faults(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "arguments, code, told",
+    [
+        (["check", TARGET, *NO_DATA], 1, "row.jsonl"),
+        (["draw", TARGET, *DATA, "--batch", "many"], 2, ""),
+        (["draw", TARGET, "--base", "b"], 2, "--data"),
+        (["peek", TARGET, "demonstration", *DATA], 1, "Fix: 'demonstrations'."),
+    ],
+    ids=["a wrong graph", "a wrong flag", "a missing flag", "a wrong node"],
+)
+def test_exit_codes_and_what_the_last_line_names(
+    command: Command, arguments: list[str], code: int, told: str
 ) -> None:
-    assert main(["check", "tiny_graphs.py:tiny", "--base", "b", "--data", "row.jsonl"]) == 1
-    assert "row.jsonl" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_wrong_flags_end_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--batch", "many"]) == 2
-    assert main(["draw", "tiny_graphs.py:tiny", "--base", "b"]) == 2
-    assert "--data" in capsys.readouterr().err
-
-
-def test_another_systems_flag_is_answered_with_ours(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "graphs.grpo:grpo", "--num-generations", "8"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n.\n"
-    )
+    ended = command(*arguments)
+    assert ended.code == code
+    assert told in (ended.err if code == 2 else ended.err.splitlines()[-1])
 
 
 def test_traceback_raises(folder: Path) -> None:
     with pytest.raises(UsageError):
         main(["--traceback", "chek"])
     with pytest.raises(GraphError):
-        main(["check", "tiny_graphs.py:tiny", "--base", "b", "--data", "row.jsonl", "--traceback"])
+        main(["check", TARGET, *NO_DATA, "--traceback"])
 
 
-def test_peek_asks_for_a_node_that_is_there(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["peek", "tiny_graphs.py:tiny", "demonstration", *DATA]) == 1
-    assert "Fix: 'demonstrations'." in capsys.readouterr().err
-
-
-def test_draw_takes_its_form_from_the_file(folder: Path) -> None:
-    for name, start in (
-        ("g.svg", "<?xml"),
-        ("g.mmd", "---"),
-        ("g.dot", "digraph"),
-        ("g.txt", "tiny"),
-    ):
-        assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--out", name]) == 0
+def test_draw_takes_its_form_from_the_file(folder: Path, command: Command) -> None:
+    starts = {"g.svg": "<?xml", "g.mmd": "---", "g.dot": "digraph", "g.txt": "tiny"}
+    for name, start in starts.items():
+        assert command("draw", TARGET, *DATA, "--out", name).code == 0
         assert (folder / name).read_text().startswith(start)
-    assert main(["draw", "tiny_graphs.py:tiny", *DATA, "--out", "g.txt", "--form", "dot"]) == 0
+    assert command("draw", TARGET, *DATA, "--out", "g.txt", "--form", "dot").code == 0
     assert (folder / "g.txt").read_text().startswith("digraph")
 
 
-def test_diff_gives_a_flag_to_whoever_has_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(["diff", "tiny_graphs.py:tiny", "tiny_graphs.py:larger", *DATA, "--epochs", "3"]) == 0
-    )
-    shown = capsys.readouterr().out
+def test_diff_gives_a_flag_to_whoever_has_it(command: Command) -> None:
+    code, shown, _ = command(*DIFF, "--epochs", "3")
+    assert code == 0
     assert "epochs: 1 -> 3" in shown
     assert "batch: 4 -> 8" in shown
-    assert (
-        main(
-            [
-                "diff",
-                "tiny_graphs.py:tiny",
-                "tiny_graphs.py:larger",
-                *DATA,
-                "--batch",
-                "2",
-                "--epochs",
-                "1",
-            ]
-        )
-        == 0
-    )
-    assert "no difference" in capsys.readouterr().out
+    code, shown, _ = command(*DIFF, "--batch", "2", "--epochs", "1")
+    assert code == 0
+    assert "no difference" in shown
 
 
 def test_resume_changes_only_what_is_given() -> None:
     assert changed_options([]) == {}
-    assert changed_options(["--steps", "9", "--no-progress", "--checkpoint_every=2"]) == {
-        "steps": 9,
-        "progress": False,
-        "checkpoint_every": 2,
-    }
-    with pytest.raises(
-        UsageError, match=r"seed cannot change in the middle of a run. Fix: leave --seed out"
-    ):
+    changes = changed_options(["--steps", "9", "--no-progress", "--checkpoint_every=2"])
+    assert changes == {"steps": 9, "progress": False, "checkpoint_every": 2}
+    told = r"seed cannot change in the middle of a run. Fix: leave --seed out"
+    with pytest.raises(UsageError, match=told):
         changed_options(["--seed", "1"])
 
 
-PLACES = [
-    "--pin",
-    "rollout=g0,g1",
-    "score=data",
-    "--replicas",
-    "rollout=2",
-    "--together",
-    "a,b",
-    "--turns=g0,train",
-]
+WHERE = "--pin rollout=g0,g1 score=data --replicas rollout=2 --together a,b --turns=g0,train"
+PLACES = WHERE.split()
 
 
 def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
-    found = changed_options(
-        [*PLACES, "--steps", "4", "--pin=old=main", "--workers", "apart", "--turns", "g1,x"]
-    )
-    assert found == {
+    more = ["--steps", "4", "--pin=old=main", "--workers", "apart", "--turns", "g1,x"]
+    assert changed_options([*PLACES, *more]) == {
         "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
         "replicas": {"rollout": 2},
         "together": (("a", "b"),),
@@ -515,7 +443,7 @@ def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
 
 
 def test_a_target_takes_them_too(folder: Path) -> None:
-    target = load_target("tiny_graphs.py:tiny")
+    target = load_target(TARGET)
     flags = ["--base", "b", "--data", "d", *PLACES, "--batch", "8"]
     values_, (options,) = parse("run", target, (RunOptions,), flags)
     assert values_["batch"] == 8
@@ -544,23 +472,15 @@ def test_wrong_tables_and_groups_say_what_was_expected(
 
 def test_options_come_back_from_a_run_folder_as_they_were() -> None:
     options = RunOptions(
-        steps=3,
-        runs=Path("elsewhere"),
-        sinks=("tensorboard",),
-        workers="apart",
-        pin={"rollout": "g0,g1"},
-        together=(("a", "b"), ("c", "d")),
-        chunks={"rollout": 4},
-        ranks={"train": 2},
-        turns=(("x", "y"),),
-    )
+        steps=3, runs=Path("elsewhere"), sinks=("tensorboard",), workers="apart",
+        together=(("a", "b"), ("c", "d")), pin={"rollout": "g0,g1"}, turns=(("x", "y"),),
+        chunks={"rollout": 4}, ranks={"train": 2},
+    )  # fmt: skip
     text = to_text(options, path=["/somewhere"])
     assert from_text(text, {}) == (options, ("/somewhere",))
     changed, _ = from_text(text, {"workers": "one", "pin": {}, "steps": None})
     assert changed == dataclasses.replace(options, workers="one", pin={})
-    old = {
-        name: value for name, value in json.loads(text).items() if name in ("steps", "runs", "seed")
-    }
+    old = {name: json.loads(text)[name] for name in ("steps", "runs", "seed")}
     assert from_text(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
     with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
         from_text(text, {"worker": "one"})
@@ -598,32 +518,26 @@ sys.exit(f"imported {heavy}" if heavy else code)
 @pytest.mark.parametrize(
     "arguments, shown",
     [
-        (["check", "tiny_graphs.py:tiny", *DATA], "+-> train_policy"),
-        (["draw", "tiny_graphs.py:tiny", *DATA, "--form", "svg"], "</svg>"),
-        (["diff", "tiny_graphs.py:tiny", "graphs.sft:sft", *DATA], "batch: 4 -> 128"),
+        (["check", TARGET, *DATA], "+-> train_policy"),
+        (["draw", TARGET, *DATA, "--form", "svg"], "</svg>"),
+        (["diff", TARGET, "graphs.sft:sft", *DATA], "batch: 4 -> 128"),
     ],
 )
 def test_looking_at_a_graph_imports_nothing_heavy(
     folder: Path, arguments: list[str], shown: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CALL, *arguments],
-        cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", CALL, *arguments], env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
 
 
 def test_peek_shows_text_as_it_is_and_lists_with_their_length() -> None:
-    table = pa.table(
-        {"completion": ["a\nb"], "ids": [[1, 2, 3]], "reward": [0.1234567890], "long": ["x" * 500]}
-    )
-    lines = list(shown(table))
-    assert lines[:4] == [
-        "row 0",
-        "  completion  a\\nb",
-        "  ids         [3] 1 2 3",
-        "  reward      0.123457",
-    ]
+    row = {"completion": "a\nb", "ids": [1, 2, 3], "reward": 0.1234567890, "long": "x" * 500}
+    lines = list(shown(pa.Table.from_pylist([row])))
+    values = ["  completion  a\\nb", "  ids         [3] 1 2 3", "  reward      0.123457"]
+    assert lines[:4] == ["row 0", *values]
     assert lines[4].endswith("xxx...")
     assert len(lines[4]) < 120

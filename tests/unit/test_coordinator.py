@@ -352,7 +352,7 @@ PLAN = plan_of(PROMPTS, ROLLOUT, KEEP, TRAIN, sources=(SOURCE,))
 
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_a_filter_that_keeps_nothing_ends_the_run(max_lag: int) -> None:
-    plan = replace(PLAN, sources=(replace(SOURCE, max_lag=max_lag),))
+    plan = plan_of(*PLAN.nodes, sources=(replace(SOURCE, max_lag=max_lag),))
     run = simulation(plan, settings=Settings(steps=2), outcomes=Outcomes(keep={"keep": 0.0}))
     finish = run.run()
     assert finish is not None

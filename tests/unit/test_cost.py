@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +22,29 @@ from engine.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
 from engine.cost.memory import Work
 from engine.cost.models import Shape, formula, model_cost
 
-SHAPE = Shape(
-    layers=2,
-    hidden=8,
-    intermediate=24,
-    heads=4,
-    kv_heads=2,
-    head_dim=2,
-    vocabulary=10,
-    context=64,
-    tied=False,
-)
+HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 2}
+SHAPE = Shape(layers=2, hidden=8, intermediate=24, **HEADS, vocabulary=10, context=64, tied=False)
+TOKEN = 2 * SHAPE.layers * SHAPE.kv * 4
+"""Bytes of a token in the cache, in float32."""
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+SIZES += ("intermediate_size", "vocab_size")
 
 
-def config(
-    kind: str, hidden: int, layers: int, heads: int, kv: int, inner: int, words: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "model_type": kind,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": inner,
-        "vocab_size": words,
-        "max_position_embeddings": 4096,
-        **more,
-    }
+def config(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
+    """config.json of this kind of model, with these SIZES."""
+    named = dict(zip(SIZES, sizes, strict=True))
+    return {"model_type": kind, **named, "max_position_embeddings": 4096, **more}
 
 
+TIED = {"tie_word_embeddings": True}
+SMALL = config("llama", 8, 2, 4, 2, 24, 10)
 PUBLISHED = {
-    "Qwen2-0.5B": (
-        config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True),
-        494_032_768,
-    ),
+    "Qwen2-0.5B": (config("qwen2", 896, 24, 14, 2, 4864, 151936, **TIED), 494_032_768),
     "Llama-3.1-8B": (config("llama", 4096, 32, 32, 8, 14336, 128256), 8_030_261_248),
     "Mistral-7B-v0.1": (config("mistral", 4096, 32, 32, 8, 14336, 32000), 7_241_732_096),
     "Qwen3-0.6B": (
-        config("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True),
+        config("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, **TIED),
         596_049_920,
     ),
 }
@@ -68,9 +54,8 @@ def saved(folder: Path, settings: dict[str, Any], **tensors: tuple[int, ...]) ->
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     if tensors:
-        arrays = {
-            name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in tensors.items()
-        }
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+        arrays = {name.replace("__", "."): array for name, array in zeros.items()}
         save_file(arrays, folder / "model.safetensors")
     return str(folder)
 
@@ -88,20 +73,15 @@ def test_the_formula_gives_the_published_number_of_parameters(name: str, tmp_pat
 def test_a_scalar_head_is_a_vector_and_a_bias_in_the_place_of_the_vocabulary(
     tmp_path: Path,
 ) -> None:
-    base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10))
+    base = saved(tmp_path, SMALL)
     language, scalar = model_cost(base).parameters, model_cost(base, "scalar").parameters
     assert language is not None
     assert scalar == language - 10 * 8 + 8 + 1
 
 
 def test_headers_are_counted_exactly_and_go_before_the_formula(tmp_path: Path) -> None:
-    base = saved(
-        tmp_path,
-        config("llama", 8, 2, 4, 2, 24, 10),
-        model__embed=(10, 8),
-        model__rotary_emb__inv_freq=(4,),
-        lm_head__weight=(10, 8),
-    )
+    weights = {"model__embed": (10, 8), "model__rotary_emb__inv_freq": (4,)}
+    base = saved(tmp_path, SMALL, **weights, lm_head__weight=(10, 8))
     assert model_cost(base).parameters == 160
     assert model_cost(base, "scalar").parameters == 80 + 9
 
@@ -109,15 +89,15 @@ def test_headers_are_counted_exactly_and_go_before_the_formula(tmp_path: Path) -
 def test_a_head_that_is_tied_is_counted_once_even_where_the_file_has_it_twice(
     tmp_path: Path,
 ) -> None:
-    settings = config("qwen2", 8, 2, 4, 2, 24, 10, tie_word_embeddings=True)
+    settings = config("qwen2", 8, 2, 4, 2, 24, 10, **TIED)
     base = saved(tmp_path, settings, model__embed=(10, 8), lm_head__weight=(10, 8))
     assert model_cost(base).parameters == 80
 
 
 def test_a_changed_directory_is_read_again(tmp_path: Path) -> None:
-    base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10), model__embed=(10, 8))
+    base = saved(tmp_path, SMALL, model__embed=(10, 8))
     assert model_cost(base).parameters == 80
-    saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10), model__embed=(10, 8), model__norm=(8,))
+    saved(tmp_path, SMALL, model__embed=(10, 8), model__norm=(8,))
     assert model_cost(base).parameters == 88
 
 
@@ -140,7 +120,7 @@ def test_another_architecture_without_weights_is_unknown(tmp_path: Path) -> None
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    base = saved(tmp_path, config("llama", 8, 2, 4, 2, 24, 10))
+    base = saved(tmp_path, SMALL)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 32)
     with pytest.raises(PlanError, match=r"model\.safetensors: expected a safetensors file"):
         model_cost(base)
@@ -190,16 +170,15 @@ def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
     assert memory.gradient_bytes(10, "bfloat16") == 60
 
 
-def test_the_cache_holds_a_prompt_once_for_its_completions() -> None:
-    work = Work(lengths=Lengths(prompt=10, completion=4), prompts=3, rows=24, slots=256)
-    token = 2 * SHAPE.layers * SHAPE.kv * 4
-    assert memory.kv_bytes(SHAPE, work, "float32") == token * (3 * 10 + 24 * 8)
-
-
-def test_the_cache_is_bounded_by_the_slots() -> None:
-    few = Work(lengths=Lengths(prompt=10, completion=4), prompts=100, rows=800, slots=16)
-    token = 2 * SHAPE.layers * SHAPE.kv * 4
-    assert memory.kv_bytes(SHAPE, few, "float32") == token * (3 * 10 + 16 * 8)
+@pytest.mark.parametrize(
+    "prompts, slots, rows", [(3, 256, 24), (100, 16, 16)], ids=["all rows", "as many as slots"]
+)
+def test_the_cache_holds_a_prompt_once_for_its_completions(
+    prompts: int, slots: int, rows: int
+) -> None:
+    lengths = Lengths(prompt=10, completion=4)
+    work = Work(lengths=lengths, prompts=prompts, rows=8 * prompts, slots=slots)
+    assert memory.kv_bytes(SHAPE, work, "float32") == TOKEN * (3 * 10 + rows * 8)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +186,7 @@ def test_the_cache_is_bounded_by_the_slots() -> None:
 )
 def test_the_cache_has_room_in_powers_of_two(tokens: int, room: int) -> None:
     one = Work(lengths=Lengths(prompt=0, completion=tokens), prompts=1, rows=1)
-    assert memory.kv_bytes(SHAPE, one, "float32") == 2 * SHAPE.layers * SHAPE.kv * 4 * room
+    assert memory.kv_bytes(SHAPE, one, "float32") == TOKEN * room
 
 
 def test_logits_are_held_in_chunks() -> None:
@@ -216,11 +195,8 @@ def test_logits_are_held_in_chunks() -> None:
 
 
 def test_the_peak_of_nodes_that_take_turns() -> None:
-    nodes = [
-        {"weights": 5, "activations": 7},
-        {"outbox": 2, "kv_cache": 3, "logits": 1},
-        {"optimizer": 10},
-    ]
+    decoding = {"outbox": 2, "kv_cache": 3, "logits": 1}
+    nodes = [{"weights": 5, "activations": 7}, decoding, {"optimizer": 10}]
     assert memory.peak(nodes) == 5 + 2 + 10 + 7
     assert memory.peak(nodes, without=memory.HOST_PARTS) == 5 + 10 + 7
 
@@ -231,14 +207,10 @@ def test_workers_of_a_host_add_up_and_those_of_a_lease_take_turns() -> None:
         "train": [{"weights": 5, "optimizer": 10, "activations": 30, "snapshot": 2}],
         "other": [{"weights": 3, "logits": 4}],
     }
+    turns, on_gpu = [("gen", "train")], {"without": memory.HOST_PARTS, "gives_back": True}
     assert memory.host_peak(workers) == 46 + 47 + 7
-    assert memory.host_peak(workers, [("gen", "train")]) == (6 + 17 + 40) + 7, (
-        "on a host nothing that lasts goes away"
-    )
-    on_gpu = memory.host_peak(
-        workers, [("gen", "train")], without=memory.HOST_PARTS, gives_back=True
-    )
-    assert on_gpu == max(45, 45) + 7
+    assert memory.host_peak(workers, turns) == (6 + 17 + 40) + 7, "what lasts stays on a host"
+    assert memory.host_peak(workers, turns, **on_gpu) == max(45, 45) + 7
 
 
 works = st.builds(
@@ -254,15 +226,9 @@ works = st.builds(
 @settings(max_examples=50)
 @given(works, st.integers(1, 100))
 def test_longer_rows_never_need_less(work: Work, more: int) -> None:
-    longer = Work(
-        lengths=Lengths(
-            prompt=work.lengths.prompt + more, completion=work.lengths.completion + more
-        ),
-        prompts=work.prompts,
-        rows=work.rows,
-        budget=work.budget,
-        slots=work.slots,
-    )
+    short = work.lengths
+    lengths = Lengths(prompt=short.prompt + more, completion=short.completion + more)
+    longer = replace(work, lengths=lengths)
     for make in (
         lambda w: memory.decode_parts(SHAPE, w, "float32"),
         lambda w: memory.forward_parts(SHAPE, w, "float32", "lm"),
@@ -285,11 +251,10 @@ def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
 def test_training_is_six_operations_a_parameter_and_token() -> None:
     work = Work(lengths=Lengths(prompt=1, completion=1), prompts=100, rows=100)
     parameters = 10**9
-    found = time.train_seconds(parameters, SHAPE, work, epochs=1, cores=1, head="lm")
-    assert found == pytest.approx(6 * parameters * work.fed / time.CORE_RATE, rel=1e-5)
-    assert time.train_seconds(
-        parameters, SHAPE, work, epochs=4, cores=2, head="lm"
-    ) == pytest.approx(2 * found)
+    once = time.train_seconds(parameters, SHAPE, work, epochs=1, cores=1, head="lm")
+    assert once == pytest.approx(6 * parameters * work.fed / time.CORE_RATE, rel=1e-5)
+    longer = time.train_seconds(parameters, SHAPE, work, epochs=4, cores=2, head="lm")
+    assert longer == pytest.approx(2 * once)
 
 
 def test_an_embedding_that_is_only_looked_up_costs_nothing() -> None:
@@ -300,16 +265,13 @@ def test_an_embedding_that_is_only_looked_up_costs_nothing() -> None:
 def test_decoding_a_few_rows_waits_for_memory() -> None:
     one = Work(lengths=Lengths(prompt=1, completion=10), prompts=1, rows=1)
     parameters = 10**9
-    least = 10 * 4 * parameters / time.MEMORY_RATE
-    assert time.decode_seconds(parameters, SHAPE, one, cores=64, dtype="float32") == pytest.approx(
-        least, rel=0.01
-    )
+    seconds = time.decode_seconds(parameters, SHAPE, one, cores=64, dtype="float32")
+    assert seconds == pytest.approx(10 * 4 * parameters / time.MEMORY_RATE, rel=0.01)
 
 
 def test_the_formula_needs_no_file() -> None:
     settings, parameters = PUBLISHED["Llama-3.1-8B"]
-    shape = Shape(
-        layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocabulary=128256, context=4096,
-        tied=False,
-    )  # fmt: skip
+    heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    sizes = {"layers": 32, "hidden": 4096, "intermediate": 14336, "vocabulary": 128256}
+    shape = Shape(**heads, **sizes, context=4096, tied=False)
     assert formula(shape, settings) == parameters

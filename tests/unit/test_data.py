@@ -1,6 +1,4 @@
-"""Sources: files of both shapes, what is refused, the order of positions, and demonstrations as
-tokens.
-"""
+"""Sources: data files, what is refused, the order of positions, demonstrations as tokens."""
 
 from __future__ import annotations
 
@@ -22,6 +20,8 @@ from dataflow.model import Model
 from operators.data_files import columns_of, read_table
 from operators.kernels.data import Demonstrations, Order, Prompts, open_demonstrations, open_rows
 from operators.kernels.text import load_tokenizer, prompts_of, to_ragged, vocabulary_hash
+from tests.kit.files import save_jsonl
+from tests.kit.kernels import FakeSession
 
 LETTERS = [chr(code) for code in range(32, 127)]
 CHATML = (
@@ -30,35 +30,16 @@ CHATML = (
 )
 
 
-class Session:
-    seed, rank, world = 7, 0, 1
-
-    def allocate(self, count: int, dtype: Any) -> np.ndarray:
-        return np.empty(count, dtype)
-
-
-def jsonl(path: Path, *rows: Any) -> str:
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    )
-    return str(path)
-
-
 def opened(
     kernel: Any, data: str, returns: tuple[str, ...] = (), models: Any = None, **params: Any
 ) -> Any:
-    node = KernelNode(
-        name="prompts",
-        operator="prompts",
-        params={"data": data, **params},
-        returns=returns,
-        models=models or {},
-    )
-    kernel.open(node, Layout(), Session())
+    fields = {"params": {"data": data, **params}, "returns": returns, "models": models or {}}
+    node = KernelNode(name="prompts", operator="prompts", **fields)
+    kernel.open(node, Layout(), FakeSession(seed=7))
     return kernel
 
 
-def made(kernel: Any, positions: list[int]) -> Batch:
+def rows_of(kernel: Any, positions: list[int]) -> Batch:
     [batch] = kernel.run(Chunk(id=0, step=1, keys=Keys.of(positions), inputs={}))
     return batch
 
@@ -69,26 +50,19 @@ def made(kernel: Any, positions: list[int]) -> Batch:
 def test_jsonl_in_trl_shape_keeps_its_columns_and_texts_that_look_like_dates(
     tmp_path: Path,
 ) -> None:
-    data = jsonl(
-        tmp_path / "a.jsonl",
-        {"prompt": "p", "answer": "2024-01-01"},
-        "",
-        {"prompt": "q", "level": 2},
-    )
+    written = {"prompt": "p", "answer": "2024-01-01"}, "", {"prompt": "q", "level": 2}
+    data = save_jsonl(tmp_path / "a.jsonl", *written)
     rows = open_rows(data)
     assert rows.shape == "trl"
-    assert rows.table.to_pydict() == {
-        "prompt": ["p", "q"],
-        "answer": ["2024-01-01", None],
-        "level": [None, 2],
-    }
+    columns = {"prompt": ["p", "q"], "answer": ["2024-01-01", None], "level": [None, 2]}
+    assert rows.table.to_pydict() == columns
     assert columns_of(data) == {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
 
 
 def test_message_prompts_lose_the_fields_that_only_other_messages_have(tmp_path: Path) -> None:
     first = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     second = [{"role": "tool", "content": "t", "name": "f"}]
-    rows = open_rows(jsonl(tmp_path / "a.jsonl", {"prompt": first}, {"prompt": second}))
+    rows = open_rows(save_jsonl(tmp_path / "a.jsonl", {"prompt": first}, {"prompt": second}))
     assert prompts_of(rows.take(np.array([1, 0])).column("prompt")) == [second, first]
 
 
@@ -112,9 +86,8 @@ def test_verl_parquet_is_read_as_it_is_and_split_by_extra_info(tmp_path: Path) -
     data = str(tmp_path / "v.parquet")
     assert columns_of(data) == {field.name: field.type for field in table.schema}
     assert open_rows(data).shape == "verl"
-    assert [
-        r["index"] for r in open_rows(data, "train").table.column("extra_info").to_pylist()
-    ] == [0, 2]
+    extra = open_rows(data, "train").table.column("extra_info").to_pylist()
+    assert [row["index"] for row in extra] == [0, 2]
     with pytest.raises(DataError, match=r"no row of split 'val'; there are: test, train"):
         open_rows(data, "val")
 
@@ -127,7 +100,7 @@ def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_pat
         read_table(str(tmp_path))
     (tmp_path / "test.parquet").unlink()
     assert len(read_table(str(tmp_path))) == 2
-    jsonl(tmp_path / "more.jsonl", {"prompt": "x"})
+    save_jsonl(tmp_path / "more.jsonl", {"prompt": "x"})
     with pytest.raises(DataError, match="found both"):
         read_table(str(tmp_path))
 
@@ -135,29 +108,25 @@ def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_pat
 def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table(
     tmp_path: Path,
 ) -> None:
-    pq.write_table(
-        pa.table({"prompt": pa.array(["a", "b"]).dictionary_encode()}), tmp_path / "0.parquet"
-    )
-    pq.write_table(
-        pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "n": [1]}), tmp_path / "1.parquet"
-    )
+    first, second = (pa.array(texts).dictionary_encode() for texts in (["a", "b"], ["c"]))
+    pq.write_table(pa.table({"prompt": first}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"prompt": second, "n": [1]}), tmp_path / "1.parquet")
     assert columns_of(str(tmp_path)) == {"prompt": pa.utf8(), "n": pa.int64()}
-    assert open_rows(str(tmp_path)).table.to_pydict() == {
-        "prompt": ["a", "b", "c"],
-        "n": [None, None, 1],
-    }
+    rows = open_rows(str(tmp_path)).table.to_pydict()
+    assert rows == {"prompt": ["a", "b", "c"], "n": [None, None, 1]}
+
+
+GOOD = {"prompt": "a"}
+NO_LINE = r"a\.jsonl:2: expected one JSON object a line, found "
 
 
 @pytest.mark.parametrize(
     "rows, message",
     [
+        ([GOOD, '{"prompt": '], NO_LINE + r"'\{\"prompt\":'"),
+        ([GOOD, "[1]"], NO_LINE + "list"),
         (
-            [{"prompt": "a"}, '{"prompt": '],
-            r"a\.jsonl:2: expected one JSON object a line, found '\{\"prompt\":'",
-        ),
-        ([{"prompt": "a"}, "[1]"], r"a\.jsonl:2: expected one JSON object a line, found list"),
-        (
-            [{"prompt": "a", "n": 1}, {"prompt": "b", "n": "x"}],
+            [{"n": 1} | GOOD, {"n": "x"} | GOOD],
             r"a\.jsonl:2: column 'n': expected a value like '1'",
         ),
         (
@@ -166,10 +135,7 @@ def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table
         ),
         ([{"prompt": 3}], "found prompt: int64"),
         ([{"prompt": [{"text": "u"}]}], "found prompt: list<"),
-        (
-            [{"prompt": "a"}, {"prompt": None}],
-            r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)",
-        ),
+        ([GOOD, {"prompt": None}], r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)"),
         ([], "found an empty file"),
         ([""], "found an empty file"),
     ],
@@ -178,19 +144,18 @@ def test_bad_files_are_refused_with_place_found_and_fix(
     tmp_path: Path, rows: list[Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        open_rows(jsonl(tmp_path / "a.jsonl", *rows))
+        open_rows(save_jsonl(tmp_path / "a.jsonl", *rows))
 
 
 def test_missing_files_name_the_nearest_there_is(tmp_path: Path) -> None:
-    jsonl(tmp_path / "train.jsonl", {"prompt": "a"})
+    save_jsonl(tmp_path / "train.jsonl", {"prompt": "a"})
     with pytest.raises(DataError, match=r"trian\.jsonl: no such file\. Fix: .*train\.jsonl\."):
         columns_of(str(tmp_path / "trian.jsonl"))
     with pytest.raises(DataError, match="nor is there a folder"):
         columns_of(str(tmp_path / "no" / "a.jsonl"))
-    with pytest.raises(
-        DataError, match=r"expected a file ending in \.parquet or \.jsonl, found '\.csv'"
-    ):
-        columns_of(jsonl(tmp_path / "a.csv", "prompt"))
+    told = r"expected a file ending in \.parquet or \.jsonl, found '\.csv'"
+    with pytest.raises(DataError, match=told):
+        columns_of(save_jsonl(tmp_path / "a.csv", "prompt"))
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="expected a Parquet file"):
         columns_of(str(tmp_path / "bad.parquet"))
@@ -204,10 +169,8 @@ def test_tasks_are_a_source_whose_splits_share_no_question() -> None:
     whole = open_rows(TASK).table.to_pydict()
     assert [prompt.split()[-1][::-1] for prompt in whole["prompt"]] == whole["answer"]
     assert all(prompt.endswith("\n") for prompt in whole["prompt"])
-    train, test = (
-        set(open_rows(TASK, split).table.column("prompt").to_pylist())
-        for split in ("train", "test")
-    )
+    tables = [open_rows(TASK, split).table for split in ("train", "test")]
+    train, test = (set(table.column("prompt").to_pylist()) for table in tables)
     assert not train & test
     assert train | test == set(whole["prompt"])
     assert test
@@ -254,11 +217,10 @@ def test_orders_differ_by_epoch_seed_and_node() -> None:
 
 
 def test_prompts_make_the_rows_asked_for_with_the_columns_read(tmp_path: Path) -> None:
-    data = jsonl(
-        tmp_path / "a.jsonl", *({"prompt": f"p{i}", "answer": i, "unread": 0} for i in range(5))
-    )
+    rows = [{"prompt": f"p{i}", "answer": i, "unread": 0} for i in range(5)]
+    data = save_jsonl(tmp_path / "a.jsonl", *rows)
     kernel = opened(Prompts(), data, ("answer",), shuffle=False)
-    batch = made(kernel, [1, 3, 8])
+    batch = rows_of(kernel, [1, 3, 8])
     assert (kernel.rows, kernel.position()) == (5, 9)
     assert batch.names == ["prompt", "answer"]
     assert batch.array("prompt").to_pylist() == ["p1", "p3", "p3"]
@@ -273,7 +235,7 @@ def test_prompts_make_the_rows_asked_for_with_the_columns_read(tmp_path: Path) -
 
 def test_message_prompts_travel_as_messages(tmp_path: Path) -> None:
     pq.write_table(verl_table(["train"] * 3), tmp_path / "v.parquet")
-    batch = made(opened(Prompts(), str(tmp_path / "v.parquet"), ("reward_model",)), [0, 1, 2])
+    batch = rows_of(opened(Prompts(), str(tmp_path / "v.parquet"), ("reward_model",)), [0, 1, 2])
     truths = [r["ground_truth"] for r in batch.array("reward_model").to_pylist()]
     assert [p[0]["content"] for p in batch.array("prompt").to_pylist()] == [f"q{t}" for t in truths]
 
@@ -286,9 +248,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory with a tokenizer of one token a character, bos, eos and a chat template; 98 and
     99 end answers.
     """
-    return save_tokenizer(
-        tmp_path_factory.mktemp("base"), template=CHATML, generation={"eos_token_id": [98, 99]}
-    )
+    ends = {"eos_token_id": [98, 99]}
+    return save_tokenizer(tmp_path_factory.mktemp("base"), template=CHATML, generation=ends)
 
 
 def save_tokenizer(
@@ -297,9 +258,8 @@ def save_tokenizer(
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    names = {
-        letter: i for i, letter in enumerate([*LETTERS, "\n", "<pad>", "<bos>", "<eos>", "<end>"])
-    }
+    words = [*LETTERS, "\n", "<pad>", "<bos>", "<eos>", "<end>"]
+    names = {word: i for i, word in enumerate(words)}
     inner = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
@@ -307,14 +267,9 @@ def save_tokenizer(
         single="<bos> $A <eos>",
         special_tokens=[("<bos>", names["<bos>"]), ("<eos>", names["<eos>"])],
     )
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="<eos>",
-        bos_token="<bos>",
-        pad_token="<pad>",
-        chat_template=template,
-    )
-    made.save_pretrained(folder)
+    marks = {f"{name}_token": f"<{name}>" for name in ("eos", "bos", "pad")}
+    whole = PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=template, **marks)
+    whole.save_pretrained(folder)
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return str(folder)
@@ -325,6 +280,9 @@ def ids(text: str) -> list[int]:
 
 
 BOS, EOS = 97, 98
+USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+ASKED = [*ids("<user>q"), EOS, *ids("\n<assistant>")]
+"""The tokens of a conversation in which the user has spoken."""
 
 
 def test_prompts_are_encoded_with_bos_and_without_a_trailing_eos(base: str) -> None:
@@ -335,17 +293,15 @@ def test_prompts_are_encoded_with_bos_and_without_a_trailing_eos(base: str) -> N
 
 def test_message_prompts_go_through_the_chat_template(base: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(base)
-    found = tokenizer.encode_prompts([[{"role": "user", "content": "hi"}]])
-    assert found[0].tolist() == [*ids("<user>hi"), EOS, *ids("\n<assistant>")]
+    found = tokenizer.encode_prompts([[USER]])
+    assert found[0].tolist() == ASKED
     with pytest.raises(DataError, match="no tokens"):
         load_tokenizer(save_tokenizer(tmp_path, template="{{ '' }}")).encode_prompts([[]])
 
 
 def test_a_tokenizer_without_template_or_directory_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="need a chat template"):
-        load_tokenizer(save_tokenizer(tmp_path)).encode_prompts(
-            [[{"role": "user", "content": "hi"}]]
-        )
+        load_tokenizer(save_tokenizer(tmp_path)).encode_prompts([[USER]])
     with pytest.raises(DataError, match="expected a directory with a tokenizer"):
         load_tokenizer(str(tmp_path / "nothing"))
 
@@ -370,26 +326,22 @@ def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(
 
 
 def demonstrations(base: str, data: str, **params: Any) -> Batch:
-    kernel = opened(
-        Demonstrations(), data, models={"tokenizer": Model("policy", base)}, shuffle=False, **params
-    )
-    return made(kernel, list(range(kernel.rows)))
+    models = {"tokenizer": Model("policy", base)}
+    kernel = opened(Demonstrations(), data, models=models, shuffle=False, **params)
+    return rows_of(kernel, list(range(kernel.rows)))
 
 
 def row(batch: Batch, index: int) -> tuple[list[int], list[int], list[int], str]:
-    lists = (
-        batch.ragged(n)[index].tolist() for n in ("prompt_ids", "completion_ids", "completion_mask")
-    )
-    prompt, completion, mask = lists
+    names = ("prompt_ids", "completion_ids", "completion_mask")
+    prompt, completion, mask = (batch.ragged(name)[index].tolist() for name in names)
     return prompt, completion, mask, batch.array("completion")[index].as_py()
 
 
 def test_text_demonstrations_end_with_eos_and_train_on_all_of_the_answer(
     base: str, tmp_path: Path
 ) -> None:
-    data = jsonl(
-        tmp_path / "d.jsonl", {"prompt": "ab", "completion": "c"}, {"prompt": "x", "completion": ""}
-    )
+    rows = {"prompt": "ab", "completion": "c"}, {"prompt": "x", "completion": ""}
+    data = save_jsonl(tmp_path / "d.jsonl", *rows)
     batch = demonstrations(base, data)
     assert row(batch, 0) == ([BOS, *ids("ab")], [*ids("c"), EOS], [1, 1], "c")
     assert row(batch, 1) == ([BOS, *ids("x")], [EOS], [1], "")
@@ -397,47 +349,39 @@ def test_text_demonstrations_end_with_eos_and_train_on_all_of_the_answer(
 
 
 def test_plain_texts_have_their_first_token_as_prompt(base: str, tmp_path: Path) -> None:
-    batch = demonstrations(base, jsonl(tmp_path / "d.jsonl", {"text": "abc"}))
+    batch = demonstrations(base, save_jsonl(tmp_path / "d.jsonl", {"text": "abc"}))
     assert row(batch, 0) == ([BOS], [*ids("abc"), EOS], [1, 1, 1, 1], "abc")
 
 
 def test_conversations_are_cut_where_the_assistant_speaks(base: str, tmp_path: Path) -> None:
-    user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
-    prompt = [*ids("<user>q"), EOS, *ids("\n<assistant>")]
-    pair = demonstrations(
-        base, jsonl(tmp_path / "p.jsonl", {"prompt": [user], "completion": [answer]})
-    )
-    assert row(pair, 0) == (prompt, [*ids("a"), EOS], [1, 1], "a")
-    data = jsonl(tmp_path / "m.jsonl", {"messages": [user, answer, user, answer]})
+    data = save_jsonl(tmp_path / "p.jsonl", {"prompt": [USER], "completion": [ANSWER]})
+    assert row(demonstrations(base, data), 0) == (ASKED, [*ids("a"), EOS], [1, 1], "a")
+    data = save_jsonl(tmp_path / "m.jsonl", {"messages": [USER, ANSWER, USER, ANSWER]})
     between = [*ids("\n<user>q"), EOS, *ids("\n<assistant>")]
     tokens = [*ids("a"), EOS, *between, *ids("a"), EOS]
     mask = [1, 1, *[0] * len(between), 1, 1]
-    assert row(demonstrations(base, data), 0)[:3] == (prompt, tokens, mask)
+    assert row(demonstrations(base, data), 0)[:3] == (ASKED, tokens, mask)
     assert row(demonstrations(base, data, assistant_only=False), 0)[2] == [1] * len(tokens)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     rewriting = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     base = save_tokenizer(tmp_path / "t", template=rewriting)
-    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     with pytest.raises(DataError, match="renders earlier turns differently"):
-        demonstrations(base, jsonl(tmp_path / "d.jsonl", {"messages": turns}))
+        demonstrations(base, save_jsonl(tmp_path / "d.jsonl", {"messages": [USER, ANSWER]}))
 
 
 @pytest.mark.parametrize(
     "line, message",
     [
         (
-            {"prompt": "a"},
+            GOOD,
             "expected columns 'prompt' and 'completion', or 'messages', or 'text', found: prompt",
         ),
-        (
-            {"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]},
-            "both as text or both as messages",
-        ),
-        ({"prompt": "a", "completion": None}, "expected a completion, found null"),
+        (GOOD | {"completion": [ANSWER]}, "both as text or both as messages"),
+        (GOOD | {"completion": None}, "expected a completion, found null"),
     ],
 )
 def test_bad_demonstrations_are_refused(tmp_path: Path, line: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        open_demonstrations(jsonl(tmp_path / "d.jsonl", line))
+        open_demonstrations(save_jsonl(tmp_path / "d.jsonl", line))

@@ -1,6 +1,4 @@
-"""Graphs by their declarations alone: equal to what was written, and nothing that a file names is
-imported.
-"""
+"""Graphs by their declarations alone: equal to what was written; nothing named is imported."""
 
 from __future__ import annotations
 
@@ -33,9 +31,14 @@ from operators.advantage import group_advantage
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.train import train
-from tests.right_graphs import RIGHT, exact, policy, sampled
+from tests.kit.rewards import exact
+from tests.right_graphs import RIGHT, policy, sampled
 
 COLUMNS = {"prompt": pa.utf8(), "answer": pa.utf8(), "completion": pa.utf8()}
+
+
+Change = Callable[[dict[str, Any]], Any]
+"""Of a written graph."""
 
 
 def _columns(data: str, split: str | None) -> dict[str, pa.DataType]:
@@ -50,9 +53,8 @@ def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Gr
     assert found == graph
     assert to_json(found) == written
     assert fingerprint(found) == fingerprint(graph)
-    assert [draw(found, form) for form in ("text", "mermaid", "dot", "svg")] == [
-        draw(graph, form) for form in ("text", "mermaid", "dot", "svg")
-    ]
+    for form in ("text", "mermaid", "dot", "svg"):
+        assert draw(found, form) == draw(graph, form)
     checked = check(graph, _columns), check(found, _columns)
     assert checked[0].describe() == checked[1].describe()
     assert explain(plan(checked[0])) == explain(plan(checked[1]))
@@ -104,13 +106,11 @@ def test_user_schemas_operators_and_rewards_stand_in_for_themselves() -> None:
     assert schema is from_json(to_json(graph), imports=False).node("noted").schemas[0]
     assert draw(found) == draw(graph)
     assert to_json(found) == to_json(graph)
-    with pytest.raises(
-        GraphError, match="it was read without being imported, and cannot be called"
-    ):
+    told = "it was read without being imported, and cannot be called"
+    with pytest.raises(GraphError, match=told):
         found.node("reward").params["fns"][0](completions=[])
-    assert diff(
-        found, from_json(to_json(_own_parts(exact, Rule(0.5), word="z")), imports=False)
-    ).nodes
+    other = to_json(_own_parts(exact, Rule(0.5), word="z"))
+    assert diff(found, from_json(other, imports=False)).nodes
 
 
 def test_a_graph_of_local_functions_can_be_looked_at() -> None:
@@ -128,7 +128,7 @@ def test_a_graph_of_local_functions_can_be_looked_at() -> None:
     assert check(found, _columns).describe() == check(graph, _columns).describe()
 
 
-def _forged(change: Callable[[dict[str, Any]], Any], graph: Graph | None = None) -> str:
+def _forged(change: Change, graph: Graph | None = None) -> str:
     document = json.loads(to_json(graph or _own_parts(exact)))
     change(document)
     return json.dumps(document)
@@ -148,43 +148,45 @@ LOUD = "tests_loud_module"
 @pytest.fixture
 def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module that says that it ran, where an import of its name finds it."""
-    (tmp_path / f"{LOUD}.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8"
-    )
+    (tmp_path / f"{LOUD}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "ran"
 
 
-def _param(node: int, key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+def _param(node: int, key: str, value: Any) -> Change:
     return lambda d: d["nodes"][node]["params"].update({key: value})
 
 
-CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "operator": lambda d: d["nodes"][1].update(operator=f"{LOUD}:f"),
-    "declared operator": lambda d: (
-        d["nodes"][3].update(operator=f"{LOUD}:f"),
-        d["declared"]["operators"].update(
-            {f"{LOUD}:f": next(iter(d["declared"]["operators"].values()))}
-        ),
-    ),
-    "reader of data": (
-        lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
-            data_columns=f"{LOUD}:f"
-        )
-    ),
+def _node(number: int, **fields: Any) -> Change:
+    return lambda d: d["nodes"][number].update(fields)
+
+
+def _state(**fields: Any) -> Change:
+    return lambda d: d["states"][0].update(fields)
+
+
+def _first(kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    """What a file declares first of this kind."""
+    return next(iter(document["declared"][kind].values()))
+
+
+def _declared_operator(d: dict[str, Any]) -> None:
+    d["nodes"][3].update(operator=f"{LOUD}:f")
+    d["declared"]["operators"][f"{LOUD}:f"] = _first("operators", d)
+
+
+INNER = {"dict": [["host", f"{LOUD}.inner:K"]]}
+CHANGES: dict[str, Change] = {
+    "operator": _node(1, operator=f"{LOUD}:f"),
+    "declared operator": _declared_operator,
+    "reader of data": lambda d: _first("operators", d)["fields"].update(data_columns=f"{LOUD}:f"),
     "function": _param(2, "fns", {"tuple": [{"function": f"{LOUD}:f"}]}),
     "class": _param(2, "timeout", {"class": f"{LOUD}:C"}),
     "record": _param(2, "timeout", {"record": f"{LOUD}:C", "fields": {"a": 1}}),
-    "schema": lambda d: d["nodes"][1].update(schemas=[{"class": f"{LOUD}:C"}]),
-    "kernel": (
-        lambda d: next(iter(d["declared"]["operators"].values()))["fields"].update(
-            kernels={"dict": [["host", f"{LOUD}.inner:K"]]}
-        )
-    ),
-    "base of a schema": (
-        lambda d: next(iter(d["declared"]["schemas"].values())).update(bases=[f"{LOUD}:C"])
-    ),
-    "state": lambda d: d["states"][0].update(kind=f"../{LOUD}:C"),
+    "schema": _node(1, schemas=[{"class": f"{LOUD}:C"}]),
+    "kernel": lambda d: _first("operators", d)["fields"].update(kernels=INNER),
+    "base of a schema": lambda d: _first("schemas", d).update(bases=[f"{LOUD}:C"]),
+    "state": _state(kind=f"../{LOUD}:C"),
 }
 
 
@@ -195,87 +197,59 @@ def test_nothing_that_a_file_names_is_imported(name: str, loud: Path) -> None:
     assert LOUD not in sys.modules
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "operators.data:importlib", "operators.kernels.host:ColumnFunction", "dataflow.shipping:pickle",
-        "operators.data_files:os", "dataflow.operator:functools", "operators.no_such:f", "operators:data",
-        "dataflow.errors.:GraphError", "dataflow.__init__:Graph", "dataflow./../../x:f",
-    ],
-)  # fmt: skip
+PATHS = """
+operators.data:importlib operators.kernels.host:ColumnFunction dataflow.shipping:pickle
+operators.data_files:os dataflow.operator:functools operators.no_such:f operators:data
+dataflow.errors.:GraphError dataflow.__init__:Graph dataflow./../../x:f
+"""
+
+
+@pytest.mark.parametrize("path", PATHS.split())
 def test_of_this_project_only_what_a_module_defines_itself_is_found(path: str) -> None:
     text = _forged(lambda d: d["nodes"][0].update(operator=path))
     with pytest.raises(GraphError, match=r"node 'prompts': .*Fix: "):
         from_json(text, imports=False)
 
 
+def _loss(**fields: Any) -> Change:
+    return _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": fields})
+
+
+UNDECLARED = r"is not declared in it, and nothing is imported to look at a graph"
+NO_ENTRY = r"expected an entry with its inputs, found 'nothing'"
+NO_NUMBER = r"expected a number of NumPy, found 'V9'"
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
-        (
-            _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"terms": 5}}),
-            r"expected Loss.terms to be",
-        ),
-        (
-            _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {}}),
-            r"Loss needs terms, which are not there",
-        ),
-        (
-            _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": {"a": 5}}),
-            r"Loss has no field 'a'",
-        ),
-        (
-            _param(5, "lr", {"numpy": "V9", "value": 10**12}),
-            r"expected a number of NumPy, found 'V9'",
-        ),
+        (_loss(terms=5), r"expected Loss.terms to be"),
+        (_loss(), r"Loss needs terms, which are not there"),
+        (_loss(a=5), r"Loss has no field 'a'"),
+        (_param(5, "lr", {"numpy": "V9", "value": 10**12}), NO_NUMBER),
         (_param(5, "lr", {}), r"expected a written value, found an object with 'nothing'"),
-        (
-            lambda d: d["nodes"][1].update(inputs={"prompt": [-1, 0]}),
-            r"expected a number below 1, found -1",
-        ),
-        (
-            lambda d: d["nodes"][1].update(inputs={"prompt": [0, 7]}),
-            r"expected a number below 1, found 7",
-        ),
-        (
-            lambda d: d["nodes"][1].update(inputs={"prompt": [True, 0]}),
-            r"expected a number below 1, found True",
-        ),
-        (
-            lambda d: d["nodes"][1].update(states={"model": 9}),
-            r"expected a number below 1, found 9",
-        ),
-        (lambda d: d["states"][0].update(follows=0), r"it follows itself"),
-        (lambda d: d["states"][0].update(base=7), r"expected Model.base to be str, found 7"),
-        (
-            lambda d: d["states"][0].update(kind="Schedule"),
-            r"expected a kind of Model, Buffer, Table",
-        ),
+        (_node(1, inputs={"prompt": [-1, 0]}), r"expected a number below 1, found -1"),
+        (_node(1, inputs={"prompt": [0, 7]}), r"expected a number below 1, found 7"),
+        (_node(1, inputs={"prompt": [True, 0]}), r"expected a number below 1, found True"),
+        (_node(1, states={"model": 9}), r"expected a number below 1, found 9"),
+        (_state(follows=0), r"it follows itself"),
+        (_state(base=7), r"expected Model.base to be str, found 7"),
+        (_state(kind="Schedule"), r"expected a kind of Model, Buffer, Table"),
         (lambda d: d.update(sinks=["a"]), r"sinks: expected a number below 6, found 'a'"),
-        (
-            lambda d: d.update(declared={}),
-            r"is not declared in it, and nothing is imported to look at a graph",
-        ),
+        (lambda d: d.update(declared={}), UNDECLARED),
         (lambda d: d.update(declared={"schemas": 5}), r"expected declarations by path"),
         (lambda d: d["nodes"].append(5), r"node: expected an entry with its name, found 5"),
-        (
-            lambda d: d["nodes"][2].pop("inputs"),
-            r"expected an entry with its inputs, found 'nothing'",
-        ),
+        (lambda d: d["nodes"][2].pop("inputs"), NO_ENTRY),
     ],
 )
-def test_what_no_run_writes_is_refused(
-    change: Callable[[dict[str, Any]], Any], message: str
-) -> None:
+def test_what_no_run_writes_is_refused(change: Change, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         from_json(_forged(change), imports=False)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
+    lambda j: st.lists(j, max_size=3) | st.dictionaries(st.text(max_size=8), j, max_size=3),
     max_leaves=6,
 )
 
@@ -299,12 +273,9 @@ def test_any_part_may_be_anything(data: st.DataObject) -> None:
 
 
 def test_deep_and_gigantic_json_is_refused() -> None:
-    for text in (
-        "[" * 100_000,
-        '{"format": 1' + "0" * 5000 + "}",
-        _forged(lambda d: d).replace('"x8"', "1e999"),
-    ):
-        _looked_at(text)
+    _looked_at("[" * 100_000)
+    _looked_at('{"format": 1' + "0" * 5000 + "}")
+    _looked_at(_forged(lambda d: d).replace('"x8"', "1e999"))
     deep: Any = 1
     for _ in range(400):
         deep = {"tuple": [deep]}
@@ -325,8 +296,8 @@ def test_a_snapshot_of_format_1_is_read_where_it_names_nothing_of_the_users() ->
 
 
 def test_the_modules_that_a_run_of_it_imports_are_known_before() -> None:
-    assert modules(to_json(_own_parts(exact, Rule(1.0)))) == (__name__, "tests.right_graphs")
-    assert modules(to_json(grpo("m", "d", exact))) == ("tests.right_graphs",)
+    assert modules(to_json(_own_parts(exact, Rule(1.0)))) == (__name__, "tests.kit.rewards")
+    assert modules(to_json(grpo("m", "d", exact))) == ("tests.kit.rewards",)
 
 
 def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(

@@ -1,11 +1,8 @@
-"""Columns declared `device`: what may be one, rows of them, their hash, what a plan does with them
-and refuses.
-"""
+"""Columns declared `device`: what may be one, their rows and hashes, what plans do with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,23 +17,18 @@ from dataflow.check import check
 from dataflow.errors import DataError, GraphError, PlanError
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
-from dataflow.model import Model
 from dataflow.schema import Reward, Rollout, Schema, column
 from dataflow.user import Columns, operator
 from engine.channels.tensors.hashes import of_tensors, on_device
-from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.worker.digest import row_digests
-from operators.advantage import group_advantage
-from operators.data import prompts
-from operators.generate import generate
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
-from operators.train import train
-from tests.kit.plans import headers, save_tiny_header
+from tests.kit.graphs import compared, graph_of, sampled
+from tests.kit.plans import headers, planned_on
 from tests.kit.rewards import exact
 
 
@@ -48,14 +40,13 @@ class Hidden(Schema):
     norm = column(pa.float32())
 
 
-def made(lengths: Sequence[int], start: int = 0) -> Batch:
+def distinct(lengths: Sequence[int], start: int = 0) -> Batch:
     """Rows whose values are all different."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     count, rows = int(offsets[-1]), len(lengths)
+    vectors = torch.arange(start, start + 3 * count, dtype=torch.float32).reshape(-1, 3)
     columns = {
-        "hidden": Ragged(
-            torch.arange(start, start + 3 * count, dtype=torch.float32).reshape(-1, 3), offsets
-        ),
+        "hidden": Ragged(vectors, offsets),
         "top": Ragged(torch.arange(start, start + count), offsets),
         "total": torch.arange(start, start + rows, dtype=torch.float64),
         "norm": np.arange(start, start + rows, dtype=np.float32),
@@ -86,18 +77,16 @@ def test_a_schema_says_what_is_on_a_device() -> None:
     "kind", [pa.utf8(), pa.bool_(), pa.uint16(), pa.list_(pa.float32()), pa.list_(pa.utf8(), 2)]
 )
 def test_what_no_tensor_is_cannot_be_on_a_device(kind: pa.DataType) -> None:
-    with pytest.raises(
-        GraphError, match=r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"
-    ):
+    told = r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"
+    with pytest.raises(GraphError, match=told):
         column(kind, device=True)
 
 
 def test_nulls_and_other_places_are_refused() -> None:
     with pytest.raises(GraphError, match="no tensor has nulls"):
         column(pa.float32(), device=True, nullable=True)
-    with pytest.raises(
-        GraphError, match=r"schema Mine: has 'reward' on a device, .* extends, on the host"
-    ):
+    told = r"schema Mine: has 'reward' on a device, .* extends, on the host"
+    with pytest.raises(GraphError, match=told):
 
         class Mine(Reward):
             reward = column(pa.float32(), device=True)
@@ -109,7 +98,7 @@ def test_nulls_and_other_places_are_refused() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_rows_keep_their_values(data: st.DataObject, lengths: list[int]) -> None:
-    batch = made(lengths)
+    batch = distinct(lengths)
     rows = np.array(
         data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64
     )
@@ -128,7 +117,7 @@ def test_rows_keep_their_values(data: st.DataObject, lengths: list[int]) -> None
 
 
 def test_neighbours_are_views_and_columns_are_shared() -> None:
-    batch = made([2, 0, 3, 1])
+    batch = distinct([2, 0, 3, 1])
     part = batch.take(np.arange(1, 3))
     assert part.device["hidden"].data_ptr() == batch.device["hidden"][2:].data_ptr()
     assert batch.select(["hidden", "norm"]).device.keys() == {"hidden"}
@@ -138,57 +127,37 @@ def test_neighbours_are_views_and_columns_are_shared() -> None:
 
 
 def test_columns_are_asked_for_where_they_are() -> None:
-    batch = made([2, 1])
+    batch = distinct([2, 1])
     with pytest.raises(DataError, match=r"'hidden' is declared device.* Fix: batch\.tensor"):
         batch.ragged("hidden")
     with pytest.raises(DataError, match="'norm' is not declared device"):
         batch.tensor("norm")
     with pytest.raises(DataError, match="no column 'other'"):
         batch.tensor("other")
-    with pytest.raises(
-        DataError, match=r"columns on a device: hidden, top, total\. Fix: batch\.on_host"
-    ):
+    told = r"columns on a device: hidden, top, total\. Fix: batch\.on_host"
+    with pytest.raises(DataError, match=told):
         batch.with_keys()
     with pytest.raises(DataError, match="its rows have 3 values, found 2"):
         Batch(batch.keys, batch.records, {"top": torch.zeros(2)})
 
 
 TWO = np.array([0, 1, 2])
+DOUBLES, VECTORS = torch.zeros(2, dtype=torch.float64), torch.zeros(2, 3)
+NARROW = r"expected torch.float64, found torch.float32. Fix: .to\(torch.float64\)"
+SHAPE = r"expected the shape \[values, 3\], found \[2, 4\]"
+SHORT = "offsets that ascend from 0 to its 3 values, found 0 to 2"
+UNDECLARED = r"'norm' is given as a tensor, and is not declared device. Fix: .numpy"
 WRONG: dict[str, tuple[str, Any, str]] = {
     "NumPy": ("total", np.zeros(2), "expected a torch tensor, found ndarray"),
-    "dtype": (
-        "total",
-        torch.zeros(2),
-        r"expected torch.float64, found torch.float32. Fix: .to\(torch.float64\)",
-    ),
-    "shape": (
-        "hidden",
-        Ragged(torch.zeros(2, 4), TWO),
-        r"expected the shape \[values, 3\], found \[2, 4\]",
-    ),
+    "dtype": ("total", torch.zeros(2), NARROW),
+    "shape": ("hidden", Ragged(torch.zeros(2, 4), TWO), SHAPE),
     "a scalar": ("total", torch.zeros((), dtype=torch.float64), "expected the shape"),
-    "rows": (
-        "total",
-        torch.zeros(3, dtype=torch.float64),
-        "expected a value for each of 2 rows, found 3",
-    ),
-    "values": (
-        "hidden",
-        Ragged(torch.zeros(3, 3), TWO),
-        "offsets that ascend from 0 to its 3 values, found 0 to 2",
-    ),
-    "descending": ("hidden", Ragged(torch.zeros(2, 3), np.array([0, 3, 2])), "offsets that ascend"),
-    "no offsets": ("hidden", torch.zeros(2, 3), "expected Ragged"),
-    "offsets": (
-        "total",
-        Ragged(torch.zeros(2, dtype=torch.float64), TWO),
-        "expected one tensor for all rows",
-    ),
-    "not declared": (
-        "norm",
-        torch.zeros(2),
-        r"'norm' is given as a tensor, and is not declared device. Fix: .numpy",
-    ),
+    "rows": ("total", torch.zeros(3).double(), "expected a value for each of 2 rows, found 3"),
+    "values": ("hidden", Ragged(torch.zeros(3, 3), TWO), SHORT),
+    "descending": ("hidden", Ragged(VECTORS, np.array([0, 3, 2])), "offsets that ascend"),
+    "no offsets": ("hidden", VECTORS, "expected Ragged"),
+    "offsets": ("total", Ragged(DOUBLES, TWO), "expected one tensor for all rows"),
+    "not declared": ("norm", torch.zeros(2), UNDECLARED),
 }
 
 
@@ -200,7 +169,7 @@ def test_what_is_not_as_declared_is_refused(name: str) -> None:
 
 
 def test_a_users_function_sees_tensors() -> None:
-    columns = Columns(made([2, 1]), Hidden)
+    columns = Columns(distinct([2, 1]), Hidden)
     assert isinstance(columns["total"], torch.Tensor)
     hidden = columns["hidden"]
     assert hidden.values.shape == (3, 3)
@@ -221,9 +190,7 @@ def test_hashes_on_a_device_are_of_rows_wherever_they_lie(lengths: list[int], dt
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     whole = Ragged(torch.zeros(int(offsets[-1]), 2, dtype=getattr(torch, dtype)), offsets)
     hashed = on_device(whole)
-    assert len(set(hashed.tolist())) == len(set(lengths)), (
-        "equal rows have equal hashes, as zeros of one length are"
-    )
+    assert len(set(hashed.tolist())) == len(set(lengths)), "zeros of one length are equal"
     if whole.values.numel():
         whole.values[-1, -1] = 1
         last = int(np.flatnonzero(np.array(lengths))[-1])
@@ -242,12 +209,6 @@ def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
 
 
 # --- plans ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_header(tmp_path)
-    monkeypatch.chdir(tmp_path)
 
 
 @operator()
@@ -275,26 +236,14 @@ def beside(now: Now, hidden: Tensors[Hidden]) -> Terms:
 
 
 def graph() -> Graph:
-    policy = Model("policy", "tiny", trainable=True)
-    rollout = generate(
-        policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, max_lag=1, name="rollout"
-    )
+    rollout = sampled(n=4, batch=8, max_tokens=16, max_lag=1)
     hidden = states(looked(rollout))
     score = steered(reward(exact, looked.named("again")(rollout), name="score"), hidden)
-    advantage = group_advantage(rollout, score, name="advantage")
-    return Graph(
-        "g", train(policy, rollout, loss=policy_gradient_loss(advantage) + beside(hidden), lr=1e-3)
-    )
+    return graph_of(rollout, policy_gradient_loss(compared(rollout, score)) + beside(hidden))
 
 
 def planned(hosts: tuple[Host, ...] = (), **options: Any) -> Plan:
-    asked = placing(RunOptions(**options))
-    return make_plan(
-        check(graph(), headers),
-        seed=0,
-        placing=asked,
-        cluster=Cluster(cores=8, memory=2**36, hosts=hosts),
-    )
+    return planned_on(Cluster(cores=8, memory=2**36, hosts=hosts), graph(), **options)
 
 
 APART = {"rollout": "gen", "states": "a,b", "steered": "c", "train_policy": "train"}
@@ -335,22 +284,20 @@ def test_explain_shows_the_route(tiny: None) -> None:
 
 
 def test_other_hosts_are_refused(tiny: None) -> None:
-    there = tuple(
-        Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("xy")
-    )
+    size = {"cores": 8, "memory": 2**36}
+    there = tuple(Host(name=n, address=f"10.0.0.{i}", **size) for i, n in enumerate("xy"))
     with pytest.raises(PlanError) as refused:
         planned(hosts=there, pin=APART | {"steered": "c@y"})
-    assert (
+    where = (
         "device: states in a has hidden, top, total on a device of x, steered in c reads it on y:"
-        " collectives stay" in (str(refused.value))
     )
+    assert f"{where} collectives stay" in str(refused.value)
     assert "Fix: pin states=a@y." in str(refused.value)
 
 
 def test_turns_are_refused(tiny: None) -> None:
-    with pytest.raises(
-        PlanError, match=r"device: states has hidden.* that a, train have by turns. Fix: pin states"
-    ):
+    told = r"device: states has hidden.* that a, train have by turns. Fix: pin states"
+    with pytest.raises(PlanError, match=told):
         planned(pin=APART, turns=(("a", "train"),))
 
 
@@ -359,15 +306,11 @@ def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]:
 
 
 def test_a_reward_function_cannot_read_a_device(tiny: None) -> None:
-    policy = Model("policy", "tiny", trainable=True)
-    rollout = looked(
-        generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout")
-    )
-    advantage = group_advantage(rollout, reward(sees, rollout, name="score"), name="advantage")
-    wrong = Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
-    with pytest.raises(
-        GraphError, match=r"wants 'seen', which 'looked' has on a device. Fix: an @operator"
-    ):
+    rollout = looked(sampled())
+    score = reward(sees, rollout, name="score")
+    wrong = graph_of(rollout, policy_gradient_loss(compared(rollout, score)))
+    told = r"wants 'seen', which 'looked' has on a device. Fix: an @operator"
+    with pytest.raises(GraphError, match=told):
         check(wrong, headers)
 
 
@@ -381,13 +324,8 @@ def numbered(rollout: Columns[Rollout]) -> Columns[Numbered]:
 
 
 def test_what_is_recorded_is_on_no_device(tiny: None) -> None:
-    policy = Model("policy", "tiny", trainable=True)
-    rollout = numbered(
-        generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout")
-    )
-    advantage = group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
-    wrong = Graph("g", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
-    with pytest.raises(
-        PlanError, match="device: numbered: 'prompt' is recorded of each Step, from the host"
-    ):
+    rollout = numbered(sampled())
+    wrong = graph_of(rollout, policy_gradient_loss(compared(rollout)))
+    told = "device: numbered: 'prompt' is recorded of each Step, from the host"
+    with pytest.raises(PlanError, match=told):
         make_plan(check(wrong, headers), seed=0, cluster=Cluster(cores=8, memory=2**36))

@@ -1,10 +1,10 @@
-"""DeviceTurns: of the Workers on the same devices one at most is awake, and nothing waits for ever."""
+"""DeviceTurns: of the Workers on one device at most one is awake, and nothing waits for ever."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,92 +13,61 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Keys
+from engine.coordinator import messages as m
 from engine.coordinator.device_turns import DeviceTurns
-from engine.coordinator.messages import (
-    ChunkDone,
-    Evaluate,
-    Evaluated,
-    Event,
-    FetchFailed,
-    Go,
-    Instruction,
-    Load,
-    Loaded,
-    Offer,
-    Offered,
-    Prepared,
-    Record,
-    Recorded,
-    Release,
-    Respawn,
-    RunChunk,
-    Sleep,
-    Slept,
-    Stepped,
-    ToWorker,
-    TrainStep,
-    Wake,
-    Woken,
-    WorkerLost,
-)
-from engine.plan.plan import Layout, Plan, PlannedNode
+from engine.plan.plan import Layout
+from tests.kit.plans import plan_of, planned_node
 
 GROUPS = (("a", "b", "c"), ("d", "e"))
 WORKERS = ("a", "b", "c", "d", "e", "free")
 
 
-def turns(*groups: tuple[str, ...]) -> DeviceTurns:
-    return DeviceTurns(
-        Plan(graph="g", digest="", seed=0, nodes=(), sources=(), turns=groups or GROUPS)
-    )
+def turns_of(*groups: tuple[str, ...]) -> DeviceTurns:
+    return DeviceTurns(plan_of(turns=groups or GROUPS))
 
 
-def chunk(number: int, worker: str) -> RunChunk:
-    return RunChunk(id=number, node=f"on_{worker}", worker=worker, step=0, keys=Keys.of([number]))
+def chunk(number: int, worker: str) -> m.RunChunk:
+    return m.RunChunk(id=number, node=f"on_{worker}", worker=worker, step=0, keys=Keys.of([number]))
 
 
-def anything(draw: random.Random, number: int, worker: str) -> Instruction:
+def step(task: int, node: str, worker: str) -> m.TrainStep:
+    return m.TrainStep(id=task, node=node, worker=worker, step=1, keys=Keys.of([]), inputs={})
+
+
+def anything(draw: random.Random, number: int, worker: str) -> m.Instruction:
     """An instruction of a kind that has to be answered; `number` is in it."""
-    node, none = f"on_{worker}", Keys.of([])
-    return draw.choice(
-        (
-            chunk(number, worker),
-            TrainStep(
-                id=number,
-                node=f"{node}_{number}",
-                worker=worker,
-                step=0,
-                keys=none,
-                inputs={},
-            ),
-            Evaluate(id=number, node=node, worker=worker, version=number, keys=none, inputs={}),
-            Record(id=number, step=number, keys={}, inputs={}, worker=worker),
-            Offer(id=number, model="m", writer=node, worker=worker, version=number),
-            Load(id=number, model="m", writer="w", reader=node, version=number, worker=worker),
-        )
+    node, none, load = f"on_{worker}", Keys.of([]), {"model": f"m{number}", "writer": "w"}
+    kinds = (
+        chunk(number, worker),
+        step(number, f"{node}_{number}", worker),
+        m.Evaluate(id=number, node=node, worker=worker, version=number, keys=none, inputs={}),
+        m.Record(id=number, step=number, keys={}, inputs={}, worker=worker),
+        m.Offer(id=number, model="m", writer=node, worker=worker, version=number),
+        m.Load(id=number, reader=node, version=number, worker=worker, **load),
     )
+    return draw.choice(kinds)
 
 
-def answer(told: Instruction) -> Event:
+def answer(told: m.Instruction) -> m.Event:
     match told:
-        case RunChunk():
-            return ChunkDone(id=told.id, node=told.node)
-        case TrainStep():
-            return Stepped(id=told.id, node=told.node, step=0, worker=told.worker)
-        case Evaluate():
-            return Evaluated(id=told.id, node=told.node, version=told.version)
-        case Record():
-            return Recorded(id=told.id, step=told.step)
-        case Offer():
+        case m.RunChunk():
+            return m.ChunkDone(id=told.id, node=told.node)
+        case m.TrainStep():
+            return m.Stepped(id=told.id, node=told.node, step=told.step, worker=told.worker)
+        case m.Evaluate():
+            return m.Evaluated(id=told.id, node=told.node, version=told.version)
+        case m.Record():
+            return m.Recorded(id=told.id, step=told.step)
+        case m.Offer():
             where = {"worker": told.worker, "block": 0, "digest": ""}
-            return Offered(id=told.id, model=told.model, version=told.version, **where)
-        case Load():
+            return m.Offered(id=told.id, model=told.model, version=told.version, **where)
+        case m.Load():
             what = {"node": told.reader, "model": told.model, "version": told.version}
-            return Loaded(id=told.id, worker=told.worker, **what)
-        case Wake():
-            return Woken(worker=told.worker)
-        case Sleep():
-            return Slept(worker=told.worker)
+            return m.Loaded(id=told.id, worker=told.worker, **what)
+        case m.Wake():
+            return m.Woken(worker=told.worker)
+        case m.Sleep():
+            return m.Slept(worker=told.worker)
     raise AssertionError(told)
 
 
@@ -108,32 +77,32 @@ class World:
 
     filter: DeviceTurns
     awake: set[str] = field(default_factory=lambda: {"free"})
-    queues: dict[str, deque[Instruction]] = field(
+    queues: dict[str, deque[m.Instruction]] = field(
         default_factory=lambda: {w: deque() for w in WORKERS}
     )
-    epochs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORKERS, -1))
-    begun: dict[str, list[Instruction]] = field(default_factory=lambda: {w: [] for w in WORKERS})
+    deaths: Counter[str] = field(default_factory=Counter)
+    begun: dict[str, list[m.Instruction]] = field(default_factory=lambda: {w: [] for w in WORKERS})
 
-    def take(self, instructions: list[Instruction]) -> None:
+    def take(self, instructions: list[m.Instruction]) -> None:
         for each in instructions:
-            assert isinstance(each, ToWorker)
+            assert isinstance(each, m.ToWorker)
             mates = next((group for group in GROUPS if each.worker in group), (each.worker,))
-            if isinstance(each, Wake):
+            if isinstance(each, m.Wake):
                 assert not self.awake & set(mates), "two are awake"
                 self.awake.add(each.worker)
-            elif not isinstance(each, Release | Go):
+            elif not isinstance(each, m.Release | m.Go):
                 assert each.worker in self.awake, "told something in its sleep"
-            if isinstance(each, Sleep):
+            if isinstance(each, m.Sleep):
                 assert not self.queues[each.worker], "sent to sleep with work to do"
-            if not isinstance(each, Release | Go):
+            if not isinstance(each, m.Release | m.Go):
                 self.queues[each.worker].append(each)
 
     def step(self, worker: str) -> None:
         """Let a Worker end what is first in its queue."""
         told = self.queues[worker].popleft()
-        if isinstance(told, Sleep):
+        if isinstance(told, m.Sleep):
             self.awake.discard(worker)
-        if not isinstance(told, Wake | Sleep):
+        if not isinstance(told, m.Wake | m.Sleep):
             self.begun[worker].append(told)
         self.take(self.filter.heard(answer(told)))
 
@@ -141,10 +110,8 @@ class World:
         self.queues[worker].clear()
         if worker != "free":
             self.awake.discard(worker)
-        self.epochs[worker] += 1
-        self.take(
-            self.filter.heard(WorkerLost(worker=worker, epoch=self.epochs[worker], error="killed"))
-        )
+        self.take(self.filter.heard(death(worker, epoch=self.deaths[worker])))
+        self.deaths[worker] += 1
 
     def some(self, draw: random.Random) -> None:
         """Let some Workers come to what is first in their queues."""
@@ -163,7 +130,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
     seed: int, losses: bool
 ) -> None:
     draw = random.Random(seed)
-    world, wanted = World(turns()), {w: [] for w in WORKERS}
+    world, wanted = World(turns_of()), {w: [] for w in WORKERS}
     for number in range(60):
         worker = draw.choice(WORKERS)
         told = anything(draw, number, worker)
@@ -184,22 +151,11 @@ RANKS = {"one": ("a", "d"), "two": ("b", "e"), "three": ("e", "c")}
 
 
 def of_ranks() -> DeviceTurns:
-    made = [
-        PlannedNode(
-            name=name,
-            operator="train",
-            work="train",
-            scope="batch",
-            region="step",
-            relation="reduce",
-            workers=workers,
-            layout=Layout(data=len(workers)),
-        )
+    nodes = [
+        planned_node(name, work="train", workers=workers, layout=Layout(data=len(workers)))
         for name, workers in RANKS.items()
     ]
-    return DeviceTurns(
-        Plan(graph="g", digest="", seed=0, nodes=tuple(made), sources=(), turns=GROUPS)
-    )
+    return DeviceTurns(plan_of(*nodes, turns=GROUPS))
 
 
 @dataclass
@@ -210,12 +166,12 @@ class InLockStep(World):
 
     def step(self, worker: str) -> None:
         told = self.queues[worker][0]
-        if not isinstance(told, TrainStep | Offer):
+        if not isinstance(told, m.TrainStep | m.Offer):
             return super().step(worker)
-        node = told.node if isinstance(told, TrainStep) else told.writer
+        node = told.node if isinstance(told, m.TrainStep) else told.writer
         there = self.there.setdefault(told.id, set())
-        if worker not in there and isinstance(told, TrainStep):
-            self.take(self.filter.heard(Prepared(id=told.id, node=node, worker=worker)))
+        if worker not in there and isinstance(told, m.TrainStep):
+            self.take(self.filter.heard(m.Prepared(id=told.id, node=node, worker=worker)))
         there.add(worker)
         if there >= set(RANKS[node]):
             super().step(worker)
@@ -224,10 +180,7 @@ class InLockStep(World):
         """Everybody comes to what is first in its queue, again and again, until nothing moves."""
         before: object = None
         while before != (
-            now := (
-                [list(q) for q in self.queues.values()],
-                {k: set(v) for k, v in self.there.items()},
-            )
+            now := [[*map(list, self.queues.values())], *map(len, self.there.values())]
         ):
             before = now
             for worker in draw.sample(WORKERS, len(WORKERS)):
@@ -239,26 +192,22 @@ class InLockStep(World):
 @given(seed=st.integers(0, 1 << 32))
 def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) -> None:
     draw = random.Random(seed)
-    world, wanted, none = InLockStep(of_ranks()), {w: [] for w in WORKERS}, Keys.of([])
+    world, wanted = InLockStep(of_ranks()), {w: [] for w in WORKERS}
     for number in range(40):
         node = draw.choice(list(RANKS))
         kind = draw.choice(("chunk", "chunk", "train", "offer"))
-        told: list[Instruction] = [chunk(100 + number, draw.choice(WORKERS))]
+        told: list[m.Instruction] = [chunk(100 + number, draw.choice(WORKERS))]
         idle = all(
             each in world.begun[w]
             for w in RANKS[node]
             for each in wanted[w]
-            if isinstance(each, TrainStep)
+            if isinstance(each, m.TrainStep)
         )
         if kind == "train" and idle:
-            told = [
-                TrainStep(id=number, node=node, worker=w, step=1, keys=none, inputs={})
-                for w in RANKS[node]
-            ]
+            told = [step(number, node, w) for w in RANKS[node]]
         elif kind == "offer":
-            told = [
-                Offer(id=number, model="m", writer=node, worker=w, version=0) for w in RANKS[node]
-            ]
+            offer = {"id": number, "model": "m", "writer": node, "version": 0}
+            told = [m.Offer(**offer, worker=w) for w in RANKS[node]]
         for each in told:
             wanted[each.worker].append(each)
         world.take(world.filter.told(told))
@@ -268,8 +217,17 @@ def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) ->
     assert world.filter.waiting() == []
 
 
+def chunks_at_waking(turns: DeviceTurns, worker: str) -> list[int]:
+    """Which chunks a Worker is told that has woken."""
+    return [told.id for told in turns.heard(m.Woken(worker=worker)) if isinstance(told, m.RunChunk)]
+
+
+def death(worker: str, epoch: int = 0) -> m.WorkerLost:
+    return m.WorkerLost(worker=worker, epoch=epoch, error="killed")
+
+
 def test_a_turn_passes_to_who_waits_longest() -> None:
-    world = World(turns())
+    world = World(turns_of())
     for number, worker in enumerate("acba"):
         world.take(world.filter.told([chunk(number, worker)]))
     assert world.filter.waiting() == [
@@ -279,148 +237,146 @@ def test_a_turn_passes_to_who_waits_longest() -> None:
     ]
     order = []
     while busy := [w for w, queue in world.queues.items() if queue]:
-        order += [w for w in busy if isinstance(world.queues[w][0], Wake)]
+        order += [w for w in busy if isinstance(world.queues[w][0], m.Wake)]
         world.step(busy[0])
     assert order == ["a", "c", "b"]
     assert world.awake == {"b", "free"}  # nobody else waits: it keeps the devices
 
 
 def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
-    it = turns(("a", "b"))
-    assert it.told([chunk(0, "a")]) == [Wake(worker="a")]
-    first = it.heard(Woken(worker="a"))
-    assert [each.id for each in first if isinstance(each, RunChunk)] == [0]
-    assert it.told([chunk(1, "b"), chunk(2, "a")]) == []
-    assert it.heard(ChunkDone(id=0, node="on_a")) == [Sleep(worker="a")]
-    assert it.heard(Slept(worker="a")) == [Wake(worker="b")]
-    assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
-    assert it.heard(ChunkDone(id=1, node="on_b")) == [Sleep(worker="b")]
+    turns = turns_of(("a", "b"))
+    assert turns.told([chunk(0, "a")]) == [m.Wake(worker="a")]
+    assert chunks_at_waking(turns, "a") == [0]
+    assert turns.told([chunk(1, "b"), chunk(2, "a")]) == []
+    assert turns.heard(m.ChunkDone(id=0, node="on_a")) == [m.Sleep(worker="a")]
+    assert turns.heard(m.Slept(worker="a")) == [m.Wake(worker="b")]
+    assert chunks_at_waking(turns, "b") == [1]
+    assert turns.heard(m.ChunkDone(id=1, node="on_b")) == [m.Sleep(worker="b")]
 
 
 def test_release_and_go_pass_a_sleeping_worker() -> None:
-    it = turns(("a", "b"))
-    passing = [Release(worker="a", blocks=(1,)), Go(node="n", worker="b", id=0)]
-    assert it.told(passing) == passing
+    turns = turns_of(("a", "b"))
+    passing = [m.Release(worker="a", blocks=(1,)), m.Go(node="n", worker="b", id=0)]
+    assert turns.told(passing) == passing
 
 
-def steps(task: int, *workers: str) -> list[TrainStep]:
+def steps(task: int, *workers: str) -> list[m.TrainStep]:
     """What the ranks of one node are told."""
-    none = Keys.of([])
-    return [
-        TrainStep(id=task, node="learn", worker=w, step=1, keys=none, inputs={}) for w in workers
-    ]
+    return [step(task, "learn", worker) for worker in workers]
 
 
-def prepared(worker: str, task: int) -> Prepared:
-    return Prepared(node="learn", worker=worker, id=task)
+def prepared(worker: str, task: int) -> m.Prepared:
+    return m.Prepared(node="learn", worker=worker, id=task)
 
 
-def unfetched(worker: str, task: int) -> FetchFailed:
-    return FetchFailed(worker=worker, peer="gone", id=task)
+def unfetched(worker: str, task: int) -> m.FetchFailed:
+    return m.FetchFailed(worker=worker, peer="gone", id=task)
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
 def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(last: str) -> None:
-    it = turns(("a", "gen"), ("b", "other"))
+    turns = turns_of(("a", "gen"), ("b", "other"))
     told = steps(7, "a", "b")
-    assert it.told(told) == [Wake(worker="a"), Wake(worker="b")]
-    assert it.heard(Woken(worker="a")) == told[:1]
-    assert it.heard(Woken(worker="b")) == told[1:]
-    assert it.told([chunk(1, "gen")]) == []
+    assert turns.told(told) == [m.Wake(worker="a"), m.Wake(worker="b")]
+    assert turns.heard(m.Woken(worker="a")) == told[:1]
+    assert turns.heard(m.Woken(worker="b")) == told[1:]
+    assert turns.told([chunk(1, "gen")]) == []
     events = [prepared("a", 7), unfetched("b", 7)]
-    assert it.heard(events.pop(last == "prepared")) == []
-    assert it.heard(events.pop()) == [Sleep(worker="a")]
+    assert turns.heard(events.pop(last == "prepared")) == []
+    assert turns.heard(events.pop()) == [m.Sleep(worker="a")]
 
 
 @pytest.mark.parametrize("last", [prepared, unfetched])
 def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_devices_on(
-    last: Callable[[str, int], Event],
+    last: Callable[[str, int], m.Event],
 ) -> None:
-    it = turns(("a", "gen"), ("b", "other"))
+    turns = turns_of(("a", "gen"), ("b", "other"))
     told = steps(7, "a", "b")
-    assert it.told([chunk(1, "gen"), *told]) == [Wake(worker="gen"), Wake(worker="b")]
-    assert it.heard(Woken(worker="b")) == told[1:]
-    assert it.heard(unfetched("b", 7)) == []
-    assert it.heard(Woken(worker="gen")) != []
-    assert it.heard(ChunkDone(id=1, node="on_gen")) == [Sleep(worker="gen")]
-    assert it.heard(Slept(worker="gen")) == [Wake(worker="a")]
-    assert it.heard(Woken(worker="a")) == told[:1]
-    assert it.told([chunk(2, "gen")]) == []
-    assert it.heard(last("a", 7)) == [Sleep(worker="a")]
+    assert turns.told([chunk(1, "gen"), *told]) == [m.Wake(worker="gen"), m.Wake(worker="b")]
+    assert turns.heard(m.Woken(worker="b")) == told[1:]
+    assert turns.heard(unfetched("b", 7)) == []
+    assert turns.heard(m.Woken(worker="gen")) != []
+    assert turns.heard(m.ChunkDone(id=1, node="on_gen")) == [m.Sleep(worker="gen")]
+    assert turns.heard(m.Slept(worker="gen")) == [m.Wake(worker="a")]
+    assert turns.heard(m.Woken(worker="a")) == told[:1]
+    assert turns.told([chunk(2, "gen")]) == []
+    assert turns.heard(last("a", 7)) == [m.Sleep(worker="a")]
 
 
 def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> None:
-    it = turns(("a", "gen"), ("b", "other"))
+    turns = turns_of(("a", "gen"), ("b", "other"))
     first, second = steps(7, "a", "b"), steps(8, "a", "b")
-    it.told(first)
-    assert [*it.heard(Woken(worker="a")), *it.heard(Woken(worker="b"))] == first
-    assert it.heard(unfetched("b", 7)) == []
-    assert it.told(second) == second
-    assert it.heard(prepared("b", 8)) == []
-    assert it.told([chunk(1, "other"), chunk(2, "gen")]) == []
-    assert it.heard(unfetched("a", 7)) == []
-    assert it.heard(prepared("a", 8)) == []
-    assert it.heard(Stepped(id=8, node="learn", step=1, worker="a")) == [Sleep(worker="a")]
-    assert it.heard(Stepped(id=8, node="learn", step=1, worker="b")) == [Sleep(worker="b")]
+    turns.told(first)
+    assert [*turns.heard(m.Woken(worker="a")), *turns.heard(m.Woken(worker="b"))] == first
+    assert turns.heard(unfetched("b", 7)) == []
+    assert turns.told(second) == second
+    assert turns.heard(prepared("b", 8)) == []
+    assert turns.told([chunk(1, "other"), chunk(2, "gen")]) == []
+    assert turns.heard(unfetched("a", 7)) == []
+    assert turns.heard(prepared("a", 8)) == []
+    assert turns.heard(m.Stepped(id=8, node="learn", step=1, worker="a")) == [m.Sleep(worker="a")]
+    assert turns.heard(m.Stepped(id=8, node="learn", step=1, worker="b")) == [m.Sleep(worker="b")]
 
 
-@pytest.mark.parametrize("kind", [RunChunk, Record, Evaluate, Load])
+@pytest.mark.parametrize("kind", [m.RunChunk, m.Record, m.Evaluate, m.Load])
 def test_what_could_not_be_begun_has_ended(kind: type) -> None:
-    it, draw = turns(("a", "b")), random.Random(0)
-    told = next(
-        each for each in iter(lambda: anything(draw, 3, "a"), None) if isinstance(each, kind)
-    )
-    it.told([told])
-    assert it.heard(Woken(worker="a")) == [told]
-    it.told([chunk(9, "b")])
-    gone = FetchFailed(id=3, worker="a", peer="c")
-    assert it.heard(gone) == [Sleep(worker="a")]
+    turns, draw = turns_of(("a", "b")), random.Random(0)
+    endless = iter(lambda: anything(draw, 3, "a"), None)
+    told = next(each for each in endless if isinstance(each, kind))
+    turns.told([told])
+    assert turns.heard(m.Woken(worker="a")) == [told]
+    turns.told([chunk(9, "b")])
+    gone = m.FetchFailed(id=3, worker="a", peer="c")
+    assert turns.heard(gone) == [m.Sleep(worker="a")]
 
 
-@pytest.mark.parametrize("kind", [Load, Offer])
+@pytest.mark.parametrize("kind", [m.Load, m.Offer])
 def test_of_versions_that_are_asked_for_one_after_another_each_is_answered(kind: type) -> None:
-    it, draw = turns(("a", "b")), random.Random(0)
+    turns, draw = turns_of(("a", "b")), random.Random(0)
     some = (anything(draw, number, "a") for number in itertools.count())
     asked = list(itertools.islice((each for each in some if isinstance(each, kind)), 2))
-    it.told(asked)
-    assert it.heard(Woken(worker="a")) == asked
-    it.told([chunk(999, "b")])
-    assert it.heard(answer(asked[0])) == []
-    assert it.heard(answer(asked[1])) == [Sleep(worker="a")]
+    turns.told(asked)
+    assert turns.heard(m.Woken(worker="a")) == asked
+    turns.told([chunk(999, "b")])
+    assert turns.heard(answer(asked[0])) == []
+    assert turns.heard(answer(asked[1])) == [m.Sleep(worker="a")]
 
 
 @pytest.mark.parametrize("state", ["waking", "held", "sleeping"])
 def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state: str) -> None:
-    it = turns(("a", "b"))
-    it.told([chunk(0, "a"), chunk(1, "b")])
+    turns = turns_of(("a", "b"))
+    turns.told([chunk(0, "a"), chunk(1, "b")])
     if state != "waking":
-        it.heard(Woken(worker="a"))
+        turns.heard(m.Woken(worker="a"))
     if state == "sleeping":
-        assert it.heard(ChunkDone(id=0, node="on_a")) == [Sleep(worker="a")]
-    assert it.heard(WorkerLost(worker="a", epoch=0, error="killed")) == [Wake(worker="b")]
-    assert [each.id for each in it.heard(Woken(worker="b")) if isinstance(each, RunChunk)] == [1]
-    assert it.waiting() == []
+        assert turns.heard(m.ChunkDone(id=0, node="on_a")) == [m.Sleep(worker="a")]
+    assert turns.heard(death("a")) == [m.Wake(worker="b")]
+    assert chunks_at_waking(turns, "b") == [1]
+    assert turns.waiting() == []
 
 
 def test_a_death_that_is_told_twice_is_one() -> None:
-    it, death = turns(("a", "b")), WorkerLost(worker="a", epoch=0, error="killed")
-    it.told([chunk(0, "a")])
-    it.heard(Woken(worker="a"))
-    assert it.heard(death) == []
-    assert it.told([chunk(1, "a"), chunk(2, "b")]) == [Wake(worker="a")]
-    assert it.heard(death) == []
-    assert [each.id for each in it.heard(Woken(worker="a")) if isinstance(each, RunChunk)] == [1]
+    turns = turns_of(("a", "b"))
+    turns.told([chunk(0, "a")])
+    turns.heard(m.Woken(worker="a"))
+    assert turns.heard(death("a")) == []
+    assert turns.told([chunk(1, "a"), chunk(2, "b")]) == [m.Wake(worker="a")]
+    assert turns.heard(death("a")) == []
+    assert chunks_at_waking(turns, "a") == [1]
 
 
 def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
-    it = turns(("a", "b"))
-    it.told([chunk(0, "a"), chunk(1, "b")])
-    it.heard(Woken(worker="a"))
-    assert it.told([Respawn(workers=("a",))]) == [Respawn(workers=("a",)), Wake(worker="b")]
+    turns = turns_of(("a", "b"))
+    turns.told([chunk(0, "a"), chunk(1, "b")])
+    turns.heard(m.Woken(worker="a"))
+    assert turns.told([m.Respawn(workers=("a",))]) == [
+        m.Respawn(workers=("a",)),
+        m.Wake(worker="b"),
+    ]
 
 
 def test_without_leases_everything_passes() -> None:
-    it = DeviceTurns(Plan(graph="g", digest="", seed=0, nodes=(), sources=()))
+    turns = DeviceTurns(plan_of())
     told = [chunk(0, "a"), chunk(1, "b")]
-    assert it.told(told) == told
-    assert it.heard(ChunkDone(id=0, node="on_a")) == []
+    assert turns.told(told) == told
+    assert turns.heard(m.ChunkDone(id=0, node="on_a")) == []

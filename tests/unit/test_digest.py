@@ -1,6 +1,4 @@
-"""The hash of a row's content: equal content has an equal one wherever it lies, any other change is
-seen.
-"""
+"""The hash of a row's content: equal where the content is, wherever it lies, and only there."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.schema import MESSAGE
 from engine.worker.digest import row_digests
 
+TURN = {"role": st.text(max_size=1), "content": st.none()}
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "text": (pa.utf8(), st.text(max_size=4)),
     "number": (pa.float32(), st.floats(width=32, allow_nan=False) | st.none()),
@@ -23,10 +22,7 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "flag": (pa.bool_(), st.booleans() | st.none()),
     "ids": (pa.large_list(pa.int32()), st.lists(st.integers(0, 5), max_size=4)),
     "some": (pa.large_list(pa.float32()), st.lists(st.sampled_from([None, 0.5, -0.5]), max_size=3)),
-    "said": (
-        pa.list_(MESSAGE),
-        st.lists(st.fixed_dictionaries({"role": st.text(max_size=1), "content": st.none()})),
-    ),
+    "said": (pa.list_(MESSAGE), st.lists(st.fixed_dictionaries(TURN))),
 }
 ROW = st.fixed_dictionaries({name: values for name, (_, values) in KINDS.items()})
 
@@ -56,10 +52,8 @@ def test_slices_and_picked_rows_keep_their_hashes(
     whole = batch(rows)
     found = row_digests(whole)
     start = data.draw(st.integers(0, len(rows) - 1))
-    assert (
-        row_digests(Batch(whole.keys.take(np.arange(start, len(rows))), whole.records.slice(start)))
-        == found[start:]
-    ).all()
+    keys = whole.keys.take(np.arange(start, len(rows)))
+    assert (row_digests(Batch(keys, whole.records.slice(start))) == found[start:]).all()
     order = np.array(data.draw(st.permutations(range(len(rows)))))
     assert (row_digests(whole.take(order)) == found[order]).all()
     assert (row_digests(batch(rows, list(reversed(KINDS)))) == found).all()
@@ -76,9 +70,8 @@ def test_slices_and_picked_rows_keep_their_hashes(
 def test_what_is_alike_differs(one: list[list[float]], other: list[list[float]]) -> None:
     def of(values: list[list[float]]) -> np.ndarray:
         column = pa.array(values, pa.large_list(pa.float32()))
-        return row_digests(
-            Batch(Keys.of(range(len(values))), pa.RecordBatch.from_pydict({"x": column}))
-        )
+        keys = Keys.of(range(len(values)))
+        return row_digests(Batch(keys, pa.RecordBatch.from_pydict({"x": column})))
 
     assert (of(one) != of(other)).all()
 

@@ -1,14 +1,14 @@
 """Drawings and diffs: golden texts, and what must hold for any graph.
 
-`UPDATE_GOLDEN=1 pytest tests/unit/test_draw.py` writes the golden texts anew.
+`GOLDEN=write pytest tests/unit/test_draw.py` writes the golden texts anew.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -34,76 +34,49 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-
-GOLDEN = Path(__file__).parent.parent / "golden" / "draw"
-
-
-def exact_match(completions: list[str], answer: list[str]) -> list[float]:
-    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+from tests.kit.comparison import require_golden
+from tests.kit.rewards import exact
 
 
 def dapo() -> Graph:
-    """Selection, several outputs, lag and an evaluation, under a name that every form must escape."""
+    """Selection, several outputs, lag, an evaluation, and a name that every form must escape."""
     policy = Model("policy", "models/base", trainable=True)
-    rollout = generate(
-        policy,
-        prompts("train.parquet", batch=512),
-        n=16,
-        max_tokens=2048,
-        max_lag=2,
-        name="rollout",
-    )
-    score = reward(exact_match, rollout, name="score")
+    prompt = prompts("train.parquet", batch=512)
+    rollout = generate(policy, prompt, n=16, max_tokens=2048, max_lag=2, name="rollout")
+    score = reward(exact, rollout, name="score")
     kept, kept_score = select(rollout, score, where=mixed_groups(score), refill=True)
     shaped = overlong_penalty(kept, kept_score, max_tokens=2048, buffer=512)
     loss = clipped_policy_loss(group_advantage(kept, shaped), clip=(0.2, 0.28))
-    held = generate(
-        policy,
+    test, greedy = (
         prompts("test.parquet", name="held_out"),
-        temperature=0.0,
-        max_tokens=2048,
-        name="held_out_rollout",
+        {"temperature": 0.0, "max_tokens": 2048},
     )
-    best = evaluate(
-        policy, reward(exact_match, held, name="held_out_reward"), every=50, keep_best=1
-    )
-    return Graph(
-        'da<po> & "co" | 5',
-        train(policy, kept, loss=loss, lr=linear(1e-6, 0.0, 500), minibatches=16),
-        best,
-    )
+    held = generate(policy, test, **greedy, name="held_out_rollout")
+    best = evaluate(policy, reward(exact, held, name="held_out_reward"), every=50, keep_best=1)
+    trained = train(policy, kept, loss=loss, lr=linear(1e-6, 0.0, 500), minibatches=16)
+    return Graph('da<po> & "co" | 5', trained, best)
 
 
 GRAPHS = {
     "sft": lambda: sft("models/base", "demonstrations.jsonl"),
-    "grpo": lambda: grpo("models/base", "train.parquet", exact_match, beta=0.04, max_lag=1),
-    "ppo": lambda: ppo("models/base", "train.parquet", exact_match),
+    "grpo": lambda: grpo("models/base", "train.parquet", exact, beta=0.04, max_lag=1),
+    "ppo": lambda: ppo("models/base", "train.parquet", exact),
     "dapo": dapo,
 }
-
-
-def golden(name: str, found: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(found)
-    assert found == path.read_text()
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("form, ending", [("text", "txt"), ("mermaid", "mmd"), ("dot", "dot")])
 def test_golden(name: str, form: str, ending: str) -> None:
-    golden(f"{name}.{ending}", draw(GRAPHS[name](), form))
+    require_golden(f"draw/{name}.{ending}", draw(GRAPHS[name](), form))
 
 
 def test_text_is_ascii_and_names_every_node_in_order() -> None:
     graph = dapo()
-    made = draw(graph)
-    assert made.isascii()
-    at = [
-        re.search(rf"^(?:.*> |  ){box.name}\b", made, re.MULTILINE) for box in picture(graph).boxes
-    ]
-    starts = [found.start() for found in at if found]
+    text = draw(graph)
+    assert text.isascii()
+    names = [rf"^(?:.*> |  ){box.name}\b" for box in picture(graph).boxes]
+    starts = [found.start() for n in names if (found := re.search(n, text, re.MULTILINE))]
     assert len(starts) == len(graph.nodes)
     assert starts == sorted(starts)
 
@@ -117,14 +90,12 @@ def test_text_rails_join_exactly_the_wires() -> None:
         lines = draw(make()).splitlines()
         line_of, column_of = {}, {}
         for box in drawing.boxes:
-            for line in lines:
-                found = re.match(rf"(?:[ |]*[-+|*0-9]*> |  )({re.escape(box.name)})(?: |$)", line)
-                if (
-                    found
-                    and box.index not in line_of
-                    and (bool(box.wires) == (">" in found.group(0)))
-                ):
-                    line_of[box.index], column_of[box.index] = line, found.start(1)
+            pattern = rf"(?:[ |]*[-+|*0-9]*> |  )({re.escape(box.name)})(?: |$)"
+            named = [(line, found) for line in lines if (found := re.match(pattern, line))]
+            line, found = next(
+                pair for pair in named if bool(box.wires) == (">" in pair[1].group(0))
+            )
+            line_of[box.index], column_of[box.index] = line, found.start(1)
         for box in drawing.boxes:
             branch = line_of[box.index][: column_of[box.index]]
             taps = {i for i, mark in enumerate(branch) if mark in "+*0123456789"}
@@ -140,26 +111,24 @@ def test_the_cut_stands_between_the_regions() -> None:
 
 
 def test_states_have_writers_readers_and_lags() -> None:
-    made = draw(GRAPHS["grpo"]())
-    assert "written by train_policy; read by rollout (lag <= 1)" in made
-    assert re.search(r"reference +Model models/base, fixed +read by reference$", made, re.MULTILINE)
+    text = draw(GRAPHS["grpo"]())
+    assert "written by train_policy; read by rollout (lag <= 1)" in text
+    assert re.search(r"reference +Model models/base, fixed +read by reference$", text, re.MULTILINE)
 
 
 def test_only_parameters_that_were_set_are_shown() -> None:
-    made = draw(GRAPHS["grpo"]())
-    assert "generate(policy, n=8, max_tokens=512, max_lag=1)" in made
-    assert "temperature" not in made
-    assert "clipped_policy_loss(beta=0.04)" in made
+    text = draw(GRAPHS["grpo"]())
+    assert "generate(policy, n=8, max_tokens=512, max_lag=1)" in text
+    assert "temperature" not in text
+    assert "clipped_policy_loss(beta=0.04)" in text
 
 
 def test_a_graph_that_the_check_refuses_can_be_drawn() -> None:
     policy = Model("policy", "b")
-    rollout = generate(
-        policy, prompts("d", batch=2), max_tokens=4, name="prompts"
-    )  # two nodes of one name
-    graph = Graph(
-        "wrong", train(policy, rollout, loss=clipped_policy_loss(logprobs(policy, rollout)), lr=1.0)
-    )
+    # Two nodes of one name.
+    rollout = generate(policy, prompts("d", batch=2), max_tokens=4, name="prompts")
+    loss = clipped_policy_loss(logprobs(policy, rollout))
+    graph = Graph("wrong", train(policy, rollout, loss=loss, lr=1.0))
     for form in ("text", "mermaid", "dot"):
         assert draw(graph, form).count("prompts") >= 2
     ElementTree.fromstring(drawn(picture(graph)).encode())
@@ -173,8 +142,7 @@ def test_an_empty_graph_can_be_drawn() -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_svg_is_xml_with_every_name_and_nothing_outside_of_the_picture(name: str) -> None:
     graph = GRAPHS[name]()
-    made = drawn(picture(graph))
-    root = ElementTree.fromstring(made.encode())
+    root = ElementTree.fromstring(drawn(picture(graph)).encode())
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert graph.name in texts
     assert {n.name for n in graph.nodes} | {s.name for s in graph.states} <= set(texts)
@@ -191,9 +159,8 @@ def test_svg_says_which_layout_made_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "our own layers" in svg_of(picture(GRAPHS["sft"]()))
     other = tmp_path / "dot"  # a program of that name: what is tested is the choice, not Graphviz
-    other.write_text(
-        '#!/bin/sh\necho "<?xml version=\\"1.0\\"?><svg xmlns=\\"http://www.w3.org/2000/svg\\"/>"\n'
-    )
+    svg = '<?xml version=\\"1.0\\"?><svg xmlns=\\"http://www.w3.org/2000/svg\\"/>'
+    other.write_text(f'#!/bin/sh\necho "{svg}"\n')
     other.chmod(0o755)
     assert "layout: Graphviz dot" in svg_of(picture(GRAPHS["sft"]()))
     other.write_text('#!/bin/sh\necho "bad syntax" >&2\nexit 1\n')
@@ -219,20 +186,17 @@ def test_layout_layers_edges_downwards_and_boxes_do_not_overlap() -> None:
         pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
         edges = random.sample(pairs, min(len(pairs), 2 * len(names)))
         sizes = {name: Size(width=random.randint(20, 90), height=20.0) for name in names}
-        made = place(sizes, edges, least={})
-        assert all(made.layer[a] < made.layer[b] for a, b in edges)
-        for a in names:
-            for b in names:
-                if a < b and made.layer[a] == made.layer[b]:
-                    assert (
-                        abs(made.x[a] - made.x[b]) >= (sizes[a].width + sizes[b].width) / 2 - 1e-6
-                    )
+        placed = place(sizes, edges, least={})
+        assert all(placed.layer[a] < placed.layer[b] for a, b in edges)
+        for a, b in combinations(names, 2):
+            apart = abs(placed.x[a] - placed.x[b]) - (sizes[a].width + sizes[b].width) / 2
+            assert placed.layer[a] != placed.layer[b] or apart >= -1e-6
 
 
 def test_layout_finds_the_order_without_crossings() -> None:
     edges = [("a", "z"), ("b", "y"), ("c", "x")]
-    made = place({n: Size(width=10.0, height=10.0) for n in "abcxyz"}, edges, least={})
-    rows = [sorted("abc", key=made.x.__getitem__), sorted("xyz", key=made.x.__getitem__)]
+    placed = place({n: Size(width=10.0, height=10.0) for n in "abcxyz"}, edges, least={})
+    rows = [sorted("abc", key=placed.x.__getitem__), sorted("xyz", key=placed.x.__getitem__)]
     assert crossings(rows, edges) == 0
 
 
@@ -242,38 +206,30 @@ def test_layers_respect_a_least_layer() -> None:
 
 
 def test_diff_of_grpo_and_ppo_as_its_edit() -> None:
-    before = grpo("models/base", "train.parquet", exact_match)
-    after = ppo_from_grpo("models/base", "train.parquet", exact_match)
-    made = diff(before, after)
-    golden("grpo_to_ppo.diff", str(made))
-    assert [(e.kind, e.name) for e in made.states] == [("appears", "critic")]
-    kinds = {e.name: e.kind for e in made.nodes}
+    before = grpo("models/base", "train.parquet", exact)
+    after = ppo_from_grpo("models/base", "train.parquet", exact)
+    edits = diff(before, after)
+    require_golden("draw/grpo_to_ppo.diff", str(edits))
+    assert [(e.kind, e.name) for e in edits.states] == [("appears", "critic")]
+    kinds = {e.name: e.kind for e in edits.nodes}
     assert kinds["advantage"] == "vanishes"
     assert kinds["gae"] == kinds["values"] == kinds["train_critic"] == "appears"
-    (moved,) = [c for e in made.nodes for c in e.rewired]
-    assert (moved.what, moved.before, moved.after) == (
-        "clipped_policy_loss.advantage",
-        "advantage",
-        "gae",
-    )
+    (moved,) = [c for e in edits.nodes for c in e.rewired]
+    assert moved.what == "clipped_policy_loss.advantage"
+    assert (moved.before, moved.after) == ("advantage", "gae")
 
 
 def test_diff_of_equal_graphs_is_empty() -> None:
-    made = diff(dapo(), dapo())
-    assert not made
-    assert "no difference" in str(made)
+    edits = diff(dapo(), dapo())
+    assert not edits
+    assert "no difference" in str(edits)
 
 
 def test_diff_is_empty_exactly_for_equal_parameters() -> None:
-    a = grpo("models/base", "train.parquet", exact_match)
-    for change in (
-        {"lr": 2e-6},
-        {"beta": 0.1},
-        {"n": 4},
-        {"lr": linear(1e-6, 0.0, 9)},
-        {"max_lag": 1},
-    ):
-        b = grpo("models/base", "train.parquet", exact_match, **change)
+    a = grpo("models/base", "train.parquet", exact)
+    changes = {"lr": 2e-6, "beta": 0.1, "n": 4, "max_lag": 1}
+    for name, value in [*changes.items(), ("lr", linear(1e-6, 0.0, 9))]:
+        b = grpo("models/base", "train.parquet", exact, **{name: value})
         (entry,) = diff(a, b).nodes
         assert len(entry.changes) == 1
         assert entry.changes[0].before != entry.changes[0].after
@@ -286,13 +242,10 @@ def test_diff_of_the_order_of_sinks_and_of_a_follower() -> None:
 
     def graph(reference: Model, *, swapped: bool) -> Graph:
         loss = clipped_policy_loss(logprobs(reference, rollout))
-        sinks = [
-            train(policy, rollout, loss=loss, lr=1.0),
-            train(critic, rollout, loss=loss, lr=1.0),
-        ]
+        sinks = [train(model, rollout, loss=loss, lr=1.0) for model in (policy, critic)]
         return Graph("g", *(reversed(sinks) if swapped else sinks))
 
-    made = diff(graph(fixed, swapped=False), graph(followed, swapped=True))
-    assert made.order[0].after == "train_critic, train_policy"
-    (entry,) = made.states
+    edits = diff(graph(fixed, swapped=False), graph(followed, swapped=True))
+    assert edits.order[0].after == "train_critic, train_policy"
+    (entry,) = edits.states
     assert str(entry.changes[0]) == "follows: None -> policy"

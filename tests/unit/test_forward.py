@@ -12,33 +12,24 @@ from transformers import AutoModelForTokenClassification
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError
-from dataflow.kernel import Chunk, KernelNode, Layout, Piece
+from dataflow.kernel import Layout, Piece
 from dataflow.model import Model
 from operators.kernels.torch import heads
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import pack
-from tests.kit.kernels import FakeSession
+from tests.kit.kernels import open_kernel, rows_chunk
 from tests.kit.models import save_tiny
 from tests.kit.rows import padded_logits, padded_logprobs, plain, random_rows, rollout
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("forward")
-    return {kind: save_tiny(folder / kind, kind) for kind in ("qwen2", "llama")}
 
 
 def run(
     kernel: Any, base: str, rows: Batch, *, head: Any = "lm", tokens: int = 16384, **params: Any
 ) -> Batch:
-    node = KernelNode(
-        name="n", operator="logprobs", models={"model": Model("m", base, head=head)}, params=params
-    )
-    kernel.open(node, Layout(tokens=tokens), FakeSession())
-    (found,) = list(kernel.run(Chunk(id=0, step=1, keys=rows.keys, inputs={"rows": rows})))
-    return found
+    open_kernel(kernel, Model("m", base, head=head), layout=Layout(tokens=tokens), **params)
+    (batch,) = kernel.run(rows_chunk(rows))
+    return batch
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -52,40 +43,38 @@ def test_logprobs_are_those_of_transformers(bases: dict[str, str], kind: str, to
         np.testing.assert_allclose(found[i], row.numpy(), atol=2e-5)
 
 
-def test_logprobs_divide_by_the_temperature(bases: dict[str, str]) -> None:
+def test_logprobs_divide_by_the_temperature(base: str) -> None:
     rows = random_rows(2, 2)
-    found = run(TorchLogprobs(), bases["qwen2"], rows, temperature=0.7).ragged("logprobs")
+    found = run(TorchLogprobs(), base, rows, temperature=0.7).ragged("logprobs")
     with torch.no_grad():
-        wanted = padded_logprobs(plain(bases["qwen2"]), rows, 0.7)
+        wanted = padded_logprobs(plain(base), rows, 0.7)
     np.testing.assert_allclose(found.values, torch.cat(wanted).numpy(), atol=2e-5)
-    greedy = run(TorchLogprobs(), bases["qwen2"], rows, temperature=0.0).ragged("logprobs")
-    usual = run(TorchLogprobs(), bases["qwen2"], rows, temperature=None).ragged("logprobs")
+    greedy = run(TorchLogprobs(), base, rows, temperature=0.0).ragged("logprobs")
+    usual = run(TorchLogprobs(), base, rows, temperature=None).ragged("logprobs")
     assert np.array_equal(greedy.values, usual.values)
 
 
-def test_rows_of_other_lengths_and_empty_ones_keep_their_place(bases: dict[str, str]) -> None:
+def test_rows_of_other_lengths_and_empty_ones_keep_their_place(base: str) -> None:
     rows = rollout([3, 3, 4], [[1, 2], [1, 2], [5]], [[7], [], [8, 9, 10]])
-    found = run(TorchLogprobs(), bases["qwen2"], rows)
+    found = run(TorchLogprobs(), base, rows)
     assert found.keys.rows() == rows.keys.rows()
     assert found.ragged("logprobs").lengths.tolist() == [1, 0, 3]
 
 
-def test_entropy_is_that_of_the_next_token(bases: dict[str, str]) -> None:
+def test_entropy_is_that_of_the_next_token(base: str) -> None:
     rows = random_rows(2, 2)
     packed = pack(rows.ragged("prompt_ids"), rows.ragged("completion_ids"), np.arange(len(rows)))
     written = torch.from_numpy(rows.ragged("completion_ids").values.astype(np.int64))
     with torch.no_grad():
-        found = predictions(
-            load_model(Model("m", bases["qwen2"])), packed, written, entropy=True
-        ).entropy
-        logits = torch.cat(padded_logits(plain(bases["qwen2"]), rows))
+        found = predictions(load_model(Model("m", base)), packed, written, entropy=True).entropy
+        logits = torch.cat(padded_logits(plain(base), rows))
     wanted = torch.distributions.Categorical(logits=logits).entropy()
     assert found is not None
     np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=1e-4)
 
 
 def test_logits_in_chunks_are_the_same_with_their_gradient(
-    bases: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = random_rows(3, 3)
     packed = pack(rows.ragged("prompt_ids"), rows.ragged("completion_ids"), np.arange(len(rows)))
@@ -93,7 +82,7 @@ def test_logits_in_chunks_are_the_same_with_their_gradient(
     upstream = torch.randn(len(written), generator=torch.Generator().manual_seed(0))
 
     def computed() -> tuple[torch.Tensor, list[torch.Tensor]]:
-        module = load_model(Model("m", bases["qwen2"]))
+        module = load_model(Model("m", base))
         found = predictions(module, packed, written, temperature=0.8, entropy=True)
         assert found.entropy is not None
         ((found.logprobs + found.entropy) * upstream).sum().backward()
@@ -107,11 +96,11 @@ def test_logits_in_chunks_are_the_same_with_their_gradient(
 
 
 @pytest.fixture(scope="module")
-def critic(tmp_path_factory: pytest.TempPathFactory, bases: dict[str, str]) -> str:
+def critic(tmp_path_factory: pytest.TempPathFactory, base: str) -> str:
     folder = tmp_path_factory.mktemp("critic") / "critic"
     save_tiny(folder)
     torch.manual_seed(3)
-    module = AutoModelForTokenClassification.from_pretrained(bases["qwen2"], num_labels=1)
+    module = AutoModelForTokenClassification.from_pretrained(base, num_labels=1)
     torch.nn.init.normal_(module.score.weight)
     module.save_pretrained(folder)
     return str(folder)
@@ -121,9 +110,8 @@ def test_values_and_scores_are_the_scalar_head_before_a_token_and_at_the_last(cr
     rows = random_rows(3, 2)
     values = run(TorchValues(), critic, rows, head="scalar").ragged("values")
     scores = run(TorchScores(), critic, rows, head="scalar", tokens=25).flat("reward")
-    module = AutoModelForTokenClassification.from_pretrained(
-        critic, attn_implementation="eager"
-    ).eval()
+    load = AutoModelForTokenClassification.from_pretrained
+    module = load(critic, attn_implementation="eager").eval()
     for i in range(len(rows)):
         prompt, answer = rows.ragged("prompt_ids")[i], rows.ragged("completion_ids")[i]
         ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64))
@@ -133,17 +121,16 @@ def test_values_and_scores_are_the_scalar_head_before_a_token_and_at_the_last(cr
         np.testing.assert_allclose(scores[i], head[-1], atol=1e-4)
 
 
-def test_load_takes_new_weights_and_nothing_is_no_change(bases: dict[str, str]) -> None:
+def test_load_takes_new_weights_and_nothing_is_no_change(base: str) -> None:
     rows = random_rows(2, 2)
     kernel = TorchLogprobs()
-    before = run(kernel, bases["qwen2"], rows).ragged("logprobs").values.copy()
-    chunk = Chunk(id=1, step=1, keys=rows.keys, inputs={"rows": rows})
+    before = run(kernel, base, rows).ragged("logprobs").values.copy()
+    chunk = rows_chunk(rows)
     kernel.load([], 1)
     assert np.array_equal(next(iter(kernel.run(chunk))).ragged("logprobs").values, before)
-    other = plain(bases["qwen2"])
-    torch.nn.init.normal_(
-        other.get_parameter("model.norm.weight"), generator=torch.Generator().manual_seed(0)
-    )
+    other = plain(base)
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(other.get_parameter("model.norm.weight"), generator=generator)
     kernel.load([Piece(name, p.detach()) for name, p in other.named_parameters()], 2)
     changed = next(iter(kernel.run(chunk))).ragged("logprobs").values
     with torch.no_grad():
@@ -152,12 +139,12 @@ def test_load_takes_new_weights_and_nothing_is_no_change(bases: dict[str, str]) 
     assert kernel.version == 2
 
 
-def test_a_diverged_model_is_named_with_the_row(bases: dict[str, str], tmp_path: Path) -> None:
+def test_a_diverged_model_is_named_with_the_row(base: str, tmp_path: Path) -> None:
     rows = random_rows(2, 2)
     kernel = TorchLogprobs()
-    run(kernel, bases["qwen2"], rows)
-    broken = plain(bases["qwen2"])
+    run(kernel, base, rows)
+    broken = plain(base)
     torch.nn.init.constant_(broken.get_parameter("model.norm.weight"), float("nan"))
     kernel.load([Piece(name, p.detach()) for name, p in broken.named_parameters()], 1)
     with pytest.raises(DataError, match=r"logprobs: row \(10, 0, 0\) has nan"):
-        list(kernel.run(Chunk(id=1, step=1, keys=rows.keys, inputs={"rows": rows})))
+        list(kernel.run(rows_chunk(rows)))

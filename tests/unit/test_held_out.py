@@ -1,6 +1,4 @@
-"""What is evaluated on is compared with what is trained on by files and items, not by names;
-versions by the reward.
-"""
+"""What is evaluated on is compared with training data by files and items; versions by reward."""
 
 from __future__ import annotations
 
@@ -34,9 +32,10 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def refused(
-    train: object, test: object, split: str | None = None, test_split: str | None = None
-) -> bool:
+Split = str | None
+
+
+def refused(train: object, test: object, split: Split = None, test_split: Split = None) -> bool:
     faults: tuple[Fault, ...] = ()
     try:
         check(trained_and_evaluated(str(train), str(test), split, test_split))
@@ -54,12 +53,8 @@ def test_one_file_under_many_names(
     (tmp_path / "soft.jsonl").symlink_to(file)
     (tmp_path / "elsewhere").symlink_to(data)
     monkeypatch.chdir(data)
-    for name in (
-        tmp_path / "hard.jsonl",
-        tmp_path / "soft.jsonl",
-        tmp_path / "elsewhere" / file.name,
-        file.name,
-    ):
+    others = [tmp_path / name for name in ("hard.jsonl", "soft.jsonl", f"elsewhere/{file.name}")]
+    for name in (*others, file.name):
         assert refused(file, name), name
         assert refused(name, file), name
     assert not refused(file, data / "test.jsonl")
@@ -126,10 +121,9 @@ def evaluated(name: str = "evaluate", **columns: list[float | None]) -> dict[str
     kernel = Evaluate()
     kernel.open(KernelNode(name=name, operator="evaluate"), Layout(), FakeSession())
     keys = Keys.of(range(len(columns["reward"])))
-    made = {
-        name.replace("__", "/"): pa.array(values, pa.float32()) for name, values in columns.items()
-    }
-    rows = Batch(keys, pa.RecordBatch.from_arrays(list(made.values()), names=list(made)))
+    arrays = [pa.array(values, pa.float32()) for values in columns.values()]
+    names = [name.replace("__", "/") for name in columns]
+    rows = Batch(keys, pa.RecordBatch.from_arrays(arrays, names=names))
     return dict(kernel.step(Assignment(sequence=0, step=3, keys=keys, inputs={"score": rows})))
 
 

@@ -1,6 +1,4 @@
-"""The user's folders come last: what lies there never takes the place of what Python or an
-installed package means.
-"""
+"""The user's folders come last: nothing there takes the place of Python's or a package's own."""
 
 from __future__ import annotations
 
@@ -14,25 +12,14 @@ import pytest
 
 from dataflow.importing import import_path, interpreter, located
 
-SHADOWS = (
-    "json",
-    "random",
-    "torch",
-    "struct",
-    "numpy",
-    "pyarrow",
-    "msgspec",
-    "transformers",
-    "selectors",
-)
+SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors"
 
 
 def _shadowed(folder: Path) -> Path:
     """A folder with a module for each of these names, each of which says that it ran."""
-    for name in SHADOWS:
-        (folder / f"{name}.py").write_text(
-            f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n", encoding="utf-8"
-        )
+    for name in SHADOWS.split():
+        code = f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n"
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
     return folder
 
 
@@ -53,13 +40,8 @@ def test_the_path_has_installed_packages_before_the_users_folders(
 def test_a_fresh_interpreter_runs_nothing_of_the_current_folder(tmp_path: Path) -> None:
     _shadowed(tmp_path)
     code = "import json, random, struct, numpy, selectors; print(json.dumps(sys.argv[3:]))"
-    done = subprocess.run(
-        interpreter(code, "title", "a", "b c"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, how = interpreter(code, "title", "a", "b c"), {"text": True, "check": True}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, **how)
     assert json.loads(done.stdout) == ["a", "b c"]
     assert not (tmp_path / "ran").exists()
 
@@ -70,10 +52,8 @@ def test_a_fresh_interpreter_still_finds_the_users_modules(
     (tmp_path / "only_mine.py").write_text("WORD = 'mine'\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     code = "import only_mine; print(only_mine.WORD)"
-    assert (
-        subprocess.run(interpreter(code, "t"), capture_output=True, text=True, check=True).stdout
-        == "mine\n"
-    )
+    command = interpreter(code, "t")
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
 
 
 def test_a_module_is_located_without_running_its_package(

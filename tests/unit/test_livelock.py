@@ -18,88 +18,51 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Settings
 from engine.coordinator.messages import Finish
 from engine.coordinator.prompt_table import RUNNING, PromptTable
-from engine.coordinator.refs import NO_VERSION, Ref, SourceCut
-from engine.plan.plan import (
-    Fetch,
-    ModelUse,
-    Plan,
-    PlannedInput,
-    PlannedModel,
-    PlannedNode,
-    PlannedSource,
-    with_lags,
-)
+from engine.coordinator.refs import NO_VERSION, SourceCut
+from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
 from engine.simulate import simulated_worker
-from engine.simulate.behaviour import Outcomes, Timing
+from engine.simulate.behaviour import Timing
 from engine.simulate.workers import Simulation
 from engine.worker.worker import Worker
 from tests import right_graphs
-from tests.kit.plans import DATA
+from tests.kit.plans import DATA, plan_of, planned_node, ref
+from tests.kit.simulations import simulation
 
 BATCH = 3
 
 
 def reads(name: str, above: str, model: str, *, trained: bool) -> PlannedNode:
-    return PlannedNode(
-        name=name,
-        operator="generate",
-        work="decode",
-        scope="row",
-        region="stream",
-        relation="same",
-        source="prompts",
-        inputs=(
-            PlannedInput(
-                name="prompt", gate=above, fetches=(Fetch(producer=above, columns=("x",)),)
-            ),
-        ),
-        models=(ModelUse(param="policy", model=model, access="read", trained=trained),),
-        workers=(name,),
-        chunking="ready",
-    )
+    use = ModelUse(param="policy", model=model, access="read", trained=trained)
+    where = {"workers": (name,), "chunking": "ready"}
+    return planned_node(name, above, work="decode", models=(use,), **where)
 
 
 def judged(policy: str, *, max_lag: int) -> Plan:
     """A policy whose answers a frozen judge and a follower, which moves every third Step, read."""
-    source = PlannedNode(
-        name="prompts", operator="prompts", work="source", scope="row", region="stream", relation="source",
-        source="prompts", chunking="ready",
-    )  # fmt: skip
-    learn = PlannedNode(
-        name="learn", operator="train", work="train", scope="batch", region="step", relation="sink", source="prompts",
-        inputs=tuple(PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=("x",)),)) for g in
-                     ("rollout", "judge", "slow")),
-        models=(ModelUse(param="model", model="policy", access="write", trained=True),),
-    )  # fmt: skip
+    written = ModelUse(param="model", model="policy", access="write", trained=True)
+    learn = {"work": "train", "scope": "batch", "region": "step", "relation": "sink"}
     nodes = (
-        source,
+        planned_node("prompts", work="source", relation="source", chunking="ready"),
         reads("rollout", "prompts", "policy", trained=True),
         reads("judge", "rollout", "judge", trained=False),
         reads("slow", "rollout", "average", trained=True),
-        learn,
+        planned_node("learn", "rollout", "judge", "slow", models=(written,), **learn),
     )
     models = (
         PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),
         PlannedModel(name="judge", base="b", readers=("judge",)),
         PlannedModel(name="average", base="b", readers=("slow",), follows="policy", every=3),
     )
-    lane = PlannedSource(name="prompts", batch=BATCH, max_lag=max_lag, intake=policy, cohort=1)  # type: ignore[arg-type]
-    return Plan(
-        graph="g",
-        digest="",
-        seed=0,
-        nodes=with_lags(nodes, (lane,)),
-        sources=(lane,),
-        models=models,
-    )
+    admitted: dict[str, Any] = {"batch": BATCH, "max_lag": max_lag, "intake": policy, "cohort": 1}
+    sources = (PlannedSource(name="prompts", **admitted),)
+    return plan_of(*nodes, sources=sources, models=models)
 
 
 def simulated(plan: Plan, *, patience: float, until: float = 1e9) -> Simulation:
     timing = Timing(load=0.1, train=0.5, slots=BATCH, slow=0.1, slower=30.0)
     settings = Settings(steps=12, patience=patience)
-    run = Simulation(plan, settings, rows={"prompts": 99}, timing=timing, outcomes=Outcomes())
-    run.begin()
+    run = simulation(plan, settings=settings, rows=99, timing=timing)
     run.run(until=lambda: run.clock.now > until)
     return run
 
@@ -109,11 +72,8 @@ def simulated(plan: Plan, *, patience: float, until: float = 1e9) -> Simulation:
 def test_a_judge_and_a_slow_follower_make_nothing_older(policy: str, max_lag: int) -> None:
     run = simulated(judged(policy, max_lag=max_lag), patience=1e-9)
     assert run.finish == Finish(reason="all steps are done")
-    lags = [
-        i.metrics["policy/lag/max"]
-        for _, i in run.history.instructions
-        if hasattr(i, "metrics") and i.metrics
-    ]
+    metrics = [getattr(told, "metrics", None) for _, told in run.history.instructions]
+    lags = [each["policy/lag/max"] for each in metrics if each]
     assert len(lags) == 12
     assert max(lags) <= max_lag
 
@@ -130,9 +90,8 @@ def test_a_worker_counts_no_version_of_a_model_that_nobody_trains() -> None:
     plan = make_plan(check(right_graphs.language_model_judge(), lambda data, split: DATA), seed=0)
     worker = Worker("main", plan, channel=InprocChannel())
     token = np.ones((2, 1), dtype=np.int32)
-    rows = Batch.make(
-        Keys.of([0, 1]), {"completion_ids": list(token), "version": list(3 * token)}, Completion
-    )
+    columns = {"completion_ids": list(token), "version": list(3 * token)}
+    rows = Batch.make(Keys.of([0, 1]), columns, Completion)
     assert worker.keep("rollout", rows).version.tolist() == [3, 3]
     assert worker.keep("verdict", rows).version.tolist() == [NO_VERSION] * 2
 
@@ -149,14 +108,12 @@ def test_a_run_that_gives_everything_up_ends_and_says_who_does(
     run = simulated(judged("drop", max_lag=1), patience=300.0, until=20_000.0)
     assert run.finish is not None, "it goes on for ever"
     assert run.coordinator.version == 2  # of which version 0 is more than one behind
-    said = run.finish.error
-    assert re.fullmatch(
+    told = (
         r"no Step was completed for 3\d\d s, though prompts are admitted: learn: intake='drop' gave"
-        r" up \d\d prompts of "
-        r"'prompts' since step 2 as older than max_lag=1: judge made rows of version 0\. "
-        r"Fix: intake='exact', or a greater max_lag\.",
-        said,
+        r" up \d\d prompts of 'prompts' since step 2 as older than max_lag=1: judge made rows of"
+        r" version 0\. Fix: intake='exact', or a greater max_lag\."
     )
+    assert re.fullmatch(told, run.finish.error)
     assert not run.outbox.blocks
 
 
@@ -167,23 +124,10 @@ def test_patience_0_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_first_step_that_takes_longer_than_the_watchdog_is_no_livelock() -> None:
-    plan: Any = judged("drop", max_lag=1)
-    timing = Timing(row={"rollout": 5_000.0}, tail=0.0)
-    settings = Settings(steps=3, patience=300.0)
-    run = Simulation(plan, settings, rows={"prompts": 99}, timing=timing, outcomes=Outcomes())
-    run.begin()
+    timing, settings = Timing(row={"rollout": 5_000.0}, tail=0.0), Settings(steps=3, patience=300.0)
+    run = simulation(judged("drop", max_lag=1), settings=settings, rows=99, timing=timing)
     assert run.run() == Finish(reason="all steps are done")
     assert run.clock.now > 5_000.0
-
-
-def ref(keys: Keys, version: int) -> Ref:
-    return Ref(
-        worker="w",
-        block=1,
-        keys=keys,
-        lengths=np.ones(len(keys), np.int64),
-        version=np.full(len(keys), version, np.int32),
-    )
 
 
 def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None:
@@ -195,19 +139,14 @@ def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None
     lane = PromptTable("prompts", stream, ["rollout", "judge", "slow"], blocks)
     admission = Admission(plan.sources[0], lane, steps=None, last_batch="train")
     admission.rows = 9
-    stored = {
-        name: ref(Keys.of([0, 1]), version=2) for name in ("prompts", "rollout", "judge", "slow")
-    }
+    stored = {node.name: ref([0, 1], version=2) for node in stream}
     admission.restore(SourceCut(next=2, finished=((0, 0, 0), (1, 0, 0)), admitted=2), stored, 5)
     admission.take(5)
     assert (lane.outstanding, admission.vain.prompts) == (0, 0)
     admission.admit(5)
     for name in stored:
-        keys = Keys(
-            lane.position[lane.slots(RUNNING)],
-            np.zeros(6, np.int32),
-            lane.attempt[lane.slots(RUNNING)],
-        )
+        slots = lane.slots(RUNNING)
+        keys = Keys(lane.position[slots], np.zeros(6, np.int32), lane.attempt[slots])
         lane.produced(name, ref(keys, version=2))
     lane.pump()
     admission.take(5)

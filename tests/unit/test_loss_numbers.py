@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,19 +44,11 @@ class Rows:
 
     def now(self, said: Tensor, **other: Any) -> Now:
         """float32, as in training."""
-        groups = torch.tensor(self.row_group)
-        return Now(
-            mask=self.mask.float(),
-            row=self.row,
-            group=groups[self.row],
-            row_group=groups,
-            rows=len(self.lengths),
-            groups=int(groups.max()) + 1,
-            step=1,
-            logprobs=said,
-            sampler_logprobs=self.columns["sampler"].float(),
-            **other,
-        )
+        groups, sampler = torch.tensor(self.row_group), self.columns["sampler"].float()
+        sizes = {"rows": len(self.lengths), "groups": int(groups.max()) + 1}
+        where = {"row": self.row, "group": groups[self.row], "row_group": groups}
+        given = {"logprobs": said, "sampler_logprobs": sampler} | other
+        return Now(mask=self.mask.float(), step=1, **sizes, **where, **given)
 
     def port(self, column: str, source: str) -> Tensors[Any]:
         found = self.columns.get(source, self.by_row.get(source))
@@ -87,21 +79,15 @@ def drawn(seed: int, *, extreme: bool) -> Rows:
     columns |= {"advantage": column(-2, 2), "returns": column(-2, 2), "old_values": column(-2, 2)}
     if extreme:
         columns["advantage"] = draw.choice([-2.0, -1.0, 0.0, 1.0], size)
-    foreign = {
-        n: np.where(mask > 0, c, np.nan)
-        for n, c in columns.items()
-        if n not in ("now", "values", "entropy")
-    }
+    for name in columns.keys() - {"now", "values", "entropy"}:
+        columns[name] = np.where(mask > 0, columns[name], np.nan)
     signs = np.concatenate([[1.0, -1.0, 1.0][:n] for n in sizes])
     by_row = {"reward": draw.uniform(-1, 1, len(row_group)), "sign": signs}
-    as_float32 = {
-        n: torch.from_numpy(c.astype(np.float32).astype(np.float64))
-        for n, c in (columns | foreign).items()
-    }
-    rounded = {
-        n: torch.from_numpy(c.astype(np.float32).astype(np.float64)) for n, c in by_row.items()
-    }
-    return Rows(lengths, row_group, torch.from_numpy(mask), as_float32, rounded)
+
+    def rounded(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+        return {n: torch.from_numpy(a.astype(np.float32)).double() for n, a in arrays.items()}
+
+    return Rows(lengths, row_group, torch.from_numpy(mask), rounded(columns), rounded(by_row))
 
 
 Formula = Callable[[Rows, Tensor], Terms]
@@ -134,14 +120,10 @@ def clipped(
     low: float, high: float, kl: str, beta: float, dual: float | None
 ) -> tuple[Formula, Textbook]:
     def ours(rows: Rows, said: Tensor) -> Terms:
-        ports = (
-            rows.port("advantage", "advantage"),
-            rows.port("logprobs", "old"),
-            rows.port("logprobs", "reference"),
-        )
-        return losses.clipped_policy(
-            rows.now(said), *ports, clip=(low, high), kl=kl, beta=beta, dual_clip=dual
-        )
+        ports = rows.port("advantage", "advantage"), rows.port("logprobs", "old")
+        reference = rows.port("logprobs", "reference")
+        how = {"clip": (low, high), "kl": kl, "beta": beta, "dual_clip": dual}
+        return losses.clipped_policy(rows.now(said), *ports, reference, **how)
 
     def textbook(now: Tensor, gain: Tensor, old: Tensor, reference: Tensor) -> Tensor:
         loss = surrogate(now - old, gain, low, high)
@@ -182,25 +164,22 @@ def supervised() -> tuple[Formula, Textbook]:
 
 
 def entropy() -> tuple[Formula, Textbook]:
-    return lambda rows, said: losses.entropy(rows.now(said.detach(), entropy=said)), tokens(
-        lambda spread: -spread
-    )
+    def ours(rows: Rows, said: Tensor) -> Terms:
+        return losses.entropy(rows.now(said.detach(), entropy=said))
+
+    return ours, tokens(lambda spread: -spread)
 
 
 def value(clip: float | None) -> tuple[Formula, Textbook]:
     def ours(rows: Rows, said: Tensor) -> Terms:
-        now = rows.now(said.detach(), values=said)
-        return losses.value(
-            now, rows.port("returns", "returns"), rows.port("values", "old_values"), clip=clip
-        )
+        ports = rows.port("returns", "returns"), rows.port("values", "old_values")
+        return losses.value(rows.now(said.detach(), values=said), *ports, clip=clip)
 
     def textbook(v: Tensor, goal: Tensor, old: Tensor) -> Tensor:
         free = (v - goal) ** 2
-        return (
-            free
-            if clip is None
-            else torch.maximum(free, (old + (v - old).clamp(-clip, clip) - goal) ** 2)
-        ) / 2
+        if clip is None:
+            return free / 2
+        return torch.maximum(free, (old + (v - old).clamp(-clip, clip) - goal) ** 2) / 2
 
     return ours, tokens(textbook, "returns", "old_values")
 
@@ -211,26 +190,20 @@ def margins(rows: Rows, said: Tensor) -> list[Tensor]:
 
 
 def groups(rows: Rows) -> list[list[int]]:
-    return [
-        [r for r, g in enumerate(rows.row_group) if g == group]
-        for group in range(max(rows.row_group) + 1)
-    ]
+    numbers = range(max(rows.row_group) + 1)
+    return [[r for r, g in enumerate(rows.row_group) if g == group] for group in numbers]
 
 
 def dpo() -> tuple[Formula, Textbook]:
     def ours(rows: Rows, said: Tensor) -> Terms:
-        return losses.dpo(
-            rows.now(said), rows.port("sign", "sign"), rows.port("logprobs", "reference"), beta=0.3
-        )
+        ports = rows.port("sign", "sign"), rows.port("logprobs", "reference")
+        return losses.dpo(rows.now(said), *ports, beta=0.3)
 
     def textbook(rows: Rows, said: Tensor) -> Tensor:
         """arXiv:2305.18290, equation 7."""
-        found, sign = margins(rows, said), rows.by_row["sign"]
-        logits = [
-            0.3 * sum((found[r] * sign[r] for r in members), torch.zeros(()))
-            for members in groups(rows)
-        ]
-        return torch.stack([-torch.nn.functional.logsigmoid(x.double()) for x in logits])
+        signed = torch.stack(margins(rows, said)) * rows.by_row["sign"]
+        logits = torch.stack([0.3 * signed[members].sum() for members in groups(rows)])
+        return -torch.nn.functional.logsigmoid(logits.double())
 
     return ours, textbook
 
@@ -272,10 +245,8 @@ CASES: dict[str, tuple[Formula, Textbook]] = {
 }
 
 
-def of_model(case: str, rows: Rows) -> Tensor:
-    return rows.columns[
-        {"entropy": "entropy", "value": "values", "value, clipped": "values"}.get(case, "now")
-    ]
+OF_MODEL = {"entropy": "entropy", "value": "values", "value, clipped": "values"}
+"""The column that a model makes, where it is not log-probs."""
 
 
 def term_and_gradient(loss: Tensor, said: Tensor, mask: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -294,7 +265,7 @@ def same(found: np.ndarray, wanted: np.ndarray, what: str, atol: float) -> None:
 
 def check(case: str, rows: Rows, atol: float = 1e-6) -> None:
     ours, textbook = CASES[case]
-    mask, model = rows.mask, of_model(case, rows)
+    mask, model = rows.mask, rows.columns[OF_MODEL.get(case, "now")]
     said32, said64 = model.float().requires_grad_(), model.clone().requires_grad_()
     loss, gradient = term_and_gradient(ours(rows, said32).loss, said32, mask)
     true_loss, true_gradient = term_and_gradient(textbook(rows, said64), said64, mask)
@@ -329,6 +300,13 @@ def row_of(now: Sequence[float], **columns: Sequence[float]) -> Rows:
     return Rows([1] * size, list(range(size)), torch.ones(size, dtype=torch.float64), flat, {})
 
 
+def one_group(now: list[float], *, reference: list[float], **by_row: list[float]) -> Rows:
+    """Two rows of one token each; the sampler is the reference."""
+    rows = row_of(now, reference=reference, sampler=reference)
+    numbers = {n: torch.tensor(values, dtype=torch.float64) for n, values in by_row.items()}
+    return replace(rows, row_group=[0, 0], by_row=numbers)
+
+
 def gradient_at(ours: Formula, rows: Rows, model: str = "now") -> list[float]:
     said = rows.columns[model].float().requires_grad_()
     return term_and_gradient(ours(rows, said).loss, said, rows.mask)[1].tolist()
@@ -340,13 +318,8 @@ def ratio_of(ahead: float) -> float:
 
 
 def test_at_ratio_one_the_gradient_is_the_advantages() -> None:
-    rows = row_of(
-        [-1.0] * 3,
-        advantage=[1.5, -1.5, 0.0],
-        old=[-1.0] * 3,
-        reference=[-1.0] * 3,
-        proximal=[-1.0] * 3,
-    )
+    others = dict.fromkeys(("old", "reference", "proximal"), [-1.0] * 3)
+    rows = row_of([-1.0] * 3, advantage=[1.5, -1.5, 0.0], **others)
     for case in ("clipped", "clipped, k2", "clipped, k3", "clipped twice", "decoupled, drop"):
         assert gradient_at(CASES[case][0], rows) == [-1.5, 1.5, 0.0], case
 
@@ -367,13 +340,8 @@ def test_at_the_bounds_of_a_clip_the_term_still_follows_the_model(ahead: float) 
 
 @pytest.mark.parametrize("ahead", [88.5, 89.0, 500.0, math.inf])
 def test_a_held_token_has_a_gradient_of_zero_however_far_it_went(ahead: float) -> None:
-    rows = row_of(
-        [0.0] * 2,
-        advantage=[1.0, 0.0],
-        old=[-ahead] * 2,
-        reference=[0.0] * 2,
-        proximal=[-ahead] * 2,
-    )
+    others = {"old": [-ahead] * 2, "reference": [0.0] * 2, "proximal": [-ahead] * 2}
+    rows = row_of([0.0] * 2, advantage=[1.0, 0.0], **others)
     for case in ("clipped", "clipped twice"):
         ours = CASES[case][0]
         assert gradient_at(ours, rows) == [0.0, 0.0]
@@ -410,23 +378,14 @@ def test_values_within_their_bounds_are_not_held_to_the_bit() -> None:
     said = [v + float(x) for v, x in zip(old, draw.uniform(-0.19, 0.19, 500), strict=True)]
     rows = row_of(said, returns=[0.0] * 500, old_values=old)
     now = rows.now(torch.tensor(said), values=torch.tensor(said))
-    terms = losses.value(
-        now, rows.port("returns", "returns"), rows.port("values", "old_values"), clip=0.2
-    )
+    ports = rows.port("returns", "returns"), rows.port("values", "old_values")
+    terms = losses.value(now, *ports, clip=0.2)
     assert float(terms.metrics["value/clip_fraction"][0]) == 0.0
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-6, -1e-6])
 def test_a_pair_that_policy_and_reference_agree_on_has_half_the_slope(gap: float) -> None:
-    pair = Rows(
-        [1, 1],
-        [0, 0],
-        torch.ones(2, dtype=torch.float64),
-        {n: torch.tensor(c, dtype=torch.float64) for n, c in {
-            "now": [-1.0 + gap, -2.0], "reference": [-1.0, -2.0], "sampler": [-1.0, -2.0]
-        }.items()},
-        {"sign": torch.tensor([1.0, -1.0], dtype=torch.float64)},
-    )  # fmt: skip
+    pair = one_group([-1.0 + gap, -2.0], reference=[-1.0, -2.0], sign=[1.0, -1.0])
     # -beta * sigmoid(-0) = -0.3 / 2 for the chosen row, as much upwards for the rejected one.
     assert gradient_at(CASES["dpo"][0], pair) == pytest.approx([-0.15, 0.15], rel=1e-5)
 
@@ -441,14 +400,5 @@ def test_a_small_divergence_has_its_digits(d: float) -> None:
 
 
 def test_rows_on_their_groups_mean_are_balanced() -> None:
-    both = Rows(
-        [1, 1],
-        [0, 0],
-        torch.ones(2, dtype=torch.float64),
-        {
-            n: torch.tensor([-1.0, -1.0], dtype=torch.float64)
-            for n in ("now", "reference", "sampler")
-        },
-        {"reward": torch.tensor([0.5, 0.5], dtype=torch.float64)},
-    )
+    both = one_group([-1.0] * 2, reference=[-1.0] * 2, reward=[0.5, 0.5])
     assert gradient_at(CASES["trajectory balance"][0], both) == [0.0, 0.0]

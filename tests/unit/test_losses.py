@@ -34,21 +34,10 @@ def drawn(seed: int, low: float = -2.0, high: float = 0.0) -> np.ndarray:
 
 def now(**given: Any) -> Now:
     row, row_group = torch.from_numpy(ROW), torch.tensor(ROW_GROUP)
-    fields: dict[str, Any] = {
-        "logprobs": torch.from_numpy(drawn(0)).requires_grad_(),
-        "sampler_logprobs": torch.from_numpy(drawn(1)),
-    }
-    fields |= given
-    return Now(
-        mask=torch.from_numpy(MASK),
-        row=row,
-        group=row_group[row],
-        row_group=row_group,
-        rows=4,
-        groups=2,
-        step=1,
-        **fields,
-    )
+    logprobs, sampler = torch.from_numpy(drawn(0)).requires_grad_(), torch.from_numpy(drawn(1))
+    where = {"row": row, "group": row_group[row], "row_group": row_group, "rows": 4, "groups": 2}
+    fields = {"logprobs": logprobs, "sampler_logprobs": sampler} | given
+    return Now(mask=torch.from_numpy(MASK), step=1, **where, **fields)
 
 
 def port(**columns: np.ndarray) -> Tensors[Any]:
@@ -93,16 +82,8 @@ def test_clipped_policy_by_hand(clip: Any, kl: str, dual: float | None) -> None:
         return loss + 0.3 * {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[kl]
 
     wanted = by_token(formula)
-    terms = losses.clipped_policy(
-        is_now,
-        port(advantage=gain),
-        port(logprobs=old),
-        port(logprobs=reference),
-        clip=clip,
-        beta=0.3,
-        kl=kl,
-        dual_clip=dual,
-    )
+    ports = port(advantage=gain), port(logprobs=old), port(logprobs=reference)
+    terms = losses.clipped_policy(is_now, *ports, clip=clip, beta=0.3, kl=kl, dual_clip=dual)
     same_where_trained(terms.loss, wanted)
     total, count = terms.metrics["policy/clip_fraction"]
     assert (float(total), float(count)) == (held, MASK.sum())
@@ -129,11 +110,8 @@ def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient() -> None:
 
 
 def test_decoupled_policy_by_hand() -> None:
-    gain, near, is_now = (
-        drawn(2, -1, 1),
-        drawn(3),
-        now(sampler_logprobs=torch.from_numpy(drawn(5, -4, 0))),
-    )
+    gain, near = drawn(2, -1, 1), drawn(3)
+    is_now = now(sampler_logprobs=torch.from_numpy(drawn(5, -4, 0)))
     assert is_now.logprobs is not None
     assert is_now.sampler_logprobs is not None
     logprobs, sampled = is_now.logprobs.detach().numpy(), is_now.sampler_logprobs.numpy()
@@ -145,10 +123,9 @@ def test_decoupled_policy_by_hand() -> None:
         u = math.exp(logprobs[t] - near[t])
         return weight * max(-gain[t] * u, -gain[t] * min(max(u, 0.8), 1.2))
 
+    ports = port(advantage=gain), port(logprobs=near)
     for over in ("drop", "truncate"):
-        terms = losses.decoupled_policy(
-            is_now, port(advantage=gain), port(logprobs=near), cap=2.0, over_cap=over
-        )
+        terms = losses.decoupled_policy(is_now, *ports, cap=2.0, over_cap=over)
         same_where_trained(terms.loss, by_token(lambda t, over=over: formula(t, over)))
     assert 0 < float(terms.metrics["policy/cap_fraction"][0]) < MASK.sum()
 
@@ -168,9 +145,8 @@ def test_decoupled_at_the_proximal_policy_has_the_weighted_gradient() -> None:
     assert is_now.sampler_logprobs is not None
     near = is_now.logprobs.detach()
     weight = (near - is_now.sampler_logprobs).exp().numpy()
-    terms = losses.decoupled_policy(
-        is_now, port(advantage=gain), Tensors({"logprobs": near}), cap=None
-    )
+    ports = port(advantage=gain), Tensors({"logprobs": near})
+    terms = losses.decoupled_policy(is_now, *ports, cap=None)
     np.testing.assert_allclose(gradient(terms, is_now), -weight * gain * MASK, rtol=1e-5, atol=1e-6)
 
 
@@ -195,17 +171,14 @@ def test_entropy_and_supervised_by_hand() -> None:
     is_now = now(entropy=torch.from_numpy(spread))
     same_where_trained(losses.entropy(is_now).loss, -spread)
     total, count = losses.entropy(is_now).metrics["policy/entropy"]
-    assert float(total) / float(count) == pytest.approx(
-        float((spread * MASK).sum() / MASK.sum()), rel=1e-5
-    )
+    mean = float((spread * MASK).sum() / MASK.sum())
+    assert float(total) / float(count) == pytest.approx(mean, rel=1e-5)
     same_where_trained(losses.supervised(is_now).loss, -drawn(0))
 
 
 def row_margins(logprobs: np.ndarray, reference: np.ndarray) -> list[float]:
-    return [
-        sum((logprobs[t] - reference[t]) * MASK[t] for t in range(TOKENS) if ROW[t] == r)
-        for r in range(4)
-    ]
+    gaps = (logprobs - reference) * MASK
+    return [sum(gaps[t] for t in range(TOKENS) if ROW[t] == r) for r in range(4)]
 
 
 def test_dpo_by_hand() -> None:
@@ -214,9 +187,7 @@ def test_dpo_by_hand() -> None:
     margins = row_margins(is_now.logprobs.detach().numpy(), reference)
     pairs = Tensors[Preference]({"sign": torch.tensor(sign, dtype=torch.int8)})
     terms = losses.dpo(is_now, pairs, port(logprobs=reference), beta=0.5)
-    logits = [
-        0.5 * sum(margins[r] * sign[r] for r in range(4) if ROW_GROUP[r] == g) for g in range(2)
-    ]
+    logits = [0.5 * sum(margins[r] * sign[r] for r in members) for members in ((0, 1), (2, 3))]
     wanted = [math.log1p(math.exp(-x)) for x in logits]
     np.testing.assert_allclose(terms.loss.detach().numpy(), wanted, rtol=1e-5)
     assert float(terms.metrics["dpo/accuracy"][0]) == sum(x > 0 for x in logits)
@@ -231,51 +202,35 @@ def test_dpo_of_a_huge_margin_is_finite() -> None:
 
 
 def test_trajectory_balance_by_hand_and_its_gradient() -> None:
-    is_now, reference, score, beta = (
-        now(),
-        drawn(4),
-        np.array([1.0, 0.0, 0.5, -1.0], dtype=np.float32),
-        0.7,
-    )
+    is_now, reference, beta = now(), drawn(4), 0.7
+    score = np.array([1.0, 0.0, 0.5, -1.0], dtype=np.float32)
     assert is_now.logprobs is not None
-    gaps = [
-        m - s / beta
-        for m, s in zip(
-            row_margins(is_now.logprobs.detach().numpy(), reference), score, strict=True
-        )
-    ]
-    terms = losses.trajectory_balance(
-        is_now, port(reward=score), port(logprobs=reference), beta=beta
-    )
-    wanted = []
-    for g in range(2):
-        members = [gaps[r] for r in range(4) if ROW_GROUP[r] == g]
-        wanted.append(sum((x - sum(members) / 2) ** 2 for x in members) / 2)
+    margins = row_margins(is_now.logprobs.detach().numpy(), reference)
+    gaps = [m - s / beta for m, s in zip(margins, score, strict=True)]
+    ports = port(reward=score), port(logprobs=reference)
+    terms = losses.trajectory_balance(is_now, *ports, beta=beta)
+    mean = [sum(gaps[:2]) / 2, sum(gaps[2:]) / 2]
+    squares = [(gaps[r] - mean[ROW_GROUP[r]]) ** 2 for r in range(4)]
+    wanted = [sum(squares[:2]) / 2, sum(squares[2:]) / 2]
     np.testing.assert_allclose(terms.loss.detach().numpy(), wanted, rtol=1e-4)
     # On the group, -(2 / beta) mean(A grad log pi) with A = beta * (mean gap - gap).
-    advantage = [
-        beta * (sum(gaps[q] for q in range(4) if ROW_GROUP[q] == ROW_GROUP[r]) / 2 - gaps[r])
-        for r in range(4)
-    ]
+    advantage = [beta * (mean[ROW_GROUP[r]] - gaps[r]) for r in range(4)]
     by_hand = [-(2 / beta) * advantage[ROW[t]] / 2 * MASK[t] for t in range(TOKENS)]
     np.testing.assert_allclose(gradient(terms, is_now), by_hand, rtol=1e-4, atol=1e-5)
 
 
-BAD = np.where(MASK == 0, -np.inf, drawn(3)).astype(np.float32)
+INFINITE = port(logprobs=np.where(MASK == 0, -np.inf, drawn(3)).astype(np.float32))
+GAIN, ONES = port(advantage=drawn(2)), np.ones(4, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
     "formula",
     [
-        lambda n: losses.clipped_policy(
-            n, port(advantage=drawn(2)), port(logprobs=BAD), port(logprobs=BAD), beta=0.1
-        ),
-        lambda n: losses.decoupled_policy(n, port(advantage=drawn(2)), port(logprobs=BAD)),
-        lambda n: losses.dpo(n, port(sign=np.array([1, -1, 1, -1])), port(logprobs=BAD)),
-        lambda n: losses.trajectory_balance(
-            n, port(reward=np.ones(4, dtype=np.float32)), port(logprobs=BAD), beta=1.0
-        ),
-        lambda n: losses.policy_gradient(n, port(advantage=drawn(2))),
+        lambda n: losses.clipped_policy(n, GAIN, INFINITE, INFINITE, beta=0.1),
+        lambda n: losses.decoupled_policy(n, GAIN, INFINITE),
+        lambda n: losses.dpo(n, port(sign=np.array([1, -1, 1, -1])), INFINITE),
+        lambda n: losses.trajectory_balance(n, port(reward=ONES), INFINITE, beta=1.0),
+        lambda n: losses.policy_gradient(n, GAIN),
     ],
 )
 def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(
@@ -289,15 +244,14 @@ def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(
 
 
 def of(schema: Any, name: str = "x") -> Port[Any]:
-    made = Operator(path="t:T", name=name, work="host", rows=Nothing(), outputs=(schema,))
-    return Node(made, name).port()
+    operator = Operator(path="t:T", name=name, work="host", rows=Nothing(), outputs=(schema,))
+    return Node(operator, name).port()
 
 
 def test_constructors_name_ports_and_parameters() -> None:
-    loss = losses.clipped_policy_loss(
-        of(Advantage), reference=of(Logprobs), clip=(0.2, 0.28), beta=linear(0.1, 0.0, 5)
-    )
-    loss = loss + 0.01 * losses.entropy_loss()
+    params = {"clip": (0.2, 0.28), "beta": linear(0.1, 0.0, 5)}
+    clipped = losses.clipped_policy_loss(of(Advantage), reference=of(Logprobs), **params)
+    loss = clipped + 0.01 * losses.entropy_loss()
     bound, inputs = loss.bound()
     assert set(inputs) == {"clipped_policy_loss.advantage", "clipped_policy_loss.reference"}
     assert [t.weight for t in bound.terms] == [1.0, 0.01]
@@ -305,22 +259,15 @@ def test_constructors_name_ports_and_parameters() -> None:
     assert bound.terms[1].function.entropy
     assert bound.terms[0].function.recorded
     assert bound.terms[0].function.zero == (("reference", "beta"),)
-    assert (
-        losses.value_loss(of(Returns), old=of(Values), clip=0.2).terms[0].function.head == "scalar"
-    )
-    assert (
-        losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1)
-        .terms[0]
-        .function.scope
-        == "group"
-    )
-    assert (
-        losses.dpo_loss(of(Preference), reference=of(Logprobs)).terms[0].function.scope == "group"
-    )
+    value = losses.value_loss(of(Returns), old=of(Values), clip=0.2)
+    balance = losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1)
+    pairs = losses.dpo_loss(of(Preference), reference=of(Logprobs))
+    assert value.terms[0].function.head == "scalar"
+    assert balance.terms[0].function.scope == pairs.terms[0].function.scope == "group"
 
 
 def test_every_parameter_of_a_formula_is_given_by_its_constructor() -> None:
-    made = [
+    every = [
         losses.clipped_policy_loss(of(Advantage)),
         losses.policy_gradient_loss(of(Advantage)),
         losses.decoupled_policy_loss(of(Advantage), proximal=of(Logprobs)),
@@ -330,15 +277,14 @@ def test_every_parameter_of_a_formula_is_given_by_its_constructor() -> None:
         losses.dpo_loss(of(Preference), reference=of(Logprobs)),
         losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1),
     ]
-    for (term,) in (loss.terms for loss in made):
+    for (term,) in (loss.terms for loss in every):
         assert {name for name, _ in term.params} == set(term.function.parameters)
         assert term.function.name.endswith("_loss")
 
 
 def test_wrong_calls_say_the_nearest_fix() -> None:
-    with pytest.raises(
-        GraphError, match=r"beta=0.04 needs reference=, none given\. Fix: reference=logprobs"
-    ):
+    told = r"beta=0.04 needs reference=, none given\. Fix: reference=logprobs"
+    with pytest.raises(GraphError, match=told):
         losses.clipped_policy_loss(of(Advantage), beta=0.04)
     with pytest.raises(GraphError, match=r"unknown parameter 'epsilon'.*clip="):
         losses.clipped_policy_loss(of(Advantage), epsilon=0.1)  # type: ignore[call-arg]

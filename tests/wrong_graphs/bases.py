@@ -118,9 +118,8 @@ def reward_model_without_a_head() -> Graph:
     policy = Model("policy", GOOD, trainable=True)
     rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
     verdict = scores(Model("rm", GOOD, head="scalar"), rollout)
-    advantage = gae(
-        rollout, verdict, values(Model("critic", "./bases/scored", head="scalar"), rollout)
-    )
+    value = values(Model("critic", "./bases/scored", head="scalar"), rollout)
+    advantage = gae(rollout, verdict, value)
     return graph(train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
 
 

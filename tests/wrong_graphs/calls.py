@@ -1,4 +1,4 @@
-"""Calls that cannot mean anything: refused where they are written, each with the nearest that can."""
+"""Calls that cannot mean anything: refused where they are written, with the nearest that can."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from tests.wrong_graphs.parts import (
     BASE,
     DATA,
     compared,
+    compared_with,
     exact,
     graph,
     policy,
     sampled,
     scored,
+    trained,
     updated,
 )
 
@@ -67,37 +69,21 @@ def model_without_a_base() -> Graph:
 
 def dtype_that_is_none() -> Graph:
     dtype: Any = "float16"
-    rollout = sampled()
-    reference = logprobs(Model("reference", BASE, dtype=dtype), rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return compared_with(Model("reference", BASE, dtype=dtype))
 
 
 def follower_of_a_name() -> Graph:
     leader: Any = "policy"
-    rollout = sampled()
-    reference = logprobs(Model("reference", BASE, follows=leader), rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return compared_with(Model("reference", BASE, follows=leader))
 
 
 def rate_above_one() -> Graph:
-    rollout = sampled()
-    reference = logprobs(Model("reference", BASE, follows=policy, rate=1.5), rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return compared_with(Model("reference", BASE, follows=policy, rate=1.5))
 
 
 def trainable_follower() -> Graph:
-    return graph(
-        updated(
-            generate(
-                Model("slow", BASE, trainable=True, follows=policy), prompts(DATA), max_tokens=8
-            )
-        )
+    return trained(
+        generate(Model("slow", BASE, trainable=True, follows=policy), prompts(DATA), max_tokens=8)
     )
 
 
@@ -105,35 +91,35 @@ def misspelt_scope_of_an_operator() -> Graph:
     scope: Any = "groups"
     rollout = sampled()
     score = operator(scope=scope)(brief)(rollout, scored(rollout))
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def misspelt_keyword_of_a_decorator() -> Graph:
     rollout = sampled()
     score = operator(scop="group")(brief)(rollout, scored(rollout))  # type: ignore
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def reads_of_no_port() -> Graph:
     rollout = sampled()
     score = operator(reads={"rolout": ["answer"]})(brief)(rollout, scored(rollout))
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def reads_of_one_name() -> Graph:
     rollout = sampled()
     score = operator(reads={"rollout": "answer"})(brief)(rollout, scored(rollout))
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def operator_without_annotations() -> Graph:
     plain: Any = lambda rollout: rollout
-    return graph(updated(operator()(plain)(sampled())))
+    return trained(operator()(plain)(sampled()))
 
 
 def operator_of_no_function() -> Graph:
     nothing: Any = 8
-    return graph(updated(operator()(nothing)(sampled())))
+    return trained(operator()(nothing)(sampled()))
 
 
 def operator_of_any_number_of_ports() -> Graph:
@@ -142,20 +128,20 @@ def operator_of_any_number_of_ports() -> Graph:
 
     rollout = sampled()
     score: Any = operator()(cast(Any, total))(scored(rollout))
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def misspelt_scope_of_a_loss() -> Graph:
     scope: Any = "row"
     rollout = sampled()
-    return graph(updated(rollout, loss(scope=scope)(careful)(compared(rollout))))
+    return trained(rollout, loss(scope=scope)(careful)(compared(rollout)))
 
 
 def loss_that_returns_a_tensor() -> Graph:
     mean: Any = averaged
     mean.__annotations__ = {"now": Now, "advantage": Tensors[Advantage], "return": float}
     rollout = sampled()
-    return graph(updated(rollout, loss()(mean)(compared(rollout))))
+    return trained(rollout, loss()(mean)(compared(rollout)))
 
 
 def loss_without_now() -> Graph:
@@ -163,68 +149,64 @@ def loss_without_now() -> Graph:
         return Terms(advantage["advantage"])
 
     rollout = sampled()
-    return graph(updated(rollout, loss()(cast(Any, gain))(compared(rollout))))
+    return trained(rollout, loss()(cast(Any, gain))(compared(rollout)))
 
 
 def number_added_to_a_loss() -> Graph:
     rollout = sampled()
     one: Any = 1.0
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout)) + one))
+    return trained(rollout, clipped_policy_loss(compared(rollout)) + one)
 
 
 def text_times_a_loss() -> Graph:
     rollout = sampled()
     half: Any = "0.5"
-    return graph(updated(rollout, half * clipped_policy_loss(compared(rollout))))
+    return trained(rollout, half * clipped_policy_loss(compared(rollout)))
 
 
 def misspelt_scope_of_a_reward() -> Graph:
     scope: Any = "grup"
     rollout = sampled()
     score = reward(exact, rollout, scope=scope)
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def name_of_a_reward() -> Graph:
     name: Any = "digits"
     rollout = sampled()
-    return graph(
-        updated(rollout, clipped_policy_loss(group_advantage(rollout, reward(name, rollout))))
-    )
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, reward(name, rollout))))
 
 
 def number_for_weights() -> Graph:
     weights: Any = 0.5
     rollout = sampled()
-    return graph(
-        updated(
-            rollout,
-            clipped_policy_loss(group_advantage(rollout, reward(exact, rollout, weights=weights))),
-        )
+    return trained(
+        rollout,
+        clipped_policy_loss(group_advantage(rollout, reward(exact, rollout, weights=weights))),
     )
 
 
 def three_weights_for_two_scores() -> Graph:
     rollout = sampled()
     score = add(scored(rollout), reward(exact, rollout, name="more"), weights=[1.0, 0.5, 0.1])
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def name_of_a_score_of_verl() -> Graph:
     name: Any = "compute_score"
     rollout = sampled()
     score = reward(verl_reward(name), rollout)
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def number_for_a_stop() -> Graph:
     stop: Any = 2
-    return graph(updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, stop=stop)))
+    return trained(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, stop=stop))
 
 
 def number_for_a_name() -> Graph:
     name: Any = 7
-    return graph(updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name=name)))
+    return trained(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name=name))
 
 
 def number_for_the_name_of_a_graph() -> Graph:
@@ -235,19 +217,13 @@ def number_for_the_name_of_a_graph() -> Graph:
 def selection_of_nothing() -> Graph:
     rollout = sampled()
     nothing: Any = ()
-    return graph(updated(select(*nothing, where=best_of(scored(rollout)))))
+    return trained(select(*nothing, where=best_of(scored(rollout))))
 
 
 def text_for_the_steps_of_a_schedule() -> Graph:
     steps: Any = "1000"
-    return graph(
-        train(
-            policy,
-            sampled(),
-            loss=clipped_policy_loss(compared(sampled())),
-            lr=linear(1e-6, 0.0, steps),
-        )
-    )
+    loss = clipped_policy_loss(compared(sampled()))
+    return graph(train(policy, sampled(), loss=loss, lr=linear(1e-6, 0.0, steps)))
 
 
 def misspelt_keyword_of_a_schedule() -> Graph:
@@ -257,25 +233,15 @@ def misspelt_keyword_of_a_schedule() -> Graph:
 
 def warmup_to_nothing() -> Graph:
     nothing: Any = None
-    return graph(
-        train(
-            policy, sampled(), loss=clipped_policy_loss(compared(sampled())), lr=warmup(10, nothing)
-        )
-    )
+    loss = clipped_policy_loss(compared(sampled()))
+    return graph(train(policy, sampled(), loss=loss, lr=warmup(10, nothing)))
 
 
 def misspelt_keyword_of_an_optimizer() -> Graph:
     optimizer = AdamW(weight_deacy=0.1)  # type: ignore
     rollout = sampled()
-    return graph(
-        train(
-            policy,
-            rollout,
-            loss=clipped_policy_loss(compared(rollout)),
-            lr=1e-6,
-            optimizer=optimizer,
-        )
-    )
+    loss = clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6, optimizer=optimizer))
 
 
 def betas_of_three() -> Graph:
@@ -291,7 +257,7 @@ def text_for_the_type_of_a_column() -> Graph:
     class Scaled(Schema):
         scale = column(kind)
 
-    return graph(updated(cast(Any, Scaled)))
+    return trained(cast(Any, Scaled))
 
 
 def misspelt_axis_of_a_column() -> Graph:
@@ -300,7 +266,7 @@ def misspelt_axis_of_a_column() -> Graph:
     class Scaled(Returns):
         scale = column(Returns.columns["returns"].type, axis)
 
-    return graph(updated(cast(Any, Scaled)))
+    return trained(cast(Any, Scaled))
 
 
 def buffer_without_a_writer() -> Graph:
@@ -315,4 +281,4 @@ def type_for_a_column() -> Graph:
     class Scaled(Schema):
         scale = pa.float64()
 
-    return graph(updated(cast(Any, Scaled)))
+    return trained(cast(Any, Scaled))

@@ -23,22 +23,21 @@ from tests.wrong_graphs.parts import (
     policy,
     sampled,
     scored,
+    trained,
     updated,
 )
 
 
 def batch_larger_than_the_data() -> Graph:
-    rollout = generate(
-        policy, prompts(str(FOLDER / "train.jsonl"), batch=64), n=8, max_tokens=64, name="rollout"
-    )
-    return graph(updated(rollout))
+    prompt = prompts(str(FOLDER / "train.jsonl"), batch=64)
+    rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
+    return trained(rollout)
 
 
 def greedy_sampling_of_several_answers() -> Graph:
-    rollout = generate(
-        policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=0.0, name="rollout"
-    )
-    return graph(updated(rollout))
+    prompt = prompts(DATA, batch=64)
+    rollout = generate(policy, prompt, n=8, max_tokens=64, temperature=0.0, name="rollout")
+    return trained(rollout)
 
 
 def several_updates_without_a_ratio() -> Graph:
@@ -57,34 +56,28 @@ def lag_without_a_ratio() -> Graph:
 def reference_that_is_the_trained_policy() -> Graph:
     rollout = sampled()
     reference = logprobs(policy, rollout, name="reference")
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04))
-    )
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04))
 
 
 def reward_with_a_divergence_from_the_trained_policy() -> Graph:
     rollout = sampled()
     score = kl_in_reward(rollout, scored(rollout), logprobs(policy, rollout), beta=0.05)
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def lag_of_a_model_that_nobody_trains() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", BASE), rollout, max_lag=3)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04))
-    )
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.04))
 
 
 def lag_of_an_evaluation() -> Graph:
-    held = generate(
-        policy, prompts("data/test.parquet", name="test"), max_tokens=64, max_lag=2, name="held"
-    )
+    prompt = prompts("data/test.parquet", name="test")
+    held = generate(policy, prompt, max_tokens=64, max_lag=2, name="held")
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
 def intake_of_rows_that_never_lag() -> Graph:
     rollout = sampled()
-    return graph(
-        train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, intake="drop")
-    )
+    loss = clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6, intake="drop"))

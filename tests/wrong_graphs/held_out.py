@@ -18,9 +18,8 @@ TASK = "reasoning_gym:spell_backward"
 def trained_and_evaluated(
     train: str, test: str, split: str | None = None, test_split: str | None = None
 ) -> Graph:
-    rollout = generate(
-        policy, prompts(train, batch=64, split=split), n=8, max_tokens=64, name="rollout"
-    )
+    prompt = prompts(train, batch=64, split=split)
+    rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
     held = generate(
         policy, prompts(test, split=test_split, name="held_out"), max_tokens=64, name="answers"
     )

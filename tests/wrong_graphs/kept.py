@@ -11,7 +11,7 @@ from operators.advantage import group_advantage
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import select
-from tests.wrong_graphs.parts import exact, graph, sampled, scored, updated
+from tests.wrong_graphs.parts import exact, sampled, scored, trained
 
 
 def _longest(score: Columns[Reward]) -> Columns[Keep]:
@@ -29,31 +29,31 @@ def _halved(score: Columns[Reward]) -> Columns[Reward]:
 def kept_groups_of_single_rows() -> Graph:
     longest = operator(keeps="groups")(_longest)
     rollout = sampled()
-    return graph(updated(select(rollout, where=longest(scored(rollout)))))
+    return trained(select(rollout, where=longest(scored(rollout))))
 
 
 def preference_of_single_rows() -> Graph:
     pairs = operator()(_pairs)
     rollout = sampled()
-    return graph(updated(select(rollout, where=pairs(scored(rollout)))))
+    return trained(select(rollout, where=pairs(scored(rollout))))
 
 
 def keeps_of_what_keeps_nothing() -> Graph:
     halved = operator(scope="group", keeps="groups")(_halved)
     rollout = sampled()
     halved(scored(rollout))
-    return graph(updated(rollout))
+    return trained(rollout)
 
 
 def misspelt_keeps() -> Graph:
     word: Any = "group"
     longest = operator(scope="group", keeps=word)(_longest)
     rollout = sampled()
-    return graph(updated(select(rollout, where=longest(scored(rollout)))))
+    return trained(select(rollout, where=longest(scored(rollout))))
 
 
 def kept_rows_before_a_baseline() -> Graph:
     longest = operator(scope="group")(_longest)
     rollout = sampled()
     kept = select(rollout, where=longest(scored(rollout)))
-    return graph(updated(kept, clipped_policy_loss(group_advantage(kept, reward(exact, kept)))))
+    return trained(kept, clipped_policy_loss(group_advantage(kept, reward(exact, kept))))

@@ -23,6 +23,7 @@ from tests.wrong_graphs.parts import (
     policy,
     sampled,
     scored,
+    trained,
     updated,
 )
 
@@ -30,7 +31,7 @@ from tests.wrong_graphs.parts import (
 def message_3_groups_of_one() -> Graph:
     rollout = generate(policy, prompts(DATA, batch=64), n=1, max_tokens=64)
     advantage = group_advantage(rollout, scored(rollout))
-    return graph(updated(rollout, clipped_policy_loss(advantage)))
+    return trained(rollout, clipped_policy_loss(advantage))
 
 
 def reward_of_groups_of_one() -> Graph:
@@ -44,7 +45,7 @@ def baseline_of_ragged_groups() -> Graph:
     rollout = sampled()
     best = select(rollout, where=best_of(scored(rollout), k=4))
     advantage = group_advantage(best, reward(exact, best), name="second")
-    return graph(updated(best, clipped_policy_loss(advantage)))
+    return trained(best, clipped_policy_loss(advantage))
 
 
 def loss_over_ragged_groups() -> Graph:
@@ -52,47 +53,39 @@ def loss_over_ragged_groups() -> Graph:
     score = scored(rollout)
     best, score = select(rollout, score, where=best_of(score, k=4))
     reference = logprobs(Model("reference", BASE), best)
-    return graph(updated(best, trajectory_balance_loss(score, reference=reference, beta=0.01)))
+    return trained(best, trajectory_balance_loss(score, reference=reference, beta=0.01))
 
 
 def selection_from_ragged_groups() -> Graph:
     rollout = sampled()
     best = select(rollout, where=best_of(scored(rollout), k=4))
     mixed = select(best, where=mixed_groups(reward(exact, best)), name="mixed")
-    return graph(
-        updated(
-            mixed,
-            clipped_policy_loss(
-                group_advantage(mixed, reward(exact, mixed, name="r"), ragged=True)
-            ),
-        )
+    return trained(
+        mixed,
+        clipped_policy_loss(group_advantage(mixed, reward(exact, mixed, name="r"), ragged=True)),
     )
 
 
 def minibatches_that_split_groups() -> Graph:
-    return graph(updated(sampled(), minibatches=7))
+    return trained(sampled(), minibatches=7)
 
 
 def no_answers() -> Graph:
-    return graph(updated(generate(policy, prompts(DATA, batch=64), n=0, max_tokens=64)))
+    return trained(generate(policy, prompts(DATA, batch=64), n=0, max_tokens=64))
 
 
 def text_for_a_number() -> Graph:
     many: Any = "8"
-    return graph(updated(generate(policy, prompts(DATA, batch=64), n=many, max_tokens=64)))
+    return trained(generate(policy, prompts(DATA, batch=64), n=many, max_tokens=64))
 
 
 def negative_temperature() -> Graph:
-    return graph(
-        updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=-0.5))
-    )
+    return trained(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, temperature=-0.5))
 
 
 def misspelt_choice() -> Graph:
     word: Any = "drian"
-    return graph(
-        updated(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, on_update=word))
-    )
+    return trained(generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, on_update=word))
 
 
 def schedule_where_none_is_taken() -> Graph:
@@ -101,7 +94,7 @@ def schedule_where_none_is_taken() -> Graph:
     score = kl_in_reward(
         rollout, scored(rollout), logprobs(Model("reference", BASE), rollout), beta=beta
     )
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def schedule_below_zero() -> Graph:
@@ -112,7 +105,7 @@ def schedule_below_zero() -> Graph:
 
 def clip_below_zero() -> Graph:
     rollout = sampled()
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), clip=(0.2, -0.28))))
+    return trained(rollout, clipped_policy_loss(compared(rollout), clip=(0.2, -0.28)))
 
 
 def aggregate_of_a_group_loss() -> Graph:
@@ -123,15 +116,14 @@ def aggregate_of_a_group_loss() -> Graph:
 
 
 def evaluation_every_zero_steps() -> Graph:
-    held = generate(
-        policy, prompts("data/test.parquet", name="held_out"), max_tokens=64, name="answers"
-    )
+    prompt = prompts("data/test.parquet", name="held_out")
+    held = generate(policy, prompt, max_tokens=64, name="answers")
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=0))
 
 
 def message_6_beta_without_a_reference() -> Graph:
     rollout = sampled()
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), beta=0.04)))
+    return trained(rollout, clipped_policy_loss(compared(rollout), beta=0.04))
 
 
 def message_8_a_name_of_trl() -> Graph:
@@ -161,9 +153,7 @@ def port_for_a_loss() -> Graph:
 
 def number_for_a_port() -> Graph:
     rollout: Any = 8
-    return graph(
-        updated(sampled(), clipped_policy_loss(group_advantage(rollout, scored(sampled()))))
-    )
+    return trained(sampled(), clipped_policy_loss(group_advantage(rollout, scored(sampled()))))
 
 
 def port_for_a_sink() -> Graph:
@@ -174,23 +164,16 @@ def port_for_a_sink() -> Graph:
 def unknown_optimizer() -> Graph:
     rollout = sampled()
     optimizer: Any = "adam"
-    return graph(
-        train(
-            policy,
-            rollout,
-            loss=clipped_policy_loss(compared(rollout)),
-            lr=1e-6,
-            optimizer=optimizer,
-        )
-    )
+    loss = clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6, optimizer=optimizer))
 
 
 def one_weight_for_two_functions() -> Graph:
     rollout = sampled()
     score = reward([exact, exact], rollout, weights=[1.0])
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def weight_that_is_no_number() -> Graph:
     rollout = sampled()
-    return graph(updated(rollout, float("nan") * clipped_policy_loss(compared(rollout))))
+    return trained(rollout, float("nan") * clipped_policy_loss(compared(rollout)))

@@ -1,10 +1,6 @@
-"""What the wrong graphs share: one policy, its prompts, a reward. Lines here appear in messages
-too.
-"""
+"""What the wrong graphs share: one policy, its prompts, a reward. Messages name lines here, too."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from dataflow.graph import Graph
 from dataflow.loss import Loss
@@ -13,21 +9,18 @@ from dataflow.node import Node, Port
 from dataflow.schema import Advantage, Completion, Prompt, Reward, Rollout
 from operators.advantage import group_advantage
 from operators.data import prompts
+from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.train import train
+from tests.kit.rewards import exact
 
 BASE = "models/tiny"
 DATA = "data/train.parquet"
 
 policy = Model("policy", BASE, trainable=True)
 critic = Model("critic", BASE, trainable=True, head="scalar")
-
-
-def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """1.0 where a completion is the answer."""
-    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
 
 def source(batch: int | None = 64) -> Port[Prompt]:
@@ -52,15 +45,22 @@ def compared(rows: Port[Completion]) -> Port[Advantage]:
 
 def updated(rows: Port[Completion], loss: Loss | None = None, minibatches: int = 1) -> Node:
     """The policy's training."""
-    return train(
-        policy,
-        rows,
-        loss=loss or clipped_policy_loss(compared(rows)),
-        lr=1e-6,
-        minibatches=minibatches,
-    )
+    loss = loss or clipped_policy_loss(compared(rows))
+    return train(policy, rows, loss=loss, lr=1e-6, minibatches=minibatches)
 
 
 def graph(*sinks: Node) -> Graph:
     """All of them under one name."""
     return Graph("wrong", *sinks)
+
+
+def trained(rows: Port[Completion], loss: Loss | None = None, minibatches: int = 1) -> Graph:
+    """The policy's training alone."""
+    return graph(updated(rows, loss, minibatches))
+
+
+def compared_with(reference: Model) -> Graph:
+    """The policy's training with a divergence from this Model."""
+    rollout = sampled()
+    how = {"reference": logprobs(reference, rollout), "beta": 0.1}
+    return trained(rollout, clipped_policy_loss(compared(rollout), **how))

@@ -39,6 +39,7 @@ from tests.wrong_graphs.parts import (
     sampled,
     scored,
     source,
+    trained,
     updated,
 )
 
@@ -48,9 +49,8 @@ TOKENIZERS = Path(__file__).parent / "tokenizers"
 
 @operator()
 def ask_again(rollout: Columns[Rollout]) -> Columns[Prompt]:
-    return Columns.make(
-        Prompt, like=rollout, prompt=[f"{text} Again:" for text in rollout["completion"]]
-    )
+    prompt = [f"{text} Again:" for text in rollout["completion"]]
+    return Columns.make(Prompt, like=rollout, prompt=prompt)
 
 
 @operator()
@@ -87,27 +87,26 @@ def turns(n: int = 1) -> tuple[Port[Rollout], Port[Rollout]]:
 
 def reward_of_another_generation() -> Graph:
     rollout, other = two()
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, scored(other)))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, scored(other))))
 
 
 def reference_of_another_generation() -> Graph:
     rollout, other = two()
-    loss = clipped_policy_loss(
-        returns(rollout, scored(rollout)), reference=logprobs(reference, other), beta=0.1
-    )
-    return graph(updated(rollout, loss))
+    advantage = returns(rollout, scored(rollout))
+    loss = clipped_policy_loss(advantage, reference=logprobs(reference, other), beta=0.1)
+    return trained(rollout, loss)
 
 
 def old_logprobs_of_another_generation() -> Graph:
     rollout, other = two()
     old = logprobs(policy, other, name="old")
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, scored(rollout)), old=old)))
+    return trained(rollout, clipped_policy_loss(returns(rollout, scored(rollout)), old=old))
 
 
 def old_logprobs_of_another_text() -> Graph:
     rollout = sampled()
     old = logprobs(policy, shortened(rollout), name="old")
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), old=old)))
+    return trained(rollout, clipped_policy_loss(compared(rollout), old=old))
 
 
 def old_logprobs_of_another_text_behind_a_selection() -> Graph:
@@ -115,7 +114,7 @@ def old_logprobs_of_another_text_behind_a_selection() -> Graph:
     score = scored(rollout)
     old = logprobs(policy, shortened(rollout), name="old", max_lag=0)
     rollout, score, old = select(rollout, score, old, where=best_of(score))
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, score), old=old)))
+    return trained(rollout, clipped_policy_loss(returns(rollout, score), old=old))
 
 
 def old_values_of_another_text() -> Graph:
@@ -135,18 +134,18 @@ def critic_of_another_generation() -> Graph:
 
 def reward_of_turn_2_on_turn_1() -> Graph:
     rollout, later = turns()
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, scored(later)))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, scored(later))))
 
 
 def reward_of_turn_1_on_turn_2() -> Graph:
     rollout, later = turns()
-    return graph(updated(later, clipped_policy_loss(returns(later, scored(rollout)))))
+    return trained(later, clipped_policy_loss(returns(later, scored(rollout))))
 
 
 def reward_of_turn_2_on_selected_rows_of_turn_1() -> Graph:
     rollout, later = turns(n=4)
     kept = select(rollout, where=best_of(reward(exact, rollout)))
-    return graph(updated(kept, clipped_policy_loss(returns(kept, scored(later)))))
+    return trained(kept, clipped_policy_loss(returns(kept, scored(later))))
 
 
 def greedy_baseline_that_was_not_taken_up() -> Graph:
@@ -154,72 +153,67 @@ def greedy_baseline_that_was_not_taken_up() -> Graph:
     advantage = baseline_advantage(
         rollout, scored(rollout), reward(exact, greedy, name="greedy_score")
     )
-    return graph(updated(rollout, clipped_policy_loss(advantage)))
+    return trained(rollout, clipped_policy_loss(advantage))
 
 
 def operator_on_two_generations() -> Graph:
     rollout, other = two()
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, distance(rollout, other)))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, distance(rollout, other))))
 
 
 def selection_of_two_generations() -> Graph:
     rollout, other = two(n=4)
     kept, kept_score = select(rollout, scored(other), where=best_of(reward(exact, rollout)))
-    return graph(updated(kept, clipped_policy_loss(returns(kept, kept_score))))
+    return trained(kept, clipped_policy_loss(returns(kept, kept_score)))
 
 
 def sum_of_rewards_of_two_generations() -> Graph:
     rollout, other = two()
     total = add(scored(rollout), reward(exact, other, name="other_score"))
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, total))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, total)))
 
 
 def mean_over_its_own_rows() -> Graph:
     rollout = sampled()
-    return graph(
-        updated(rollout, clipped_policy_loss(returns(rollout, mean_over(scored(rollout), rollout))))
-    )
+    loss = clipped_policy_loss(returns(rollout, mean_over(scored(rollout), rollout)))
+    return trained(rollout, loss)
 
 
 def mean_over_rows_that_a_selection_left() -> Graph:
     rollout = sampled()
     score = scored(rollout)
     best = select(score, where=best_of(score))
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, mean_over(best, rollout)))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, mean_over(best, rollout))))
 
 
 def mean_over_rows_that_are_no_ancestor() -> Graph:
     rollout, other = two()
     score = mean_over(scored(other), rollout)
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, score))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, score)))
 
 
 def mean_over_rows_of_another_source() -> Graph:
     rollout = sampled()
-    held = generate(
-        policy, prompts("data/test.parquet", name="held_out"), max_tokens=64, name="held_rollout"
-    )
-    return graph(
-        updated(rollout), evaluate(policy, mean_over(reward(exact, held), rollout), every=10)
-    )
+    prompt = prompts("data/test.parquet", name="held_out")
+    held = generate(policy, prompt, max_tokens=64, name="held_rollout")
+    sink = updated(rollout)
+    return graph(sink, evaluate(policy, mean_over(reward(exact, held), rollout), every=10))
 
 
 def mean_over_with_its_ports_turned_round() -> Graph:
     rollout, later = turns()
     wrong: Any = mean_over(later, scored(rollout))  # pyright: ignore[reportArgumentType]
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, wrong))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, wrong)))
 
 
 def stop_string_that_is_empty() -> Graph:
     rollout = generate(policy, source(), n=8, max_tokens=64, stop=["</answer>", ""], name="rollout")
-    return graph(updated(rollout))
+    return trained(rollout)
 
 
 def stop_string_that_is_a_number() -> Graph:
     wrong: Any = 7
-    return graph(
-        updated(generate(policy, source(), n=8, max_tokens=64, stop=wrong, name="rollout"))
-    )
+    return trained(generate(policy, source(), n=8, max_tokens=64, stop=wrong, name="rollout"))
 
 
 def schema_of_two_that_differ() -> Graph:
@@ -253,18 +247,15 @@ def parent_that_is_no_port() -> Graph:
 def logprobs_of_rows_of_two_generations() -> Graph:
     rollout, later = turns()
     both = conversation(later, rollout)
-    loss = supervised_loss() + clipped_policy_loss(
-        returns(both, scored(both)),
-        old=logprobs(policy, both, name="old"),
-        reference=logprobs(reference, both),
-    )
-    return graph(updated(both, loss))
+    old, anchor = logprobs(policy, both, name="old"), logprobs(reference, both)
+    clipped = clipped_policy_loss(returns(both, scored(both)), old=old, reference=anchor)
+    return trained(both, supervised_loss() + clipped)
 
 
 def training_on_rows_of_two_generations() -> Graph:
     rollout, later = turns()
     both = conversation(later, rollout)
-    return graph(updated(both, policy_gradient_loss(returns(both, scored(both)))))
+    return trained(both, policy_gradient_loss(returns(both, scored(both))))
 
 
 def constant_of_rows_of_two_generations() -> Graph:
@@ -287,17 +278,17 @@ def vocabularies_of_rows_of_two_generations() -> Graph:
 def old_logprobs_at_another_temperature() -> Graph:
     rollout = generate(policy, source(), n=8, max_tokens=64, temperature=0.7, name="rollout")
     old = logprobs(policy, rollout, temperature=1.0, name="old")
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), old=old)))
+    return trained(rollout, clipped_policy_loss(compared(rollout), old=old))
 
 
 def proximal_logprobs_at_another_temperature() -> Graph:
     rollout = sampled()
     near = logprobs(policy, rollout, temperature=0.5, name="near")
-    return graph(updated(rollout, decoupled_policy_loss(compared(rollout), proximal=near)))
+    return trained(rollout, decoupled_policy_loss(compared(rollout), proximal=near))
 
 
 def old_logprobs_at_another_temperature_behind_a_selection() -> Graph:
     rollout = generate(policy, source(), n=8, max_tokens=64, temperature=0.0, name="rollout")
     score, old = scored(rollout), logprobs(policy, rollout, temperature=0.3, name="old")
     rollout, score, old = select(rollout, score, old, where=best_of(score))
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, score), old=old)))
+    return trained(rollout, clipped_policy_loss(returns(rollout, score), old=old))

@@ -27,6 +27,7 @@ from tests.wrong_graphs.parts import (
     policy,
     sampled,
     scored,
+    trained,
     updated,
 )
 
@@ -44,9 +45,8 @@ def message_4_two_writers() -> Graph:
 def message_5_trainable_without_a_writer() -> Graph:
     rollout = sampled(n=1)
     value = values(critic, rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(whiten(gae(rollout, scored(rollout), value), rollout)))
-    )
+    loss = clipped_policy_loss(whiten(gae(rollout, scored(rollout), value), rollout))
+    return trained(rollout, loss)
 
 
 def writer_of_a_model_that_is_not_trainable() -> Graph:
@@ -58,39 +58,33 @@ def writer_of_a_model_that_is_not_trainable() -> Graph:
 def follower_of_an_untrained_leader() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", BASE, follows=Model("leader", BASE)), rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
 
 
 def follower_of_another_base() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("reference", "models/large", follows=policy, every=50), rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
 
 
 def followers_in_a_circle() -> Graph:
     a = Model("a", BASE, follows=Model("b", BASE, follows=Model("a", BASE, follows=policy)))
     rollout = sampled()
     reference = logprobs(a, rollout)
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
 
 
 def values_of_a_language_head() -> Graph:
     rollout = sampled(n=1)
     value = values(policy, rollout)
-    return graph(updated(rollout, clipped_policy_loss(gae(rollout, scored(rollout), value))))
+    return trained(rollout, clipped_policy_loss(gae(rollout, scored(rollout), value)))
 
 
 def value_loss_of_a_language_head() -> Graph:
     rollout = sampled(n=1)
     score = scores(Model("rm", BASE, head="scalar"), rollout)
     value = values(Model("judge", BASE, head="scalar"), rollout)
-    return graph(updated(rollout, value_loss(gae(rollout, score, value))))
+    return trained(rollout, value_loss(gae(rollout, score, value)))
 
 
 def generation_by_a_scalar_head() -> Graph:
@@ -100,19 +94,19 @@ def generation_by_a_scalar_head() -> Graph:
 
 def text_for_a_model() -> Graph:
     rollout = generate(cast(Any, BASE), prompts(DATA, batch=64), n=8, max_tokens=64)
-    return graph(updated(rollout))
+    return trained(rollout)
 
 
 def proximal_of_another_model() -> Graph:
     rollout = sampled(max_lag=4)
     proximal = logprobs(Model("reference", BASE), rollout)
-    return graph(updated(rollout, decoupled_policy_loss(compared(rollout), proximal=proximal)))
+    return trained(rollout, decoupled_policy_loss(compared(rollout), proximal=proximal))
 
 
 def proximal_that_lags() -> Graph:
     rollout = sampled(max_lag=4)
     proximal = logprobs(policy, rollout, max_lag=4, name="proximal")
-    return graph(updated(rollout, decoupled_policy_loss(compared(rollout), proximal=proximal)))
+    return trained(rollout, decoupled_policy_loss(compared(rollout), proximal=proximal))
 
 
 def intakes_that_differ() -> Graph:
@@ -126,7 +120,7 @@ def intakes_that_differ() -> Graph:
 
 
 def negative_lag() -> Graph:
-    return graph(updated(sampled(max_lag=-1)))
+    return trained(sampled(max_lag=-1))
 
 
 def no_sinks() -> Graph:
@@ -134,16 +128,12 @@ def no_sinks() -> Graph:
 
 
 def training_without_a_batch() -> Graph:
-    return graph(updated(sampled(batch=None)))
+    return trained(sampled(batch=None))
 
 
 def evaluation_that_never_ends() -> Graph:
-    held = generate(
-        policy,
-        prompts("data/test.parquet", batch=64, name="held_out"),
-        max_tokens=64,
-        name="answers",
-    )
+    prompt = prompts("data/test.parquet", batch=64, name="held_out")
+    held = generate(policy, prompt, max_tokens=64, name="answers")
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
@@ -167,12 +157,8 @@ def evaluation_on_the_same_file() -> Graph:
 
 
 def evaluation_of_a_model_that_made_nothing() -> Graph:
-    held = generate(
-        Model("other", BASE),
-        prompts("data/test.parquet", name="held_out"),
-        max_tokens=64,
-        name="answers",
-    )
+    prompt = prompts("data/test.parquet", name="held_out")
+    held = generate(Model("other", BASE), prompt, max_tokens=64, name="answers")
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
@@ -187,22 +173,20 @@ def message_7_teacher_of_another_vocabulary() -> Graph:
 def table_for_a_model() -> Graph:
     table: Any = Table("success")
     rollout = generate(table, prompts(DATA, batch=64), n=8, max_tokens=64)
-    return graph(updated(rollout))
+    return trained(rollout)
 
 
 def evaluation_on_the_same_file_under_another_path() -> Graph:
-    held = generate(
-        policy, prompts("./data//train.parquet", name="held_out"), max_tokens=64, name="answers"
-    )
+    prompt = prompts("./data//train.parquet", name="held_out")
+    held = generate(policy, prompt, max_tokens=64, name="answers")
     return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
 
 
 def illegal_name_of_a_model() -> Graph:
     model = Model("my policy", BASE, trainable=True)
     rollout = generate(model, prompts(DATA, batch=64), n=8, max_tokens=64)
-    return graph(
-        train(model, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, name="train")
-    )
+    sink = train(model, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, name="train")
+    return graph(sink)
 
 
 UNBOUNDED = dataclasses.replace(
@@ -215,4 +199,4 @@ def reader_without_a_lag() -> Graph:
     old: Port[Logprobs] = Node(
         UNBOUNDED, "old", states={"model": policy}, inputs={"rows": rollout}
     ).port()
-    return graph(updated(rollout, clipped_policy_loss(compared(rollout), old=old)))
+    return trained(rollout, clipped_policy_loss(compared(rollout), old=old))

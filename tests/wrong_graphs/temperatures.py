@@ -20,25 +20,20 @@ from tests.wrong_graphs.parts import BASE, DATA, compared, graph, policy, scored
 
 
 def cool(n: int = 8) -> Port[Rollout]:
-    return generate(
-        policy, prompts(DATA, batch=64), n=n, max_tokens=64, temperature=0.7, name="rollout"
-    )
+    prompt = prompts(DATA, batch=64)
+    return generate(policy, prompt, n=n, max_tokens=64, temperature=0.7, name="rollout")
 
 
 def training_at_another_temperature_than_the_recorded_logprobs() -> Graph:
     rollout = cool()
-    return graph(
-        train(
-            policy, rollout, loss=clipped_policy_loss(compared(rollout)), temperature=1.0, lr=1e-6
-        )
-    )
+    loss = clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, temperature=1.0, lr=1e-6))
 
 
 def training_at_another_temperature_than_proximal() -> Graph:
     rollout = cool()
-    loss = decoupled_policy_loss(
-        compared(rollout), proximal=logprobs(policy, rollout, name="proximal")
-    )
+    proximal = logprobs(policy, rollout, name="proximal")
+    loss = decoupled_policy_loss(compared(rollout), proximal=proximal)
     return graph(train(policy, rollout, loss=loss, temperature=0.5, lr=1e-6))
 
 
@@ -47,9 +42,8 @@ def reference_at_another_temperature() -> Graph:
     pairs = pair(scored(rollout))
     rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
     reference = logprobs(Model("reference", BASE), rollout)
-    return graph(
-        train(policy, rollout, loss=dpo_loss(pairs, reference=reference), temperature=1.0, lr=1e-6)
-    )
+    loss = dpo_loss(pairs, reference=reference)
+    return graph(train(policy, rollout, loss=loss, temperature=1.0, lr=1e-6))
 
 
 def imitation_at_a_temperature_of_zero() -> Graph:
@@ -59,23 +53,14 @@ def imitation_at_a_temperature_of_zero() -> Graph:
 def masked_rows_that_are_neither_skipped_nor_counted() -> Graph:
     rollout = cool()
     word: Any = "drop"
-    return graph(
-        train(
-            policy, rollout, loss=clipped_policy_loss(compared(rollout)), masked_rows=word, lr=1e-6
-        )
-    )
+    loss = clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, masked_rows=word, lr=1e-6))
 
 
 def dialect_of_a_peer_that_has_none() -> Graph:
     rollout = cool()
     name: Any = "verll"
-    score = kl_in_reward(
-        rollout,
-        scored(rollout),
-        logprobs(Model("reference", BASE), rollout),
-        beta=0.1,
-        dialect=name,
-    )
-    return graph(
-        train(policy, rollout, loss=clipped_policy_loss(group_advantage(rollout, score)), lr=1e-6)
-    )
+    reference = logprobs(Model("reference", BASE), rollout)
+    score = kl_in_reward(rollout, scored(rollout), reference, beta=0.1, dialect=name)
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6))

@@ -27,6 +27,7 @@ from tests.wrong_graphs.parts import (
     sampled,
     scored,
     source,
+    trained,
     updated,
 )
 
@@ -41,35 +42,32 @@ def two_nodes_of_one_name() -> Graph:
     a = generate(policy, prompt, n=4, max_tokens=64)
     b = generate(policy, prompt, n=4, max_tokens=64)
     other = Model("other", BASE, trainable=True)
-    loss = clipped_policy_loss(
-        group_advantage(b, reward(exact, b, name="score_b"), name="advantage_b")
-    )
+    advantage = group_advantage(b, reward(exact, b, name="score_b"), name="advantage_b")
+    loss = clipped_policy_loss(advantage)
     return graph(updated(a), train(other, b, loss=loss, lr=1e-6))
 
 
 def illegal_name() -> Graph:
     rollout = generate(policy, source(), n=8, max_tokens=64, name="my rollout/8")
-    return graph(updated(rollout))
+    return trained(rollout)
 
 
 def models_of_one_name_that_differ() -> Graph:
     rollout = sampled()
     reference = logprobs(Model("policy", "models/other"), rollout, name="reference")
-    return graph(
-        updated(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
-    )
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
 
 
 def message_1_reward_for_an_advantage() -> Graph:
     rollout = sampled()
-    return graph(updated(rollout, clipped_policy_loss(any_port(scored(rollout)))))
+    return trained(rollout, clipped_policy_loss(any_port(scored(rollout))))
 
 
 def prompt_for_a_rollout() -> Graph:
     prompt = source()
     rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
     advantage = group_advantage(any_port(prompt), scored(rollout), name="advantage")
-    return graph(updated(rollout, clipped_policy_loss(advantage)))
+    return trained(rollout, clipped_policy_loss(advantage))
 
 
 def values_for_logprobs() -> Graph:
@@ -84,7 +82,7 @@ def values_for_logprobs() -> Graph:
 
 def rollout_for_a_prompt() -> Graph:
     again = generate(policy, any_port(sampled(n=1)), n=8, max_tokens=64)
-    return graph(updated(again))
+    return trained(again)
 
 
 def advantage_for_returns() -> Graph:
@@ -98,7 +96,7 @@ def advantage_for_returns() -> Graph:
 
 def no_recorded_logprobs() -> Graph:
     rows = demonstrations("data/demos.jsonl", batch=64)
-    return graph(updated(rows, clipped_policy_loss(returns(rows, scored(rows)))))
+    return trained(rows, clipped_policy_loss(returns(rows, scored(rows))))
 
 
 def unknown_dataset_column() -> Graph:
@@ -107,7 +105,7 @@ def unknown_dataset_column() -> Graph:
 
     rollout = sampled()
     score = reward([exact, wants_solution], rollout, name="score")
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def misspelt_dataset_column() -> Graph:
@@ -116,12 +114,12 @@ def misspelt_dataset_column() -> Graph:
 
     rollout = sampled()
     score = reward(wants_answers, rollout)
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, score))))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def missing_data_file() -> Graph:
     prompt = prompts("no_such_folder/train.parquet", batch=64)
-    return graph(updated(generate(policy, prompt, n=8, max_tokens=64)))
+    return trained(generate(policy, prompt, n=8, max_tokens=64))
 
 
 def message_2_score_of_rows_that_were_selected_away() -> Graph:
@@ -129,7 +127,7 @@ def message_2_score_of_rows_that_were_selected_away() -> Graph:
     score = scored(rollout)
     rollout = select(rollout, where=mixed_groups(score), refill=True)
     advantage = group_advantage(rollout, score)
-    return graph(updated(rollout, clipped_policy_loss(advantage)))
+    return trained(rollout, clipped_policy_loss(advantage))
 
 
 def rows_of_two_generations() -> Graph:
@@ -137,26 +135,21 @@ def rows_of_two_generations() -> Graph:
     rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
     other = generate(policy, prompt, n=8, max_tokens=64, temperature=0.5, name="other")
     advantage = group_advantage(rollout, scored(other))
-    return graph(updated(rollout, clipped_policy_loss(advantage)))
+    return trained(rollout, clipped_policy_loss(advantage))
 
 
 def rows_of_two_sources() -> Graph:
     rollout = sampled()
-    other = generate(
-        policy,
-        prompts("data/more.parquet", batch=64, name="more"),
-        n=8,
-        max_tokens=64,
-        name="other",
-    )
-    return graph(updated(rollout, clipped_policy_loss(group_advantage(rollout, scored(other)))))
+    prompt = prompts("data/more.parquet", batch=64, name="more")
+    other = generate(policy, prompt, n=8, max_tokens=64, name="other")
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, scored(other))))
 
 
 def one_score_for_a_group_of_answers() -> Graph:
     prompt = source()
     rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
     greedy = generate(policy, prompt, max_tokens=64, temperature=0.0, name="greedy")
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, scored(greedy)))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, scored(greedy))))
 
 
 def parent_that_is_none() -> Graph:
@@ -166,7 +159,7 @@ def parent_that_is_none() -> Graph:
     advantage = baseline_advantage(
         rollout, scored(rollout), reward(exact, other, name="other_score")
     )
-    return graph(updated(rollout, clipped_policy_loss(advantage)))
+    return trained(rollout, clipped_policy_loss(advantage))
 
 
 def loss_on_rows_that_are_not_trained() -> Graph:
@@ -179,14 +172,14 @@ def loss_on_rows_that_are_not_trained() -> Graph:
 
 def sum_of_nothing() -> Graph:
     rollout = sampled()
-    return graph(updated(rollout, clipped_policy_loss(returns(rollout, add()))))
+    return trained(rollout, clipped_policy_loss(returns(rollout, add())))
 
 
 def whitened_twice() -> Graph:
     rollout = sampled()
     once = whiten(returns(rollout, scored(rollout)), rollout)
     twice = whiten(once, rollout, name="again")
-    return graph(updated(rollout, clipped_policy_loss(twice)))
+    return trained(rollout, clipped_policy_loss(twice))
 
 
 def several_faults_at_once() -> Graph:
