@@ -12,24 +12,13 @@ NODES = ("prompts", "rollout", "train_policy", "record")
 
 
 def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
-    """Events of these spans (node, what, start, end), in seconds, each node in a process of its
-    own.
-    """
-    names = [
-        {"ph": "M", "name": "thread_name", "pid": 1 + i, "tid": 0, "args": {"name": n}}
-        for i, n in enumerate(NODES)
-    ]
-    return [*names] + [
-        {
-            "ph": "X",
-            "name": what,
-            "pid": 1 + NODES.index(node),
-            "tid": 0,
-            "ts": 1e6 * start,
-            "dur": 1e6 * (end - start),
-        }
-        for node, what, start, end in spans
-    ]
+    """Events of spans (node, what, start, end), in seconds; each node has a process of its own."""
+    thread = {"ph": "M", "name": "thread_name", "tid": 0}
+    events = [thread | {"pid": 1 + i, "args": {"name": node}} for i, node in enumerate(NODES)]
+    for node, what, start, end in spans:
+        times = {"ts": 1e6 * start, "dur": 1e6 * (end - start)}
+        events.append({"ph": "X", "name": what, "pid": 1 + NODES.index(node), "tid": 0, **times})
+    return events
 
 
 def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_had() -> None:
@@ -49,11 +38,8 @@ def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_ha
 
 def test_ratios_are_medians_over_pairs_of_steps() -> None:
     one = [Step(seconds=1.0, nodes=0.9), Step(seconds=2.0, nodes=1.9), Step(seconds=4.0, nodes=3.9)]
-    slower = [
-        Step(seconds=1.5, nodes=1.0),
-        Step(seconds=2.2, nodes=2.0),
-        Step(seconds=12.0, nodes=11.0),
-    ]
+    times = ((1.5, 1.0), (2.2, 2.0), (12.0, 11.0))
+    slower = [Step(seconds=seconds, nodes=nodes) for seconds, nodes in times]
     found = {r.name: r for r in results({"one": one, "apart": slower})}
     assert found["apart/ratio"].value == pytest.approx(1.5)
     assert found["apart/ratio"].holds is False

@@ -1,6 +1,4 @@
-"""Balance: every item in one part, parts of nearly equal weight, by a rule that has no chance in
-it.
-"""
+"""Balance: every item in one part, parts of nearly equal weight, by a rule without chance."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ def test_every_item_is_in_one_part_no_heavier_than_longest_first(
     part = balanced(items, parts, equal_counts=equal_counts)
     assert part.shape == items.shape
     assert ((part >= 0) & (part < parts)).all()
-    found = totals(items, part, parts)
-    assert found.sum() == items.sum()
-    assert (
-        found.max()
-        <= totals(items, longest_first(items, parts, equal_counts=equal_counts), parts).max()
+    weight, greedy = (
+        totals(items, part, parts),
+        longest_first(items, parts, equal_counts=equal_counts),
     )
+    assert weight.sum() == items.sum()
+    assert weight.max() <= totals(items, greedy, parts).max()
     assert np.array_equal(part, balanced(items, parts, equal_counts=equal_counts))
     if equal_counts:
         counts = np.bincount(part, minlength=parts)
@@ -41,16 +39,14 @@ def test_every_item_is_in_one_part_no_heavier_than_longest_first(
 @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=7), parts=st.integers(2, 3))
 def test_few_items_are_split_within_a_third_of_the_best(weights: list[int], parts: int) -> None:
     items = np.array(weights)
-    best = min(
-        totals(items, np.array(p), parts).max() for p in product(range(parts), repeat=len(items))
-    )
+    every = product(range(parts), repeat=len(items))
+    best = min(totals(items, np.array(part), parts).max() for part in every)
     assert totals(items, balanced(items, parts), parts).max() <= 4 / 3 * best
 
 
 def test_differencing_beats_longest_first_where_it_is_known_to() -> None:
-    items = np.array(
-        [8, 7, 6, 5, 4]
-    )  # Karmarkar and Karp's example: longest first gives 17, differencing 16
+    # Karmarkar and Karp's example: longest first gives 17, differencing 16.
+    items = np.array([8, 7, 6, 5, 4])
     assert totals(items, longest_first(items, 2), 2).max() == 17
     assert totals(items, balanced(items, 2), 2).max() == 16
 

@@ -12,15 +12,10 @@ def said(chunk: int, worker: str, value: float) -> Reported:
 
 def test_what_a_run_reports_counts_when_it_ends() -> None:
     runs = RunReports()
-    assert [
-        *runs.hear(said(1, "a", 0.5)),
-        *runs.hear(said(2, "b", 0.1)),
-        *runs.hear(said(1, "a", 0.7)),
-    ] == []
-    assert runs.hear(ChunkDone(id=1, node="score")) == [
-        ("reward/mean", 0.5, 4.0),
-        ("reward/mean", 0.7, 4.0),
-    ]
+    for report in (said(1, "a", 0.5), said(2, "b", 0.1), said(1, "a", 0.7)):
+        assert list(runs.hear(report)) == []
+    expected = [("reward/mean", 0.5, 4.0), ("reward/mean", 0.7, 4.0)]
+    assert runs.hear(ChunkDone(id=1, node="score")) == expected
     assert runs.hear(ChunkDone(id=1, node="score")) == []
     assert runs.rest() == [("reward/mean", 0.1, 4.0)]
     assert runs.rest() == []

@@ -14,7 +14,7 @@ from engine.coordinator import intake
 from engine.coordinator import messages as m
 from engine.coordinator.blocks import Blocks, _counted, _indexed
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable
+from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable, Ready
 from engine.coordinator.refs import NO_VERSION, SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedNode, PlannedSource
@@ -180,9 +180,7 @@ def test_tokens_are_those_of_the_longest_input() -> None:
 
 
 def test_a_long_prompt_has_a_chunk_to_itself() -> None:
-    table, _ = lane(node("logprobs", "rollout", chunks=2))
-    table.admit([0, 1, 2], [0, 0, 0], 0)
-    feed(table, "prompts", Keys.of([0, 1, 2]))
+    table, _, _ = with_prompts(3, node("logprobs", "rollout", chunks=2))
     keys = Keys.of([0, 0, 1, 1, 2, 2], [0, 1] * 3)
     table.produced("rollout", replace(ref(keys), lengths=np.array([1, 1, 50, 50, 2, 2])))
     first, second = table.pump()
@@ -212,6 +210,15 @@ def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -
     return table.pump()
 
 
+def with_prompts(
+    count: int, *more: PlannedNode, version: int = 0
+) -> tuple[PromptTable, Blocks, list[Ready]]:
+    """So many prompts that are admitted and read, and what is ready then."""
+    table, blocks = lane(*more)
+    table.admit(range(count), [0] * count, version)
+    return table, blocks, feed(table, "prompts", Keys.of(range(count)))
+
+
 def test_a_cohort_begins_when_all_of_it_is_there() -> None:
     table, _ = lane()
     assert table.admit([0, 1], [0, 0], 0).keys.rows() == [(0, 0, 0), (1, 0, 0)]
@@ -234,9 +241,7 @@ def test_rows_that_come_twice_or_of_an_older_attempt_are_let_go() -> None:
 
 
 def test_a_prompt_is_as_old_as_its_oldest_row() -> None:
-    table, _ = lane()
-    table.admit([0], [0], 3)
-    feed(table, "prompts", Keys.of([0]))
+    table, _, _ = with_prompts(1, version=3)
     feed(table, "rollout", Keys.of([0], [1]), version=5)
     feed(table, "rollout", Keys.of([0], [0]), version=4)
     assert table.count[FINISHED] == 1
@@ -245,9 +250,7 @@ def test_a_prompt_is_as_old_as_its_oldest_row() -> None:
 
 
 def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
-    table, _ = lane(node("again", "rollout"))
-    table.admit([0], [0], 1)
-    feed(table, "prompts", Keys.of([0]))
+    table, _, _ = with_prompts(1, node("again", "rollout"), version=1)
     feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
     feed(table, "again", Keys.of([0, 0], [0, 1]), version=6)
     assert table.begun[table.slots(FINISHED)].tolist() == [2]
@@ -267,9 +270,7 @@ def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> N
 
 
 def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
-    table, blocks = lane(node("keep", "rollout", relation="subset", refill=True))
-    table.admit([0, 1], [0, 0], 0)
-    feed(table, "prompts", Keys.of([0, 1]))
+    table, blocks, _ = with_prompts(2, node("keep", "rollout", relation="subset", refill=True))
     (ready,) = feed(table, "rollout", Keys.of([0, 0, 1, 1], [0, 1, 0, 1]))
     feed(table, "keep", Keys.of([1], [1]))
     assert table.closed(ready.node, ready.keys) is None
@@ -283,9 +284,7 @@ def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
 
 
 def test_a_failed_row_drops_its_group_once_and_frees_the_cohort() -> None:
-    table, _ = lane(node("score", "rollout"))
-    table.admit([0, 1], [0, 0], 0)
-    feed(table, "prompts", Keys.of([0, 1]))
+    table, _, _ = with_prompts(2, node("score", "rollout"))
     assert feed(table, "rollout", Keys.of([0, 1, 1], [0, 0, 1])) == []
     assert table.drop("rollout", 0, 0)
     assert not table.drop("rollout", 0, 0)
@@ -296,17 +295,13 @@ def test_a_failed_row_drops_its_group_once_and_frees_the_cohort() -> None:
 
 
 def test_a_chunk_that_ends_without_a_row_names_it() -> None:
-    table, _ = lane()
-    table.admit([0], [0], 0)
-    (ready,) = feed(table, "prompts", Keys.of([0]))
+    table, _, (ready,) = with_prompts(1)
     feed(table, "rollout", Keys.of([0], [0]))
     assert table.closed(ready.node, ready.keys) == (0, 1, 0)
 
 
 def test_given_back_prompts_are_not_retired() -> None:
-    table, _ = lane()
-    table.admit([0, 1, 2], [0, 0, 0], 0)
-    feed(table, "prompts", Keys.of([0, 1, 2]))
+    table, _, _ = with_prompts(3)
     feed(table, "rollout", Keys.of([0, 1, 2]).expand(2))
     zero, one, two = table.slots(FINISHED)
     table.retire(np.array([zero, two]))
@@ -316,9 +311,7 @@ def test_given_back_prompts_are_not_retired() -> None:
 
 
 def test_more_prompts_than_slots() -> None:
-    table, blocks = lane()
-    table.admit(range(300), [0] * 300, 0)
-    feed(table, "prompts", Keys.of(range(300)))
+    table, blocks, _ = with_prompts(300)
     feed(table, "rollout", Keys.of(range(300)).expand(2), version=2)
     assert table.count[FINISHED] == 300
     assert (table.versions(table.slots(FINISHED)) == 2).all()
