@@ -85,6 +85,13 @@ def token_column(
     return Batch.make(rows.keys, {name: ids.like(values)}, schema or kinds[name])
 
 
+def with_tokens(rows: Batch, **columns: np.ndarray) -> Batch:
+    """The rows with other values in these token columns."""
+    ids = rows.ragged("completion_ids")
+    other = Batch.make(rows.keys, {n: ids.like(v) for n, v in columns.items()}, Rollout)
+    return rows.with_columns({name: other.array(name) for name in columns})
+
+
 def plain(base: str) -> nn.Module:
     """The base as transformers runs it: eager attention, padded rows."""
     return AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").eval()

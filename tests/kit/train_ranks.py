@@ -1,15 +1,14 @@
-"""What each of two ranks does in the tests of data-parallel training: a process of its own runs
-`main`.
+"""What each rank does in the tests of parallel training: a process of its own runs `main`.
 
-Owns: the cases, the Steps of a case as one rank or as one of two sees them. Does not own: what is
-expected (test_parallel.py).
+Owns: the cases, the Steps of a case as one rank or as one of several sees them. Does not own: what
+is expected (test_parallel.py).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from dataflow.batch import Batch
 from dataflow.errors import DataflowError
@@ -33,7 +33,7 @@ from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows, rollout, token_column
-from tests.kit.training import CLIPPED, assignment, opened, term
+from tests.kit.training import CLIPPED, SUPERVISED, assignment, loss_of, opened, weights_of
 
 STEPS = (1, 2, 3)
 
@@ -58,12 +58,12 @@ def _picky(now: Now, advantage: Tensors[Advantage]) -> Terms:
     )
 
 
-PICKY = Loss((term(loss_function(_picky, name="picky")),))
+PICKY = loss_of(loss_function(_picky, name="picky"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A train node; `owners`: the rank that has each prompt of a Step, in the order of positions."""
+    """A train node; owners: the share that has each prompt of a Step, in the order of positions."""
 
     loss: Loss
     owners: Sequence[int]
@@ -85,41 +85,19 @@ class Case:
             rows, step, **{name: b for name, b in ports.items() if name.split("__")[0] in labels}
         )
 
-    def open(
-        self,
-        bases: Mapping[str, str],
-        session: FakeSession | None = None,
-        shard: bool = False,
-        tensor: int = 1,
-    ) -> TorchTrain:
-        """The kernel of one rank."""
-        params = {
-            "optimizer": AdamW(eps=1e-3),
-            "tokens": 24,
-            "head": "scalar" if self.base == "critic" else "lm",
-        }
-        return opened(
-            bases[self.base],
-            self.loss,
-            session=session,
-            shard=shard,
-            tensor=tensor,
-            **(params | dict(self.params)),
-        )
+    def open(self, bases: Mapping[str, str], **split: Any) -> TorchTrain:
+        """The kernel of one rank; split: session, shard, tensor."""
+        head = "scalar" if self.base == "critic" else "lm"
+        params = {"optimizer": AdamW(eps=1e-3), "tokens": 24, "head": head} | dict(self.params)
+        return opened(bases[self.base], self.loss, **split, **params)
 
 
-def part(given: Assignment, owners: Sequence[int], rank: int) -> Assignment:
-    """What one rank is given of an assignment."""
+def part(given: Assignment, owners: Sequence[int], share: int) -> Assignment:
+    """What one share is given of an assignment."""
     groups = np.unique(given.keys.position, return_inverse=True)[1]
-    mine = np.flatnonzero(np.asarray(owners)[groups] == rank)
-    return Assignment(
-        sequence=given.sequence,
-        step=given.step,
-        keys=given.keys.take(mine),
-        inputs={name: batch.take(mine) for name, batch in given.inputs.items()},
-        whole=given.keys,
-        mine=mine,
-    )
+    mine = np.flatnonzero(np.asarray(owners)[groups] == share)
+    inputs = {name: batch.take(mine) for name, batch in given.inputs.items()}
+    return replace(given, keys=given.keys.take(mine), inputs=inputs, whole=given.keys, mine=mine)
 
 
 def _mute_prompt(step: int) -> Batch:
@@ -130,14 +108,12 @@ def _mute_prompt(step: int) -> Batch:
     return rollout(rows.keys.position, [prompts[i].tolist() for i in range(18)], kept, seed=step)
 
 
-GRPO = Loss((term(losses.CLIPPED_POLICY, **CLIPPED),)) + 0.1 * Loss((term(losses.ENTROPY),))
+GRPO = loss_of(losses.CLIPPED_POLICY, **CLIPPED) + 0.1 * loss_of(losses.ENTROPY)
 CASES: dict[str, Case] = {
     "grpo": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), params={"epochs": 2, "minibatches": 2}),
-    "value": Case(
-        loss=Loss((term(losses.VALUE, clip=None),)), owners=(0, 0, 1, 0, 1, 1), base="critic"
-    ),
+    "value": Case(loss=loss_of(losses.VALUE, clip=None), owners=(0, 0, 1, 0, 1, 1), base="critic"),
     "group": Case(
-        loss=Loss((term(loss_function(_by_group, scope="group", name="group")),)),
+        loss=loss_of(loss_function(_by_group, scope="group", name="group")),
         owners=(1, 0, 0, 0, 1, 0),
         base="llama",
         params={"minibatches": 2},
@@ -154,10 +130,12 @@ CASES: dict[str, Case] = {
         loss=GRPO, owners=(0, 0, 0, 0, 0, 1), answers=_mute_prompt, params={"minibatches": 6}
     ),
     "chunked": Case(loss=GRPO, owners=(0, 1, 1, 1, 0, 1), chunk=300),
+    "qwen3": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="qwen3", params={"minibatches": 2}),
+    "biased": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="biased", params={"minibatches": 2}),
 }
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(
-    loss=Loss((term(losses.SUPERVISED),)),
+    loss=SUPERVISED,
     owners=(1, 1, 0, 1, 0, 0),
     params={"dtype": "bfloat16", "lr": 1e-5},
 )
@@ -170,18 +148,8 @@ def changed(given: Assignment, row: int, value: float) -> Assignment:
     column, mask = batch.ragged("advantage"), given.inputs["rows"].ragged("completion_mask")
     values = column.values.copy()
     values[column.offsets[row] + int(np.argmax(mask[row] > 0))] = value
-    made = Batch.make(batch.keys, {"advantage": column.like(values)}, Advantage)
-    return Assignment(
-        sequence=given.sequence,
-        step=given.step,
-        keys=given.keys,
-        inputs=dict(given.inputs) | {"picky.advantage": made},
-    )
-
-
-def weights(kernel: TorchTrain) -> dict[str, torch.Tensor]:
-    """Copies of the weights; with split weights the first rank alone has any."""
-    return {piece.name: piece.data.clone() for piece in kernel.pieces()}
+    other = Batch.make(batch.keys, {"advantage": column.like(values)}, Advantage)
+    return replace(given, inputs=dict(given.inputs) | {"picky.advantage": other})
 
 
 def look(kernel: TorchTrain) -> torch.Tensor:
@@ -200,14 +168,14 @@ def look(kernel: TorchTrain) -> torch.Tensor:
 
 
 def train(
-    case: Case, kernel: TorchTrain, steps: Sequence[int], rank: int | None = None
+    case: Case, kernel: TorchTrain, steps: Sequence[int], share: int | None = None
 ) -> list[dict[str, float]]:
     """Metrics of some Steps."""
     given = [case.assignment(step) for step in steps]
-    return [dict(kernel.step(g if rank is None else part(g, case.owners, rank))) for g in given]
+    return [dict(kernel.step(g if share is None else part(g, case.owners, share))) for g in given]
 
 
-def said(kernel: TorchTrain, given: Assignment) -> str:
+def error_of(kernel: TorchTrain, given: Assignment) -> str:
     """The error that a Step ends with."""
     try:
         kernel.step(given)
@@ -217,111 +185,162 @@ def said(kernel: TorchTrain, given: Assignment) -> str:
 
 
 def misplaced(given: Assignment, rank: int) -> Assignment:
-    """On rank 1: a column that is not aligned with its rows."""
+    """On every rank but 0: a column that is not aligned with its rows."""
     if rank == 0:
         return given
     rows = given.inputs["rows"]
     other = token_column(rows.take(np.arange(len(rows))[::-1].copy()), "advantage")
     shifted = Batch.make(rows.keys, {"advantage": other.ragged("advantage")}, Advantage)
-    return Assignment(
-        sequence=1,
-        step=given.step,
-        keys=given.keys,
-        inputs=dict(given.inputs) | {"picky.advantage": shifted},
-        whole=given.whole,
-        mine=given.mine,
-    )
+    return replace(given, inputs=dict(given.inputs) | {"picky.advantage": shifted})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """How many ranks train, of which each `tensor` have the same rows; shard: split weights."""
+
+    size: int = 2
+    tensor: int = 1
+    shard: bool = False
+    cases: Sequence[str]
+
+    @property
+    def shares(self) -> int:
+        """In how many parts the rows are."""
+        return self.size // self.tensor
+
+
+_BY_ROWS = ("grpo", "value", "group", "one prompt", "no row", "mute", "chunked")
+_BY_MATRICES = ("grpo", "value", "group", "chunked", "qwen3", "biased")
+WORLDS = {
+    "whole": World(cases=_BY_ROWS),
+    "split": World(shard=True, cases=_BY_ROWS),
+    "1 x 2": World(tensor=2, cases=_BY_MATRICES),
+    "2 x 2": World(size=4, tensor=2, cases=_BY_MATRICES),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One of two ranks."""
+    """One of the ranks of a world."""
 
     rank: int
+    world: World
     folder: Path
     bases: Mapping[str, str]
 
-    def open(self, case: Case, shard: bool) -> TorchTrain:
-        session = FakeSession(
-            seed=5, node="train_policy", rank=self.rank, world=2, group=dist.group.WORLD
-        )
-        return case.open(self.bases, session, shard)
+    def session(self) -> FakeSession:
+        """Of this rank."""
+        size, group = self.world.size, dist.group.WORLD
+        return FakeSession(5, "train_policy", rank=self.rank, world=size, group=group)
 
-    def case(self, case: Case, shard: bool) -> dict[str, Any]:
-        """Three Steps, with a nap after the first."""
+    def open(self, case: Case) -> TorchTrain:
+        """The kernel of this rank."""
+        split: dict[str, Any] = {"shard": self.world.shard, "tensor": self.world.tensor}
+        return case.open(self.bases, session=self.session(), **split)
+
+    @property
+    def share(self) -> int:
+        """Whose rows it has."""
+        return self.rank // self.world.tensor
+
+    def mine(self, case: Case) -> Case:
+        """The case with as many owners as there are shares."""
+        return replace(case, owners=tuple(owner % self.world.shares for owner in case.owners))
+
+    def limits(self) -> list[float]:
+        """Seconds after which a collective of each of its groups counts a silent rank as lost."""
+        ranks = Ranks(self.session(), torch.device("cpu"), "node", self.world.tensor)
+        assert ranks.mesh is not None
+        groups = [ranks._data, ranks.mesh.get_group()]
+        assert [group.size() for group in groups] == [self.world.shares, self.world.tensor]
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
+        return [backend.options._timeout.total_seconds() for backend in backends]
+
+    def case(self, case: Case) -> dict[str, Any]:
+        """Three Steps, with a nap after the first; matrices in parts get other memory in it, as on
+        a device.
+        """
         usual, heads.CHUNK = heads.CHUNK, case.chunk or heads.CHUNK
-        kernel = self.open(case, shard)
-        metrics = train(case, kernel, STEPS[:1], self.rank)
+        case, kernel = self.mine(case), self.open(case)
+        metrics = train(case, kernel, STEPS[:1], self.share)
         looked = look(kernel)
         kernel.sleep()
+        if self.world.tensor > 1:
+            kernel._module._apply(torch.clone)
         kernel.wake()
-        metrics += train(case, kernel, STEPS[1:], self.rank)
+        metrics += train(case, kernel, STEPS[1:], self.share)
         heads.CHUNK = usual
-        return {"metrics": metrics, "weights": weights(kernel), "looked": looked}
+        report = {"metrics": metrics, "weights": weights_of(kernel), "looked": looked}
+        return report | ({"held": held(kernel)} if self.world.tensor > 1 else {})
 
-    def state(self, name: str, case: Case, shard: bool) -> dict[str, Any]:
+    def state(self, name: str, case: Case) -> dict[str, Any]:
         """Two Steps, saved, and a third; and the third after what one rank saved."""
-        kernel = self.open(case, shard)
-        train(case, kernel, STEPS[:2], self.rank)
-        target = self.folder / f"{name} of two{', split' if shard else ''}"
-        kernel.save(target)
-        metrics = train(case, kernel, STEPS[2:], self.rank)
-        other = self.open(case, shard)
+        case, kernel = self.mine(case), self.open(case)
+        train(case, kernel, STEPS[:2], self.share)
+        kernel.save(self.folder / f"{name} of many")
+        kernel.save_weights(self.folder / f"{name} of many, weights")
+        metrics = train(case, kernel, STEPS[2:], self.share)
+        other = self.open(case)
         other.restore(self.folder / f"{name} of one")
-        train(case, other, STEPS[2:], self.rank)
-        return {"metrics": metrics, "weights": weights(kernel), "restored": weights(other)}
+        train(case, other, STEPS[2:], self.share)
+        return {"metrics": metrics, "weights": weights_of(kernel), "restored": weights_of(other)}
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Sums of gradients of 600 numbers, of which rank 0 has the first and the second, and rank
         1 the second and the third; nobody has the fourth.
         """
-        session = FakeSession(rank=self.rank, world=2, group=dist.group.WORLD)
         parameters = [torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(4)]
         for number in (self.rank, self.rank + 1):
             parameters[number].grad = torch.full((20, 30), float(10 * number + self.rank))
-        Ranks(session, torch.device("cpu"), "node").sum_gradients(parameters)
+        Ranks(self.session(), torch.device("cpu"), "node").sum_gradients(parameters)
         return [p.grad for p in parameters]
 
-    def faults(self, shard: bool) -> dict[str, Any]:
-        """What each rank says of faults that are on rank 1 alone; and a Step after them."""
-        case = FAULTY
-        kernel, whole = self.open(case, shard), case.assignment(1)
-        mine = part(whole, case.owners, self.rank)
-        lonely = part(whole, (0, 1, 0, 1, 0, 2), self.rank)
-        found = {
-            "loss": said(kernel, part(changed(whole, 9, np.inf), case.owners, self.rank)),
-            "gradient": said(kernel, part(changed(whole, 9, 5.0), case.owners, self.rank)),
-            "raised": said(kernel, part(changed(whole, 9, 3.0), case.owners, self.rank)),
-            "column": said(kernel, misplaced(mine, self.rank)),
-            "lonely": said(kernel, lonely),
+    def faults(self) -> dict[str, Any]:
+        """What each rank says of faults in rows of the last share; and a Step after them."""
+        case = self.mine(FAULTY)
+        kernel, whole = self.open(case), case.assignment(1)
+        row = 9 if self.world.shares > 1 else 0
+        mine = part(whole, case.owners, self.share)
+        lonely = (*case.owners[:5], 9)
+        uneven = lonely if self.rank == self.world.size - 1 else case.owners
+        errors = {
+            name: error_of(kernel, part(changed(whole, row, value), case.owners, self.share))
+            for name, value in (("loss", np.inf), ("gradient", 5.0), ("raised", 3.0))
         }
-        return {
-            "said": found,
-            "metrics": train(case, kernel, [1], self.rank),
-            "weights": weights(kernel),
-        }
+        errors["column"] = error_of(kernel, misplaced(mine, self.rank))
+        errors["lonely"] = error_of(kernel, part(whole, lonely, self.share))
+        errors["uneven"] = error_of(kernel, part(whole, uneven, self.share))
+        metrics = train(case, kernel, [1], self.share)
+        return {"errors": errors, "metrics": metrics, "weights": weights_of(kernel)}
 
 
-def main(number: int, folder: Path, bases: Mapping[str, str]) -> None:
-    """Everything that a rank does, in the same order on both; the results go into a file."""
+def held(kernel: TorchTrain) -> dict[str, torch.Tensor]:
+    """This rank's own part of each weight."""
+    named = ((name, p.detach()) for name, p in kernel._module.named_parameters())
+    return {name: (p.to_local() if isinstance(p, DTensor) else p).clone() for name, p in named}
+
+
+def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> None:
+    """Everything that a rank does, in the same order on all; the results go into a file."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=number,
-        world_size=2,
+        world_size=world.size,
         timeout=timedelta(seconds=20),
     )
     # Several buckets, as in a model of a usable size.
     parallel.BUCKET = 1000
-    rank = Rank(rank=number, folder=folder, bases=bases)
-    found: dict[Any, Any] = {"gradients": rank.gradients()}
-    for shard in (False, True):
-        for name, case in CASES.items():
-            found[name, shard] = rank.case(case, shard)
-        for name, case in (("saved", SAVED), ("narrow", NARROW)):
-            found[name, shard] = rank.state(name, case, shard)
-        found["faults", shard] = rank.faults(shard)
-    torch.save(found, folder / f"rank {number}.pt")
+    rank = Rank(rank=number, world=world, folder=folder, bases=bases)
+    results: dict[str, Any] = {name: rank.case(CASES[name]) for name in world.cases}
+    for name, case in (("saved", SAVED), ("narrow", NARROW)):
+        results[name] = rank.state(name, case)
+    results["faults"] = rank.faults()
+    if world.tensor > 1:
+        results["limits"] = rank.limits()
+    else:
+        results["gradients"] = rank.gradients()
+    torch.save(results, folder / f"rank {number}.pt")
     dist.destroy_process_group()

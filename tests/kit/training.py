@@ -16,30 +16,27 @@ import pytest
 from torch import Tensor
 
 from dataflow.batch import Batch
-from dataflow.kernel import Assignment, KernelNode, Layout
+from dataflow.kernel import Assignment, Layout
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Model
 from operators import losses
 from operators.kernels.torch.train import TorchTrain
-from tests.kit.kernels import FakeSession
+from tests.kit.kernels import FakeSession, open_kernel
 from tests.kit.rows import token_column
 
 
-def term(
+def loss_of(
     function: Any, *, weight: Any = 1.0, now: tuple[str, ...] = (), label: str = "", **params: Any
-) -> LossTerm:
-    return LossTerm(
-        function=function,
-        weight=weight,
-        now=now,
-        label=label or function.name,
-        params=tuple(params.items()),
-    )
+) -> Loss:
+    """A loss of one term."""
+    label, given = label or function.name, tuple(params.items())
+    return Loss((LossTerm(function=function, weight=weight, now=now, label=label, params=given),))
 
 
 CLIPPED = {"clip": 0.2, "beta": 0.0, "kl": "k3", "dual_clip": None}
-PG = Loss((term(losses.POLICY_GRADIENT),))
-PPO = Loss((term(losses.CLIPPED_POLICY, **CLIPPED),))
+PG = loss_of(losses.POLICY_GRADIENT)
+PPO = loss_of(losses.CLIPPED_POLICY, **CLIPPED)
+SUPERVISED = loss_of(losses.SUPERVISED)
 
 
 def opened(
@@ -54,20 +51,18 @@ def opened(
     tensor: int = 1,
     **params: Any,
 ) -> TorchTrain:
-    kernel = TorchTrain()
+    """A train kernel of a Model on this base; params: those of the train node."""
+    session = session or FakeSession(seed=5, node="train_policy")
+    layout = Layout(tokens=tokens, data=session.world // tensor, tensor=tensor, shard=shard)
     model = Model("policy", base, trainable=True, head=head, dtype=dtype)
     given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
-    node = KernelNode(name="train_policy", operator="train", models={"model": model}, params=given)
-    session = session or FakeSession(seed=5, node="train_policy")
-    kernel.open(
-        node,
-        Layout(tokens=tokens, data=session.world // tensor, tensor=tensor, shard=shard),
-        session,
+    return open_kernel(
+        TorchTrain(), model, node="train_policy", layout=layout, session=session, **given
     )
-    return kernel
 
 
 def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
+    """A Step of these rows; ports: batches by port, `__` for the dot."""
     inputs = {"rows": rows} | {name.replace("__", "."): batch for name, batch in ports.items()}
     return Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs)
 
@@ -75,16 +70,18 @@ def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
 def with_advantage(
     rows: Batch, step: int = 1, name: str = "policy_gradient_loss", seed: int = 7
 ) -> Assignment:
-    return assignment(
-        rows, step, **{f"{name}__advantage": token_column(rows, "advantage", seed=seed)}
-    )
+    """A Step of these rows with random advantages for the loss of this name."""
+    advantage = token_column(rows, "advantage", seed=seed)
+    return assignment(rows, step, **{f"{name}__advantage": advantage})
 
 
 def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
+    """Copies of the weights; with split weights the first rank alone has any."""
     return {piece.name: piece.data.clone() for piece in kernel.pieces()}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest difference of two numbers of the same weight."""
     assert a.keys() == b.keys()
     return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
 
@@ -93,9 +90,9 @@ def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: floa
     """Call main(rank, *arguments) in a process for each rank, which have to end well within `limit`
     seconds.
     """
-    context = multiprocessing.get_context("spawn")
+    spawn = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=main, args=(number, *arguments), daemon=True)
+        spawn.Process(target=main, args=(number, *arguments), daemon=True)
         for number in range(world)
     ]
     try:
@@ -111,8 +108,8 @@ def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: floa
     assert [rank.exitcode for rank in ranks] == [0] * world
 
 
-def alike(found: dict[str, float], wanted: dict[str, float], rel: float) -> None:
-    """Metrics of a Step, but for how the rows were packed."""
+def assert_metrics_alike(found: dict[str, float], wanted: dict[str, float], rel: float) -> None:
+    """Metrics of a Step are the same, but for how the rows were packed."""
     packing = {"train/micro_batches", "train/fed_tokens"}
     assert found.keys() == wanted.keys()
     for name in found.keys() - packing:

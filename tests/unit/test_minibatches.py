@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,10 +45,12 @@ def test_minibatches_differ_by_epoch_step_node_and_seed() -> None:
         assert not np.array_equal(next(iter(minibatches(position, **(usual | change)))), first)
 
 
+def counted(trained: list[int], groups: list[int], chosen: list[int], **how: Any) -> Any:
+    return count_weights(np.array(trained), np.array(groups), np.array(chosen), **how)
+
+
 def test_denominators_leave_out_rows_without_a_trained_token() -> None:
-    trained, groups = np.array([3, 0, 1, 4]), np.array([0, 0, 1, 2])
-    chosen = np.array([0, 1, 2])
-    weights = count_weights(trained, groups, chosen, aggregate="sequence_mean")
+    weights = counted([3, 0, 1, 4], [0, 0, 1, 2], [0, 1, 2], aggregate="sequence_mean")
     np.testing.assert_allclose(weights.token, [1 / 6, 0, 1 / 2, 0])
     np.testing.assert_allclose(weights.row, [1 / 2, 0, 1 / 2, 0])
     assert weights.group == 1 / 2
@@ -55,37 +58,30 @@ def test_denominators_leave_out_rows_without_a_trained_token() -> None:
 
 
 def test_denominators_count_rows_without_a_trained_token_where_that_was_asked_for() -> None:
-    trained, groups = np.array([3, 0, 1, 0]), np.array([0, 0, 1, 2])
+    def with_masked(aggregate: str, *chosen: int) -> Any:
+        how = {"aggregate": aggregate, "masked_rows": "count"}
+        return counted([3, 0, 1, 0], [0, 0, 1, 2], list(chosen), **how)
 
-    def counted(aggregate: str, chosen: list[int]) -> Any:
-        return count_weights(
-            trained, groups, np.array(chosen), aggregate=aggregate, masked_rows="count"
-        )
-
-    weights = counted("sequence_mean", [0, 1, 2])
+    weights = with_masked("sequence_mean", 0, 1, 2)
     np.testing.assert_allclose(weights.token, [1 / 9, 0, 1 / 3, 0])
     np.testing.assert_allclose(weights.row, [1 / 3, 0, 1 / 3, 0])
-    assert counted("sequence_mean", [0, 1, 2, 3]).group == 1 / 3
-    np.testing.assert_allclose(counted("sequence_sum", [0, 1, 2, 3]).token, [1 / 4, 0, 1 / 4, 0])
-    np.testing.assert_allclose(counted("token_mean", [0, 1, 2, 3]).token, [1 / 4, 0, 1 / 4, 0])
+    assert with_masked("sequence_mean", 0, 1, 2, 3).group == 1 / 3
+    for aggregate in ("sequence_sum", "token_mean"):
+        tokens = with_masked(aggregate, 0, 1, 2, 3).token
+        np.testing.assert_allclose(tokens, [1 / 4, 0, 1 / 4, 0])
     assert weights.tokens == 4
 
 
-def test_a_constant_divisor_is_the_same_whichever_rows_are_left() -> None:
-    groups = np.arange(4)
-    for trained, chosen in (
-        ([3, 2, 1, 4], [0, 1, 2, 3]),
-        ([3, 0, 0, 4], [0, 1, 2, 3]),
-        ([3, 2, 1, 4], [0]),
-    ):
-        for masked in ("skip", "count"):
-            weights = count_weights(
-                np.array(trained),
-                groups,
-                np.array(chosen),
-                aggregate="constant",
-                masked_rows=masked,
-                constant=40.0,
-            )
-            assert weights.token[0] == 1 / 40
-            assert weights.token.sum() == sum(trained[i] > 0 for i in chosen) / 40
+@pytest.mark.parametrize("masked", ["skip", "count"])
+@pytest.mark.parametrize(
+    ("trained", "chosen"),
+    [([3, 2, 1, 4], [0, 1, 2, 3]), ([3, 0, 0, 4], [0, 1, 2, 3]), ([3, 2, 1, 4], [0])],
+    ids=["all", "without masked rows", "one"],
+)
+def test_a_constant_divisor_is_the_same_whichever_rows_are_left(
+    trained: list[int], chosen: list[int], masked: str
+) -> None:
+    how = {"aggregate": "constant", "masked_rows": masked, "constant": 40.0}
+    weights = counted(trained, [0, 1, 2, 3], chosen, **how)
+    assert weights.token[0] == 1 / 40
+    assert weights.token.sum() == sum(trained[i] > 0 for i in chosen) / 40

@@ -8,8 +8,9 @@ import logging
 import math
 import os
 import random
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,34 +23,30 @@ from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace, read_trace
+from tests.kit.runs import metrics
 
 # metrics
 
 
 def test_a_metric_is_its_weighted_mean_or_its_extreme() -> None:
-    metrics = StepMetrics()
+    step = StepMetrics()
     for value, count in ((1.0, 3), (5.0, 1)):
-        metrics.add("reward/mean", value, count)
-        metrics.add("policy/lag/max", value, count)
-        metrics.add("completion/length/min", value, count)
-    assert metrics.row(7) == {
-        "step": 7,
-        "completion/length/min": 1.0,
-        "policy/lag/max": 5.0,
-        "reward/mean": 2.0,
-    }
-    assert next(iter(metrics.row(7))) == "step"
-    metrics.clear()
-    assert metrics.row(8) == {"step": 8}
+        for name in ("reward/mean", "policy/lag/max", "completion/length/min"):
+            step.add(name, value, count)
+    extremes = {"completion/length/min": 1.0, "policy/lag/max": 5.0}
+    assert step.row(7) == {"step": 7, "reward/mean": 2.0} | extremes
+    assert next(iter(step.row(7))) == "step"
+    step.clear()
+    assert step.row(8) == {"step": 8}
 
 
 def test_a_value_that_stands_for_nothing_says_nothing() -> None:
-    metrics = StepMetrics()
-    metrics.add("reward/mean", math.nan, 0)
-    metrics.add("policy/lag/max", 9.0, 0)
-    assert metrics.row(1) == {"step": 1}
-    metrics.add("reward/mean", 0.5, 2)
-    assert metrics.row(1) == {"step": 1, "reward/mean": 0.5}
+    step = StepMetrics()
+    step.add("reward/mean", math.nan, 0)
+    step.add("policy/lag/max", 9.0, 0)
+    assert step.row(1) == {"step": 1}
+    step.add("reward/mean", 0.5, 2)
+    assert step.row(1) == {"step": 1, "reward/mean": 0.5}
 
 
 _NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -66,11 +63,11 @@ def test_the_order_of_reports_does_not_matter_to_the_bit(
     reports: list[tuple[float, int]], rng: random.Random
 ) -> None:
     def row(order: list[tuple[float, int]]) -> str:
-        metrics = StepMetrics()
+        step = StepMetrics()
         for value, count in order:
             for name in ("a/mean", "a/max", "a/min"):
-                metrics.add(name, value, count)
-        return repr(metrics.row(1))
+                step.add(name, value, count)
+        return repr(step.row(1))
 
     assert row(reports) == row(rng.sample(reports, len(reports))) == row(reports[::-1])
 
@@ -79,23 +76,19 @@ def test_the_order_of_reports_does_not_matter_to_the_bit(
     "name", ["", "step", "Reward", "reward/", "/reward", "a//b", "a b", "reward/x y", "KL"]
 )
 def test_a_name_that_is_none_is_refused_with_one_that_is(name: str) -> None:
-    metrics = StepMetrics()
+    step = StepMetrics()
     with pytest.raises(DataError, match="expected slash-separated parts in lower case") as caught:
-        metrics.add(name, 1.0)
+        step.add(name, 1.0)
     StepMetrics().add(str(caught.value).rsplit("Fix: '", 1)[1].removesuffix("'."), 1.0)
-    assert metrics.row(1) == {"step": 1}
+    assert step.row(1) == {"step": 1}
 
 
 def test_names_of_the_users_own_things_are_kept() -> None:
-    metrics = StepMetrics()
-    for name in (
-        "reward/ExactMatch/mean",
-        "edge/rollout.score/bytes",
-        "reward/<lambda>/mean",
-        "eval/held_out:1",
-    ):
-        metrics.add(name, 1.0)
-    assert len(metrics.row(1)) == 5
+    step = StepMetrics()
+    names = "reward/ExactMatch/mean edge/rollout.score/bytes reward/<lambda>/mean eval/held_out:1"
+    for name in names.split():
+        step.add(name, 1.0)
+    assert step.row(1) == {"step": 1} | dict.fromkeys(names.split(), 1.0)
 
 
 def test_numbers_that_are_not_finite_are_null_and_noted_once(
@@ -118,33 +111,36 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
         yield folder
 
 
-def _lines(run: RunFolder, steps: range) -> JsonLines:
+@contextmanager
+def lines(run: RunFolder, *steps: int) -> Iterator[JsonLines]:
+    """The metrics file, opened and given these Steps."""
     sink = JsonLines()
     sink.open(run, {})
-    for step in steps:
-        sink.write(step, {"reward/mean": float(step)})
-    return sink
+    with closing(sink):
+        for step in steps:
+            sink.write(step, {"reward/mean": float(step)})
+        yield sink
 
 
-def _steps(run: RunFolder) -> list[int]:
-    return [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
+def steps_of(run: RunFolder) -> list[int]:
+    return [row["step"] for row in metrics(run.path)]
 
 
 def test_a_line_is_in_the_file_as_soon_as_it_is_written(run: RunFolder) -> None:
-    sink = _lines(run, range(1, 3))
-    assert _steps(run) == [1, 2]
-    sink.close()
+    with lines(run, 1, 2):
+        assert steps_of(run) == [1, 2]
 
 
 @pytest.mark.parametrize(
     "torn", [b'{"step":3,"rew', b'{"step":3}', b"\0\0\0\0", b"\0\0\0\n", b"\n"]
 )
 def test_a_torn_last_line_is_cut_off(run: RunFolder, torn: bytes) -> None:
-    _lines(run, range(1, 3)).close()
+    with lines(run, 1, 2):
+        pass
     with open(run.metrics, "ab") as file:
         file.write(torn)
-    _lines(run, range(3, 5)).close()
-    assert _steps(run) == [1, 2, 3, 4]
+    with lines(run, 3, 4):
+        assert steps_of(run) == [1, 2, 3, 4]
 
 
 def test_a_damaged_line_in_the_middle_is_an_error_not_a_cut(run: RunFolder) -> None:
@@ -155,34 +151,29 @@ def test_a_damaged_line_in_the_middle_is_an_error_not_a_cut(run: RunFolder) -> N
 
 
 def test_truncate_after_drops_the_later_steps(run: RunFolder) -> None:
-    sink = _lines(run, range(1, 6))
-    sink.truncate_after(3)
-    assert _steps(run) == [1, 2, 3]
-    sink.truncate_after(3)
-    sink.write(4, {"reward/mean": 1.0})
-    sink.truncate_after(0)
-    assert _steps(run) == []
-    sink.close()
+    with lines(run, *range(1, 6)) as sink:
+        for _ in range(2):
+            sink.truncate_after(3)
+            assert steps_of(run) == [1, 2, 3]
+        sink.write(4, {"reward/mean": 1.0})
+        sink.truncate_after(0)
+        assert steps_of(run) == []
 
 
 def test_a_step_is_written_once(run: RunFolder) -> None:
-    _lines(run, range(1, 3)).close()
-    sink = _lines(run, range(0))
-    with pytest.raises(
-        RunError, match=r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"
-    ):
+    with lines(run, 1, 2):
+        pass
+    told = r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"
+    with lines(run) as sink, pytest.raises(RunError, match=told):
         sink.write(2, {})
-    sink.close()
 
 
 def test_a_full_disk_is_named(run: RunFolder) -> None:
-    sink = JsonLines()
-    sink.open(run, {})
-    sink.close()
+    with lines(run) as sink:
+        pass
     sink._file = open("/dev/full", "wb")  # noqa: SIM115 - a buffered file that cannot be closed
-    with pytest.raises(
-        StorageError, match="the metrics of step 1 could not be written: the disk is full"
-    ):
+    told = "the metrics of step 1 could not be written: the disk is full"
+    with pytest.raises(StorageError, match=told):
         sink.write(1, {})
 
 
@@ -204,10 +195,9 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     with Progress(200, stream=out) as progress:
         progress.update(_ROW)
         progress.update({"step": 4, "time/step": 1.5})
-    assert (
-        out.getvalue() == "step 3/200  reward 0.531  lag 2  length 7.2  s/step 0.50  tok/s 12,346 "
-        " eval/held_out/mean 0.700  eta 1m38s\nstep 4/200  s/step 1.50  eta 3m16s\n"
-    )
+    first = "step 3/200  reward 0.531  lag 2  length 7.2  s/step 0.50  tok/s 12,346"
+    first += "  eval/held_out/mean 0.700  eta 1m38s"
+    assert out.getvalue() == f"{first}\nstep 4/200  s/step 1.50  eta 3m16s\n"
 
 
 def test_time_is_taken_from_the_clock_where_the_row_has_none() -> None:
@@ -234,7 +224,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
 def test_a_terminal_is_restored_however_the_run_ends(
     error: type[BaseException], terminal: _Terminal
 ) -> None:
-
     def run() -> None:
         with Progress(200, title="grpo [1]", stream=terminal) as progress:
             progress.update(_ROW)
@@ -245,9 +234,7 @@ def test_a_terminal_is_restored_however_the_run_ends(
     shown = terminal.getvalue()
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-    assert "grpo [1]" in shown
-    assert "3/200" in shown
-    assert "reward 0.531" in shown
+    assert all(text in shown for text in ("grpo [1]", "3/200", "reward 0.531"))
 
 
 def test_a_terminal_keeps_the_last_evaluation_in_sight(terminal: _Terminal) -> None:
@@ -312,10 +299,9 @@ def test_a_trace_holds_spans_tracks_and_counters(tmp_path: Path) -> None:
 
 def test_a_trace_is_readable_after_a_kill_at_any_byte(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    trace = Trace(path)
-    for i in range(4):
-        trace.span("loop", f'"name",\n{i}', i, i + 1)
-    trace.close()
+    with closing(Trace(path)) as trace:
+        for i in range(4):
+            trace.span("loop", f'"name",\n{i}', i, i + 1)
     whole = path.read_bytes()
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
@@ -335,18 +321,12 @@ def test_a_trace_is_good_before_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_threads_lose_no_spans(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "run.json")
-
     def work(name: str) -> None:
         for i in range(3000):
             trace.span(f"w/{name}", "chunk", i, i + 0.5, i=i)
 
-    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    trace.close()
+    with closing(Trace(tmp_path / "run.json")) as trace, ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, "0123"))
     events = read_trace(tmp_path / "run.json")
     assert len(_by_kind(events, "X")) == 12_000
     assert len(_by_kind(events, "M")) == 5

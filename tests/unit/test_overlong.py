@@ -39,10 +39,8 @@ def test_what_is_answered_fits_and_what_fits_is_answered(
     long = [i for i, row in enumerate(rows) if len(row) > most]
     fitted = room(policy, most + 4)
     if policy == "error" and long:
-        with pytest.raises(
-            DataError,
-            match=rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt",
-        ):
+        told = rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt"
+        with pytest.raises(DataError, match=told):
             fitted.fitted(to_ragged(rows), keys, cast(Any, session))
         return
     stay, left = fitted.fitted(to_ragged(rows), keys, cast(Any, session))
@@ -59,13 +57,8 @@ def test_what_is_answered_fits_and_what_fits_is_answered(
 
 def test_the_least_bound_counts_and_is_named() -> None:
     assert room("error").most is None
-    assert (
-        room("error", max_prompt_tokens=3).most,
-        room("error", 100, max_prompt_tokens=3).why,
-    ) == (
-        3,
-        "max_prompt_tokens=3",
-    )
+    assert room("error", max_prompt_tokens=3).most == 3
+    assert room("error", 100, max_prompt_tokens=3).why == "max_prompt_tokens=3"
     of_reader = room("error", 100, positions=20, positions_of="rm")
     assert (of_reader.most, of_reader.why) == (16, "Model 'rm' has 20 positions, and max_tokens=4")
 
@@ -106,11 +99,9 @@ def test_demonstrations_fit_afterwards(
 
 
 def test_rows_beyond_the_positions_are_refused_by_their_key() -> None:
-    prompts, completions = to_ragged([[1], [1, 2]]), to_ragged([[1, 2], [1, 2, 3]])
-    require_positions("ref", "reference", 5, Keys.of([4, 5]), prompts, completions)
-    require_positions("ref", "reference", None, Keys.of([4, 5]), prompts, completions)
-    with pytest.raises(
-        DataError,
-        match=r"ref: row \(5, 0, 0\): expected at most 4 tokens.*'reference', found 5 \(1 of 2",
-    ):
-        require_positions("ref", "reference", 4, Keys.of([4, 5]), prompts, completions)
+    rows = (Keys.of([4, 5]), to_ragged([[1], [1, 2]]), to_ragged([[1, 2], [1, 2, 3]]))
+    require_positions("ref", "reference", 5, *rows)
+    require_positions("ref", "reference", None, *rows)
+    told = r"ref: row \(5, 0, 0\): expected at most 4 tokens.*'reference', found 5 \(1 of 2"
+    with pytest.raises(DataError, match=told):
+        require_positions("ref", "reference", 4, *rows)

@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import DataError
-from operators.kernels.torch.packing import (
-    Packed,
-    first_fit_decreasing,
-    micro_batches,
-    pack,
-    prompt_groups,
-)
+from operators.kernels.torch import packing
 from operators.kernels.torch.shared_attention import TreePass
 from tests.kit.rows import ragged
 
@@ -28,6 +22,11 @@ ROWS: st.SearchStrategy[list[Row]] = st.lists(
 )
 
 
+def pack_all(rows: list[Row], *, whole: bool = False) -> packing.Packed:
+    prompts, answers = ragged([p for p, _ in rows]), ragged([a for _, a in rows])
+    return packing.pack(prompts, answers, np.arange(len(rows)), whole=whole)
+
+
 def fed_of(row: Row, whole: bool) -> list[int]:
     prompt, answer = row
     return prompt + (answer if whole else answer[:-1])
@@ -38,12 +37,7 @@ def fed_of(row: Row, whole: bool) -> list[int]:
 def test_every_prefix_is_fed_once_and_every_row_finds_its_own_path(
     rows: list[Row], whole: bool
 ) -> None:
-    packed = pack(
-        ragged([p for p, _ in rows]),
-        ragged([a for _, a in rows]),
-        np.arange(len(rows)),
-        whole=whole,
-    )
+    packed = pack_all(rows, whole=whole)
     fed = [fed_of(row, whole) for row in rows]
     prefixes = {tuple(row[: k + 1]) for row in fed for k in range(len(row))}
     assert len(packed.ids) == len(prefixes)
@@ -59,7 +53,7 @@ def test_every_prefix_is_fed_once_and_every_row_finds_its_own_path(
 @settings(max_examples=30, deadline=None)
 @given(rows=ROWS)
 def test_each_completion_token_is_predicted_from_the_token_before_it(rows: list[Row]) -> None:
-    packed = pack(ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)))
+    packed = pack_all(rows)
     place = 0
     for i, (prompt, answer) in enumerate(rows):
         for t in range(len(answer)):
@@ -70,15 +64,14 @@ def test_each_completion_token_is_predicted_from_the_token_before_it(rows: list[
 
 
 def test_the_owner_of_a_token_has_it_on_its_path() -> None:
-    prompts, answers = ragged([[1, 2], [1, 2], [1, 3]]), ragged([[4, 5, 6], [4, 7, 8], [4, 4]])
-    packed = pack(prompts, answers, np.arange(3))
+    packed = pack_all([([1, 2], [4, 5, 6]), ([1, 2], [4, 7, 8]), ([1, 3], [4, 4])])
     for token in range(len(packed.ids)):
         assert packed.path[packed.owner[token], packed.positions[token]] == token
 
 
 def test_a_subset_of_the_rows_points_into_the_columns_of_all() -> None:
     prompts, answers = ragged([[1], [2], [3]]), ragged([[4, 5], [6], [7, 8, 9]])
-    packed = pack(prompts, answers, np.array([0, 2]))
+    packed = packing.pack(prompts, answers, np.array([0, 2]))
     assert packed.tokens.tolist() == [0, 1, 3, 4, 5]
     assert packed.row.tolist() == [0, 0, 1, 1, 1]
     assert sorted(packed.ids.tolist()) == [1, 3, 4, 7, 8]
@@ -86,10 +79,10 @@ def test_a_subset_of_the_rows_points_into_the_columns_of_all() -> None:
 
 def test_a_row_without_a_prompt_is_refused() -> None:
     with pytest.raises(DataError, match="row 1: expected a prompt"):
-        pack(ragged([[1], []]), ragged([[2], [3]]), np.arange(2))
+        pack_all([([1], [2]), ([], [3])])
 
 
-def require_tree_attention(packed: Packed, block: int, seed: int) -> TreePass:
+def require_tree_attention(packed: packing.Packed, block: int, seed: int) -> TreePass:
     """Attention in blocks is plain attention under the tree's mask, gradients included."""
     count = len(packed.ids)
     make = torch.Generator().manual_seed(seed)
@@ -116,52 +109,46 @@ def require_tree_attention(packed: Packed, block: int, seed: int) -> TreePass:
 def test_attention_in_blocks_is_attention_under_the_tree_mask(
     rows: list[Row], block: int, seed: int
 ) -> None:
-    packed = pack(
-        ragged([p for p, _ in rows]), ragged([a for _, a in rows]), np.arange(len(rows)), whole=True
-    )
-    require_tree_attention(packed, block, seed)
+    require_tree_attention(pack_all(rows, whole=True), block, seed)
 
 
 @pytest.mark.parametrize("block", [8, 24])
 def test_attention_over_rows_of_very_different_length(block: int) -> None:
     draw = np.random.default_rng(0)
     answers = [draw.integers(0, 9, n).tolist() for n in (400, 3, 250, 60, 5, 120)]
-    packed = pack(ragged([[1, 2, 3]] * 3 + [[1, 4, 4]] * 3), ragged(answers), np.arange(6))
+    packed = pack_all(list(zip([[1, 2, 3]] * 3 + [[1, 4, 4]] * 3, answers, strict=True)))
     assert len(require_tree_attention(packed, block, 0)._buckets) > 2
 
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(1, 30), max_size=40), capacity=st.integers(5, 40))
 def test_bins_hold_everything_once_within_capacity(sizes: list[int], capacity: int) -> None:
-    bins = first_fit_decreasing(sizes, capacity)
+    bins = packing.first_fit_decreasing(sizes, capacity)
     assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
     for b in bins:
         assert sum(sizes[i] for i in b) <= capacity or len(b) == 1
 
 
 def test_bins_are_close_to_the_lower_bound_on_long_tails() -> None:
-    lengths = (
-        np.clip(np.random.default_rng(0).lognormal(np.log(3000), 0.9, 512), 1, 20000)
-        .astype(int)
-        .tolist()
-    )
-    bins = first_fit_decreasing(lengths, 32768)
+    draws = np.random.default_rng(0).lognormal(np.log(3000), 0.9, 512)
+    lengths = np.clip(draws, 1, 20000).astype(int).tolist()
+    bins = packing.first_fit_decreasing(lengths, 32768)
     assert len(bins) <= 1.1 * np.ceil(sum(lengths) / 32768)
 
 
 def test_micro_batches_split_a_group_only_where_it_exceeds_the_budget() -> None:
     prompts = ragged([[1, 2, 3]] * 4 + [[4, 5, 6]] * 2)
     answers = ragged([[7] * 6] * 4 + [[8] * 3] * 2)
-    groups = prompt_groups(np.array([0] * 4 + [1] * 2), prompts)
-    parts = micro_batches(prompts, answers, np.arange(6), groups, tokens=14, atomic=False)
+    groups = packing.prompt_groups(np.array([0] * 4 + [1] * 2), prompts)
+    parts = packing.micro_batches(prompts, answers, np.arange(6), groups, tokens=14, atomic=False)
     assert sorted(i for p in parts for i in p.tolist()) == list(range(6))
     assert [4, 5] in [p.tolist() for p in parts]
     for part in parts:
-        assert len(pack(prompts, answers, part).ids) <= 14
-    whole = micro_batches(prompts, answers, np.arange(6), groups, tokens=14, atomic=True)
+        assert len(packing.pack(prompts, answers, part).ids) <= 14
+    whole = packing.micro_batches(prompts, answers, np.arange(6), groups, tokens=14, atomic=True)
     assert sorted(p.tolist() for p in whole) == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_prompt_groups_need_position_and_prompt_to_agree() -> None:
     prompts = ragged([[1], [1], [2], [1]])
-    assert prompt_groups(np.array([5, 5, 5, 6]), prompts).tolist() == [0, 0, 1, 2]
+    assert packing.prompt_groups(np.array([5, 5, 5, 6]), prompts).tolist() == [0, 0, 1, 2]

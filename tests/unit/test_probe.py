@@ -14,13 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from dataflow.batch import Ragged
 from dataflow.errors import RunError
-from dataflow.kernel import KernelNode, Layout, Piece
-from dataflow.loss import Loss
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
 from engine.channels.tensors.world import leave, world
 from engine.coordinator.messages import Event, Load, Loaded, Offer, Offered, Probed
-from engine.plan.plan import ModelUse, Plan, PlannedNode
+from engine.plan.plan import ModelUse
 from engine.run.probes import Probes
 from engine.weights.probe import (
     LENGTH,
@@ -37,30 +35,21 @@ from engine.worker.timing import Timing
 from operators import losses
 from operators.kernels.torch.forward import TorchLogprobs, TorchValues
 from operators.kernels.torch.generate import TorchGenerate
-from operators.kernels.torch.models import load_model, load_pieces, pieces
+from operators.kernels.torch.models import load_model
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.train import TorchTrain
 from tests.contracts.ranks import RankPool, client
-from tests.kit.kernels import FakeSession
+from tests.kit.kernels import FakeSession, open_kernel
 from tests.kit.models import save_tiny
-from tests.kit.training import PG, term
+from tests.kit.plans import plan_of, planned_node
+from tests.kit.training import PG, loss_of
+from tests.kit.training import opened as opened_train
 
 ENDS = Ends(model="policy", writer="train_policy", reader="rollout", version=3)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("probe") / "base")
-
-
-def opened(kernel: Any, param: str, base: str, *, head: Any = "lm", **params: Any) -> Any:
-    model = Model("m", base, head=head, trainable=True)
-    kernel.open(
-        KernelNode(name="n", operator="o", models={param: model}, params=params),
-        Layout(),
-        FakeSession(),
-    )
-    return kernel
+def opened(kernel: Any, base: str, *, head: Any = "lm", **params: Any) -> Any:
+    return open_kernel(kernel, Model("m", base, head=head, trainable=True), **params)
 
 
 # --- rows and numbers -----------------------------------------------------------------------------
@@ -83,31 +72,22 @@ def test_all_kernels_of_a_model_say_the_log_probs_of_transformers(base: str) -> 
         logits = module(ids).logits.log_softmax(-1)
     wanted = logits[:, :-1].gather(-1, ids[:, 1:, None]).flatten().numpy()
     for kernel in (
-        opened(TorchGenerate(), "policy", base, max_tokens=4, temperature=0.5),
-        opened(TorchLogprobs(), "model", base, temperature=0.5),
-        opened(TorchTrain(), "model", base, loss=PG, lr=0.1),
+        opened(TorchGenerate(), base, max_tokens=4, temperature=0.5),
+        opened(TorchLogprobs(), base, temperature=0.5),
+        opened(TorchTrain(), base, loss=PG, lr=0.1),
     ):
         assert kernel.vocabulary == module.config.vocab_size
-        found = kernel.probe(probe_rows(0, 98))
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, wanted, atol=2e-5)
+        says = kernel.probe(probe_rows(0, 98))
+        assert says.dtype == np.float32
+        np.testing.assert_allclose(says, wanted, atol=2e-5)
 
 
 def test_a_scalar_head_says_its_values(base: str) -> None:
-    train = opened(
-        TorchTrain(),
-        "model",
-        base,
-        head="scalar",
-        loss=Loss((term(losses.VALUE, clip=None),)),
-        lr=0.1,
-    )
-    reader = opened(TorchValues(), "model", base, head="scalar")
-    given = [
-        Piece(p.name, torch.ones_like(p.data) if "score" in p.name else p.data)
-        for p in pieces(train._module)
-    ]
-    load_pieces(train._module, given)
+    value = loss_of(losses.VALUE, clip=None)
+    train = opened(TorchTrain(), base, head="scalar", loss=value, lr=0.1)
+    reader = opened(TorchValues(), base, head="scalar")
+    torch.nn.init.ones_(train._module.get_parameter("score.weight"))
+    torch.nn.init.ones_(train._module.get_parameter("score.bias"))
     rows = probe_rows(0, train.vocabulary)
     assert np.ptp(train.probe(rows)) > 0
     assert not reader.probe(rows).any()
@@ -137,24 +117,14 @@ def split_probe(rank: int, port: int, base: str) -> tuple[float, bool, int]:
     """Of two ranks that split their weights: how far from one rank's, whether the same again,
     pieces given between.
     """
-    train = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
+    train = opened(TorchTrain(), base, loss=PG, lr=0.1)
     rows = probe_rows(0, train.vocabulary)
-    group = world(rank, 2, client(port), timeout=20)
+    session = FakeSession(rank=rank, world=2, group=world(rank, 2, client(port), timeout=20))
     try:
-        node = KernelNode(
-            name="n",
-            operator="o",
-            models={"model": Model("m", base)},
-            params={"loss": PG, "lr": 0.1},
-        )
-        split = TorchTrain()
-        split.open(node, Layout(data=2, shard=True), FakeSession(rank=rank, world=2, group=group))
+        split = opened_train(base, PG, session=session, shard=True, lr=0.1)
         first, given = split.probe(rows), len(list(split.pieces()))
-        return (
-            float(np.abs(first - train.probe(rows)).max()),
-            np.array_equal(first, split.probe(rows)),
-            given,
-        )
+        off = float(np.abs(first - train.probe(rows)).max())
+        return off, np.array_equal(first, split.probe(rows)), given
     finally:
         leave()
 
@@ -179,38 +149,40 @@ def numbers() -> np.ndarray:
     return np.linspace(-5, -1, ROWS * (LENGTH - 1), dtype=np.float32)
 
 
+def compared(one: np.ndarray, other: np.ndarray, dtype: str = "float32") -> tuple[float, float]:
+    """The largest difference and that of the means, of rows over 50 tokens."""
+    return compare(one, other, probe_rows(0, 50), TOLERANCES[dtype], ENDS)
+
+
 def test_the_worst_token_both_nodes_and_the_version_are_named() -> None:
     rows, other = probe_rows(0, 50), numbers()
     at = 2 * (LENGTH - 1) + 4  # the sixth token of the third row
     other[at] -= 1.0
-    with pytest.raises(RunError) as found:
+    with pytest.raises(RunError) as caught:
         compare(numbers(), other, rows, Tolerance(1.0, 0.1), ENDS)
-    said = str(found.value)
+    said = str(caught.value)
     assert f"token {rows[2][5]} at place 5 of row 2" in said
     assert all(part in said for part in ("train_policy", "rollout", "version 3", "'policy'"))
 
 
 def test_a_small_shift_of_everything_is_found_by_the_mean() -> None:
     with pytest.raises(RunError, match="in the mean"):
-        compare(numbers(), numbers() + 5e-5, probe_rows(0, 50), TOLERANCES["float32"], ENDS)
-    assert (
-        compare(numbers(), numbers() + 1e-6, probe_rows(0, 50), TOLERANCES["float32"], ENDS)[1]
-        < 2e-6
-    )
+        compared(numbers(), numbers() + 5e-5)
+    assert compared(numbers(), numbers() + 1e-6)[1] < 2e-6
 
 
 def test_what_is_not_finite_must_be_so_on_both_sides() -> None:
-    rows, broken = probe_rows(0, 50), numbers()
+    broken = numbers()
     broken[3], broken[4] = np.nan, -np.inf
-    assert compare(broken, broken.copy(), rows, TOLERANCES["float32"], ENDS) == (0.0, 0.0)
+    assert compared(broken, broken.copy()) == (0.0, 0.0)
     for one, other in ((broken, numbers()), (numbers(), broken)):
         with pytest.raises(RunError, match="place"):
-            compare(one, other, rows, TOLERANCES["bfloat16"], ENDS)
+            compared(one, other, "bfloat16")
 
 
 def test_another_count_of_numbers_is_an_error() -> None:
     with pytest.raises(RunError, match="one number for each token but the first"):
-        compare(numbers(), numbers()[:-1], probe_rows(0, 50), TOLERANCES["float32"], ENDS)
+        compared(numbers(), numbers()[:-1])
 
 
 def test_the_coarsest_dtype_gives_the_tolerance() -> None:
@@ -224,19 +196,8 @@ def test_the_coarsest_dtype_gives_the_tolerance() -> None:
 def delivery(writer: Any, reader: Any) -> Delivery:
     """Both ends in one channel, as if they were two Workers'."""
     use = ModelUse(param="policy", model="m", access="read", trained=True, module="copy")
-    nodes = tuple(
-        PlannedNode(
-            name=n,
-            operator="o",
-            work="decode",
-            scope="row",
-            region="stream",
-            relation="same",
-            models=(use,),
-        )
-        for n in ("train", "rollout")
-    )
-    plan = Plan(graph="g", digest="", seed=5, nodes=nodes, sources=())
+    nodes = (planned_node(name, work="decode", models=(use,)) for name in ("train", "rollout"))
+    plan = plan_of(*nodes, seed=5)
     return Delivery(plan, {"train": writer, "rollout": reader}, InprocChannel(), Timing("w"))
 
 
@@ -256,9 +217,9 @@ def publish(ends: Delivery) -> list[Event]:
 def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(
     base: str, tmp_path: Path
 ) -> None:
-    writer = opened(TorchTrain(), "model", base, loss=PG, lr=0.1)
+    writer = opened(TorchTrain(), base, loss=PG, lr=0.1)
     other = save_tiny(tmp_path / "other", seed=9)
-    reader = opened(TorchGenerate(), "policy", other, max_tokens=4)
+    reader = opened(TorchGenerate(), other, max_tokens=4)
     said, loaded, answered = publish(delivery(writer, reader))
     assert isinstance(loaded, Loaded)
     assert isinstance(said, Probed)
@@ -267,11 +228,8 @@ def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(
         probes = Probes(5)
         for one in order:
             probes.hear(one)
-    # The same names and shapes, and another meaning: an attention that turns positions with another
-    # base.
-    odd = opened(
-        TorchGenerate(), "policy", save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4
-    )
+    # The same names and shapes, and another meaning: attention turns positions with another base.
+    odd = opened(TorchGenerate(), save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4)
     told = [one for one in publish(delivery(writer, odd)) if isinstance(one, Probed)]
     for order in (told, told[::-1]):
         probes = Probes(5)
@@ -289,14 +247,6 @@ def test_only_numbers_of_one_version_are_compared() -> None:
 
 
 def said_of(version: int, says: np.ndarray, *, reads: bool) -> Probed:
-    node = "rollout" if reads else "train_policy"
-    dtypes = () if reads else ("float32",)
-    return Probed(
-        node=node,
-        model="m",
-        version=version,
-        reads=reads,
-        numbers=says.tobytes(),
-        vocabulary=50,
-        dtypes=dtypes,
-    )
+    node, dtypes = ("rollout", ()) if reads else ("train_policy", ("float32",))
+    of: dict[str, Any] = {"model": "m", "version": version, "vocabulary": 50}
+    return Probed(node=node, reads=reads, numbers=says.tobytes(), dtypes=dtypes, **of)

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,8 +23,9 @@ from engine.checkpoint.cut import Cut
 from engine.checkpoint.provenance import Record, differences, provenance
 from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
-from engine.resuming import beginning
+from engine.resuming import Beginning, beginning
 from graphs.grpo import grpo
+from tests.kit.files import save_jsonl
 
 REWARD = """import my_helpers
 
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"vocab_size": 32, "hidden_size": 8}')
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n")
+    save_jsonl(tmp_path / "rows.jsonl", {"prompt": "a", "answer": "b"})
     (tmp_path / "my_rewards.py").write_text(REWARD)
     (tmp_path / "my_helpers.py").write_text(HELPERS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -51,70 +51,62 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def module(name: str) -> ModuleType:
-    importlib.invalidate_caches()
-    return importlib.import_module(name)
-
-
-def made(
+def graph(
     here: Path, *, model: str = "model", data: str = "rows.jsonl", **parameters: object
 ) -> Graph:
+    importlib.invalidate_caches()
+    fn = importlib.import_module("my_rewards").same
     given: dict[str, Any] = {"n": 2, "batch": 1, "beta": 0.04} | parameters
-    return grpo(str(here / model), str(here / data), module("my_rewards").same, **given)
+    return grpo(str(here / model), str(here / data), fn, **given)
 
 
 def changed(here: Path, change: Callable[[], object], **parameters: object) -> list[str]:
-    before = provenance(made(here))
+    before = provenance(graph(here))
     change()
-    return [str(each) for each in differences(before, provenance(made(here, **parameters)))]
+    return [str(each) for each in differences(before, provenance(graph(here, **parameters)))]
 
 
 def test_a_parameter_is_named_with_both_values(here: Path) -> None:
-    assert changed(here, lambda: None, lr=1e-3) == ["node train_policy: lr: 1e-06 -> 0.001"]
-    found = changed(here, lambda: None, beta=0.5)
-    assert found == ["node train_policy: loss.clipped_policy_loss.beta: 0.04 -> 0.5"]
+    node = "node train_policy"
+    assert changed(here, lambda: None, lr=1e-3) == [f"{node}: lr: 1e-06 -> 0.001"]
+    beta = f"{node}: loss.clipped_policy_loss.beta: 0.04 -> 0.5"
+    assert changed(here, lambda: None, beta=0.5) == [beta]
 
 
 def test_data_counts_by_its_content(here: Path) -> None:
-    row = json.dumps({"prompt": "a", "answer": "c"}) + "\n"
-    found = changed(here, lambda: (here / "rows.jsonl").write_text(row))
-    assert found == [f"node prompts: data ({here}/rows.jsonl): its content is another"]
+    path, row = here / "rows.jsonl", {"prompt": "a", "answer": "c"}
+    told = f"node prompts: data ({path}): its content is another"
+    assert changed(here, lambda: save_jsonl(path, row)) == [told]
 
 
 def test_a_model_counts_by_its_files(here: Path) -> None:
-    found = changed(
-        here, lambda: (here / "model" / "model.safetensors").write_bytes(bytes(99) + b"x")
-    )
-    assert found == [
-        f"model policy: base ({here}/model): its content is another",
-        f"model reference: base ({here}/model): its content is another",
+    weights = here / "model" / "model.safetensors"
+    assert changed(here, lambda: weights.write_bytes(bytes(99) + b"x")) == [
+        f"model {name}: base ({here}/model): its content is another"
+        for name in ("policy", "reference")
     ]
 
 
-def test_source_files_count_with_those_that_they_import(here: Path) -> None:
-    rewards, helpers = here / "my_rewards.py", here / "my_helpers.py"
-    assert changed(here, lambda: rewards.write_text(REWARD + "\n\nBONUS = 1.0\n")) == [
-        "source file: my_rewards (my_rewards.py): its content is another"
-    ]
-    assert changed(here, lambda: helpers.write_text(HELPERS.replace("==", "!="))) == [
-        "source file: my_helpers (my_helpers.py): its content is another"
-    ]
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("my_rewards", REWARD + "\n\nBONUS = 1.0\n"), ("my_helpers", HELPERS.replace("==", "!="))],
+    ids=["itself", "what it imports"],
+)
+def test_source_files_count_with_those_that_they_import(here: Path, name: str, text: str) -> None:
+    told = f"source file: {name} ({name}.py): its content is another"
+    assert changed(here, lambda: (here / f"{name}.py").write_text(text)) == [told]
 
 
 def test_paths_lines_comments_and_dates_do_not_count(here: Path) -> None:
-    def change() -> None:
-        (here / "elsewhere").mkdir()
-        (here / "model").rename(here / "elsewhere" / "other")
-        (here / "rows.jsonl").rename(here / "elsewhere" / "moved.jsonl")
-        (here / "my_rewards.py").write_text(
-            "# what is compared\n\n\n" + REWARD.replace("):", "):  # both", 1)
-        )
-        os.utime(here / "elsewhere" / "moved.jsonl", (1, 1))
-
-    before = provenance(made(here))
-    change()
+    before, elsewhere = provenance(graph(here)), here / "elsewhere"
+    elsewhere.mkdir()
+    (here / "model").rename(elsewhere / "other")
+    (here / "rows.jsonl").rename(elsewhere / "moved.jsonl")
+    commented = "# what is compared\n\n\n" + REWARD.replace("):", "):  # both", 1)
+    (here / "my_rewards.py").write_text(commented)
+    os.utime(elsewhere / "moved.jsonl", (1, 1))
     sys.modules.pop("my_rewards")
-    after = provenance(made(here, model="elsewhere/other", data="elsewhere/moved.jsonl"))
+    after = provenance(graph(here, model="elsewhere/other", data="elsewhere/moved.jsonl"))
     assert differences(before, after) == []
 
 
@@ -123,19 +115,14 @@ def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None
     size = (64 << 20) + 12_345
     with open(path, "wb") as file:
         file.truncate(size)
-    found = {model_digest(str(tmp_path))}
-    for place in (
-        5,
-        1 << 20,
-        size // 2 - size // 2 % 65_536,
-        size - 3,
-    ):  # header, first piece, one between, the end
+    digests, between = {model_digest(str(tmp_path))}, size // 2 - size // 2 % 65_536
+    for place in (5, 1 << 20, between, size - 3):  # header, first piece, one between, the end
         with open(path, "r+b") as file:
             file.seek(place)
-            file.write(b"x" * 8 * 65_536 if place == size // 2 - size // 2 % 65_536 else b"x")
+            file.write(b"x" * 8 * 65_536 if place == between else b"x")
             file.truncate(size)
-        found.add(model_digest(str(tmp_path)))
-    assert len(found) == 5
+        digests.add(model_digest(str(tmp_path)))
+    assert len(digests) == 5
     assert model_digest("hub/name") is None
 
 
@@ -172,7 +159,7 @@ def test_blank_lines_and_hashes_within_texts_count() -> None:
 def run(here: Path) -> Iterator[RunFolder]:
     """The folder of a run that was stored at Step 2 and came to Step 3."""
     with RunFolder.create("r", here / "runs") as folder:
-        store_at(folder, 2, Record(made_of=provenance(made(here))))
+        store_at(folder, 2, Record(made_of=provenance(graph(here))))
         steps(folder, 1, 2, 3)
         yield folder
 
@@ -186,78 +173,67 @@ def store_at(
     return store
 
 
-def steps(folder: RunFolder, *found: int) -> None:
-    folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in found))
+def steps(folder: RunFolder, *numbers: int) -> None:
+    save_jsonl(folder.metrics, *({"step": step} for step in numbers))
 
 
-def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Record:
-    found = beginning(
-        folder, CheckpointStore(folder.checkpoints), provenance(graph), "g", accept=accept
-    )
-    return found.record
+def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Beginning:
+    store = CheckpointStore(folder.checkpoints)
+    return beginning(folder, store, provenance(graph), "g", accept=accept)
 
 
 def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> None:
-    begin(run, made(here))
+    begin(run, graph(here))
     (here / "my_helpers.py").write_text(HELPERS.replace("==", "!="))
     with pytest.raises(CheckpointError) as refused:
-        begin(run, made(here, lr=1e-3))
-    assert (
-        str(refused.value)
-        == f"{run.path}: expected what the run had up to step 2, found that 2 things are another:\n"
-        "  node train_policy: lr: 1e-06 -> 0.001\n"
-        "  source file: my_helpers (my_helpers.py): its content is another\n"
-        "Fix: undo that; or --accept-changes, which records that it holds from step 3 on."
-    )
+        begin(run, graph(here, lr=1e-3))
+    assert str(refused.value).splitlines() == [
+        f"{run.path}: expected what the run had up to step 2, found that 2 things are another:",
+        "  node train_policy: lr: 1e-06 -> 0.001",
+        "  source file: my_helpers (my_helpers.py): its content is another",
+        "Fix: undo that; or --accept-changes, which records that it holds from step 3 on.",
+    ]
 
 
 def test_what_was_accepted_is_recorded_and_not_asked_again(here: Path, run: RunFolder) -> None:
-    record = begin(run, made(here, lr=1e-3), accept=True)
+    faster = graph(here, lr=1e-3)
+    record = begin(run, faster, accept=True).record
     (change,) = record.changes
-    assert (change.step, change.where, change.what, change.old, change.new) == (
-        3,
-        "node train_policy",
-        "lr",
-        "1e-06",
-        "0.001",
-    )
+    assert (change.step, change.where, change.what) == (3, "node train_policy", "lr")
+    assert (change.old, change.new) == ("1e-06", "0.001")
     assert json.loads((run.path / "changes.json").read_text())["changes"][0]["step"] == 3
-    assert begin(run, made(here, lr=1e-3)) == record  # it died before its next checkpoint
+    assert begin(run, faster).record == record  # it died before its next checkpoint
     store_at(run, 3, record)
-    assert begin(run, made(here, lr=1e-3)) == record
+    assert begin(run, faster).record == record
     with pytest.raises(CheckpointError, match=r"lr: 0\.001 -> 1e-06"):
-        begin(run, made(here))
-    assert [c.step for c in begin(run, made(here), accept=True).changes] == [3, 4]
+        begin(run, graph(here))
+    assert [c.step for c in begin(run, graph(here), accept=True).record.changes] == [3, 4]
 
 
 def test_a_gap_in_the_metrics_is_refused(here: Path, run: RunFolder) -> None:
-    store_at(run, 9, Record(made_of=provenance(made(here))))
+    store_at(run, 9, Record(made_of=provenance(graph(here))))
     steps(run, 1, 3, 4, 8, 9)
-    with pytest.raises(
-        CheckpointError, match=r"metrics\.jsonl: steps: steps 1 to 9 -> all but 2, 5-7"
-    ):
-        begin(run, made(here))
-    begin(run, made(here), accept=True)
+    told = r"metrics\.jsonl: steps: steps 1 to 9 -> all but 2, 5-7"
+    with pytest.raises(CheckpointError, match=told):
+        begin(run, graph(here))
+    begin(run, graph(here), accept=True)
 
 
 def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RunFolder.create("new", here / "runs") as folder:
-        found = beginning(folder, CheckpointStore(folder.checkpoints), provenance(made(here)), "g")
-        assert found.checkpoint is None
-        assert (
-            "no checkpoint was written before the run ended. It begins anew"
-            in capsys.readouterr().err
-        )
+        assert begin(folder, graph(here)).checkpoint is None
+        told = "no checkpoint was written before the run ended. It begins anew"
+        assert told in capsys.readouterr().err
         steps(folder, 1, 2)
-        beginning(folder, CheckpointStore(folder.checkpoints), provenance(made(here)), "g")
+        begin(folder, graph(here))
         assert "its metrics came to step 2, which nothing is left of" in capsys.readouterr().err
 
 
 def test_an_older_cut_is_compared_by_its_digest(here: Path, run: RunFolder) -> None:
     store_at(run, 2, None, graph="g")
-    begin(run, made(here, lr=1e-3))
+    begin(run, graph(here, lr=1e-3))
     store_at(run, 2, None, graph="h")
     with pytest.raises(CheckpointError, match="graph: its digest: h -> g"):
-        begin(run, made(here))
+        begin(run, graph(here))

@@ -4,59 +4,28 @@ cut adds.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Terms, loss
-from dataflow.model import Model
-from dataflow.node import Port
-from dataflow.schema import Advantage, Rollout, TruncatedRollout
+from dataflow.schema import Rollout, TruncatedRollout
 from dataflow.snapshot import from_json, to_json
-from operators.advantage import group_advantage
-from operators.data import prompts
-from operators.generate import generate
-from operators.losses import (
-    clipped_policy_loss,
-    entropy_loss,
-    policy_gradient_loss,
-    supervised_loss,
-)
-from operators.reward import reward
+from operators.losses import entropy_loss, policy_gradient_loss, supervised_loss
 from operators.select import best_of, select
-from operators.train import train
-from tests.kit.plans import planned, save_tiny_header
-from tests.kit.rewards import exact
+from tests.kit.graphs import compared, graph_of, sampled, scored
+from tests.kit.plans import planned
 
-policy = Model("policy", "tiny", trainable=True)
-
-
-@pytest.fixture(autouse=True)
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model directory named `tiny` in the working directory."""
-    save_tiny_header(tmp_path)
-    monkeypatch.chdir(tmp_path)
-
-
-def sampled(**how: Any) -> Port[Rollout]:
-    return generate(
-        policy, prompts("train.parquet", batch=64), n=8, max_tokens=32, name="rollout", **how
-    )
-
-
-def scored(rollout: Port[Rollout]) -> Port[Advantage]:
-    return group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
+pytestmark = pytest.mark.usefixtures("tiny")
 
 
 def trained_at(
     loss: Loss, *, sampled_at: float, temperature: float | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of a train node on the rows `sampled`, and what is noted of its temperature."""
+    """The parameters of a train node on sampled rows, and what is noted of its temperature."""
     rollout = sampled(temperature=sampled_at)
-    best = select(rollout, where=best_of(reward(exact, rollout, name="score")))
-    plan = planned(Graph("g", train(policy, best, loss=loss, temperature=temperature, lr=1e-3)))
+    best = select(rollout, where=best_of(scored(rollout)))
+    plan = planned(graph_of(best, loss, temperature=temperature))
     assert plan.program is not None
     notes = [n for n in plan.notes if n.startswith("train_policy: temperature")]
     return dict(plan.program.node("train_policy").params), notes
@@ -103,8 +72,8 @@ def test_a_users_loss_is_at_the_temperature_of_the_rollout_unless_it_says_that_i
 
 def test_a_policy_loss_beside_a_supervised_one_keeps_the_rollouts_temperature() -> None:
     rollout = sampled(temperature=0.3)
-    both = policy_gradient_loss(scored(rollout)) + supervised_loss()
-    plan = planned(Graph("g", train(policy, rollout, loss=both, lr=1e-3)))
+    both = policy_gradient_loss(compared(rollout)) + supervised_loss()
+    plan = planned(graph_of(rollout, both))
     assert plan.program is not None
     assert plan.program.node("train_policy").params["temperature"] == 0.3
 
@@ -113,26 +82,30 @@ def test_a_constant_divisor_counts_the_rows_of_a_step_before_any_selection() -> 
     assert trained_at(supervised_loss(), sampled_at=1.0)[0]["step_rows"] == 64 * 8
 
 
-def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_and_nowhere_else() -> (
-    None
-):
-    greedy = {"top_p": 0.9, "temperature": 0.0}
-    for cut, there in (({"top_p": 0.9}, True), ({"top_k": 5}, True), ({}, False), (greedy, False)):
-        rollout = sampled(**cut)
-        assert rollout.schema is (TruncatedRollout if there else Rollout)
-        plan = planned(
-            Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3))
-        )
-        assert ("sampler_mass" in plan.node("rollout").returns) is there
-        rows = next(i for i in plan.node("train_policy").inputs if i.name == "rows")
-        assert (
-            "sampler_mass" in next(f.columns for f in rows.fetches if f.producer == "rollout")
-        ) is there
+@pytest.mark.parametrize(
+    ("cut", "there"),
+    [
+        ({"top_p": 0.9}, True),
+        ({"top_k": 5}, True),
+        ({}, False),
+        ({"top_p": 0.9, "temperature": 0.0}, False),
+    ],
+    ids=["top-p", "top-k", "nothing is cut", "greedy"],
+)
+def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_and_nowhere_else(
+    cut: dict[str, float], there: bool
+) -> None:
+    rollout = sampled(**cut)
+    assert rollout.schema is (TruncatedRollout if there else Rollout)
+    plan = planned(graph_of(rollout))
+    assert ("sampler_mass" in plan.node("rollout").returns) is there
+    rows = next(i for i in plan.node("train_policy").inputs if i.name == "rows")
+    columns = next(f.columns for f in rows.fetches if f.producer == "rollout")
+    assert ("sampler_mass" in columns) is there
 
 
 def test_a_graph_that_cuts_is_the_same_graph_when_it_is_read_again() -> None:
-    rollout = sampled(top_p=0.9)
-    graph = Graph("g", train(policy, rollout, loss=clipped_policy_loss(scored(rollout)), lr=1e-3))
+    graph = graph_of(sampled(top_p=0.9))
     again = from_json(to_json(graph))
     assert again == graph
     assert again.port("rollout", Rollout).schema is TruncatedRollout

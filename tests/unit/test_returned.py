@@ -17,18 +17,16 @@ from dataflow.check import check
 from dataflow.errors import DataError, GraphError, KernelError
 from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout
-from dataflow.model import Model
 from dataflow.schema import Keep, Preference, Reward
 from dataflow.user import Columns, operator
-from operators.advantage import group_advantage
-from operators.data import prompts
-from operators.generate import generate
 from operators.kernels.host import ColumnFunction
 from operators.kernels.returned import in_order, refuse_broken_promise
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import select
-from operators.train import train
+from tests.kit.graphs import compared, graph_of, sampled, scored
+from tests.kit.plans import headers
+from tests.kit.rewards import exact
 
 
 def keys(groups: int = 2, size: int = 3) -> Keys:
@@ -42,26 +40,23 @@ def rewards(of: Keys) -> Batch:
 
 def called(function: Callable[..., Any], given: Batch, keeps: str | None = None) -> Batch:
     """What the kernel of user operators makes of a function's answer."""
-    kernel, session = ColumnFunction(), None
-    node = KernelNode(
-        name="mine", operator="mine", function=function, schemas={"score": Reward}, keeps=keeps
-    )
-    kernel.open(node, Layout(), session)  # type: ignore[arg-type]
-    (made,) = kernel.run(Chunk(id=1, step=0, keys=given.keys, inputs={"score": given}))
-    return made
+    kernel, own = ColumnFunction(), {"function": function, "schemas": {"score": Reward}}
+    kernel.open(KernelNode(name="mine", operator="mine", keeps=keeps, **own), Layout(), None)  # type: ignore[arg-type]
+    (batch,) = kernel.run(Chunk(id=1, step=0, keys=given.keys, inputs={"score": given}))
+    return batch
 
 
 @given(st.permutations(range(6)))
 def test_rows_in_another_order_go_where_their_keys_say(order: list[int]) -> None:
     chunk = rewards(keys())
-    made = called(lambda score: Columns(score.batch.take(np.array(order)), Reward), chunk)
-    assert made.keys.rows() == chunk.keys.rows()
-    assert made.flat("reward").tolist() == chunk.flat("reward").tolist()
+    batch = called(lambda score: Columns(score.batch.take(np.array(order)), Reward), chunk)
+    assert batch.keys.rows() == chunk.keys.rows()
+    assert batch.flat("reward").tolist() == chunk.flat("reward").tolist()
 
 
 def test_rows_in_their_order_are_not_copied() -> None:
-    made = rewards(keys())
-    assert in_order(made, keys()) is made
+    batch = rewards(keys())
+    assert in_order(batch, keys()) is batch
 
 
 @pytest.mark.parametrize(
@@ -72,37 +67,34 @@ def test_rows_in_their_order_are_not_copied() -> None:
     ],
 )
 def test_rows_that_are_not_those_that_were_given_are_refused(rows: list[int], found: str) -> None:
-    with pytest.raises(
-        KernelError,
-        match=rf"mine: operator 'mine' failed .*{found}.* Fix: Columns.make\(\.\.\., like=",
-    ):
+    told = rf"mine: operator 'mine' failed .*{found}.* Fix: Columns.make\(\.\.\., like="
+    with pytest.raises(KernelError, match=told):
         called(lambda score: Columns(score.batch.take(np.array(rows)), Reward), rewards(keys()))
 
 
 def test_a_row_of_another_attempt_is_none_that_was_given() -> None:
     of = keys()
     again = Keys(of.position, of.sample, of.attempt + 1)
-    with pytest.raises(
-        KernelError,
-        match=r"found a row \(position, sample, attempt\) \(7, 0, 1\), which it was not given",
-    ):
+    told = r"found a row \(position, sample, attempt\) \(7, 0, 1\), which it was not given"
+    with pytest.raises(KernelError, match=told):
         called(lambda score: Columns(rewards(again), Reward), rewards(of))
 
 
 @pytest.mark.parametrize("positions", [[0, 1, 2], [5, 6, 7]])
-def test_rows_without_keys_are_refused_whatever_they_look_like(positions: list[int]) -> None:
-    with pytest.raises(
-        KernelError, match=r"nothing says which rows those are that it returned\. Fix: "
-    ):
-        called(
-            lambda score: Columns.make(Reward, reward=score["reward"] + 1),
-            rewards(Keys.of(positions)),
-        )
-    with pytest.raises(KernelError, match="nothing says which rows"):
-        called(
-            lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3),
-            rewards(Keys.of(positions)),
-        )
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda score: Columns.make(Reward, reward=score["reward"] + 1),
+        lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3),
+    ],
+    ids=["made", "made and changed"],
+)
+def test_rows_without_keys_are_refused_whatever_they_look_like(
+    positions: list[int], function: Callable[..., Any]
+) -> None:
+    told = r"nothing says which rows those are that it returned\. Fix: "
+    with pytest.raises(KernelError, match=told):
+        called(function, rewards(Keys.of(positions)))
 
 
 def kept(keep: list[int], sign: list[int] | None = None) -> Batch:
@@ -116,21 +108,18 @@ def test_whole_groups_may_be_kept(keep: list[int]) -> None:
 
 
 def test_part_of_a_group_is_refused_where_whole_ones_were_declared() -> None:
-    with pytest.raises(
-        DataError,
-        match=r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0",
-    ):
-        refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), "groups")
-    refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), "rows")
-    refuse_broken_promise(kept([1, 1, 1, 1, 0, 1]), None)
+    part = kept([1, 1, 1, 1, 0, 1])
+    told = r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0"
+    with pytest.raises(DataError, match=told):
+        refuse_broken_promise(part, "groups")
+    refuse_broken_promise(part, "rows")
+    refuse_broken_promise(part, None)
 
 
 def test_a_pair_is_two_rows_or_none() -> None:
     refuse_broken_promise(kept([1, 0, 1, 0, 0, 0], [1, 0, -1, 1, 1, 1]), "pairs")
-    with pytest.raises(
-        DataError,
-        match=r"two rows kept of each group, or none, found 3 of the 3 rows .* position 8",
-    ):
+    told = r"two rows kept of each group, or none, found 3 of the 3 rows .* position 8"
+    with pytest.raises(DataError, match=told):
         refuse_broken_promise(kept([1, 0, 1, 1, 1, 1], [1, 0, -1, 1, -1, 1]), "pairs")
     with pytest.raises(DataError, match=r"found 1 of the 3 rows .* position 7"):
         refuse_broken_promise(kept([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]), "pairs")
@@ -138,10 +127,10 @@ def test_a_pair_is_two_rows_or_none() -> None:
 
 @pytest.mark.parametrize("signs", [[1, 1], [-1, -1], [0, 1], [2, -1]])
 def test_a_pair_has_one_chosen_and_one_rejected_row(signs: list[int]) -> None:
-    with pytest.raises(
-        DataError, match=rf"found {signs[0]}, {signs[1]} in the group at position 8"
-    ):
-        refuse_broken_promise(kept([1, 1, 0, 1, 0, 1], [1, -1, 0, signs[0], 9, signs[1]]), "pairs")
+    rows = kept([1, 1, 0, 1, 0, 1], [1, -1, 0, signs[0], 9, signs[1]])
+    told = rf"found {signs[0]}, {signs[1]} in the group at position 8"
+    with pytest.raises(DataError, match=told):
+        refuse_broken_promise(rows, "pairs")
 
 
 def test_the_node_that_breaks_its_promise_is_named() -> None:
@@ -150,15 +139,9 @@ def test_the_node_that_breaks_its_promise_is_named() -> None:
 
     declared = operator(scope="group")(greedy).operator
     assert declared.keeps == "pairs", "what a Preference means"
-    with pytest.raises(
-        KernelError,
-        match=r"mine: operator 'mine' failed .* found 3 of the 3 rows of the group at position 7",
-    ):
+    told = r"mine: operator 'mine' failed .* found 3 of the 3 rows of the group at position 7"
+    with pytest.raises(KernelError, match=told):
         called(greedy, rewards(keys()), declared.keeps)
-
-
-def exact(completions: list[str], **columns: object) -> list[float]:
-    return [1.0] * len(completions)
 
 
 def easy(score: Columns[Reward]) -> Columns[Keep]:
@@ -166,15 +149,14 @@ def easy(score: Columns[Reward]) -> Columns[Keep]:
 
 
 def baseline_after(keeps: Any) -> Graph:
-    policy = Model("policy", "models/tiny", trainable=True)
-    rollout = generate(policy, prompts("train.parquet", batch=8), n=4, max_tokens=8)
+    rollout = sampled(n=4)
     mine = operator(scope="group", keeps=keeps)(easy)
-    left = select(rollout, where=mine(reward(exact, rollout)), refill=True)
-    advantage = group_advantage(left, reward(exact, left, name="again"))
-    return Graph("g", train(policy, left, loss=clipped_policy_loss(advantage), lr=1e-6))
+    left = select(rollout, where=mine(scored(rollout)), refill=True)
+    score = reward(exact, left, name="again")
+    return graph_of(left, clipped_policy_loss(compared(left, score)))
 
 
 def test_declared_whole_groups_are_not_ragged() -> None:
-    check(baseline_after("groups"), lambda data, split: {"prompt": None})  # type: ignore[dict-item, return-value]
+    check(baseline_after("groups"), headers)
     with pytest.raises(GraphError, match="groups may have lost rows"):
-        check(baseline_after(None), lambda data, split: {"prompt": None})  # type: ignore[dict-item, return-value]
+        check(baseline_after(None), headers)

@@ -17,7 +17,7 @@ import pytest
 
 from dataflow.errors import GraphError
 from operators import tasks
-from operators.kernels.scoring_child import CONVERSATIONAL, Scorer
+from operators.kernels.scoring_child import CONVERSATIONAL, Outcome, Scorer
 from operators.rewards import (
     RewardFn,
     reward_columns,
@@ -62,28 +62,18 @@ def test_a_trl_function_is_a_reward_fn_for_the_type_checker_and_names_its_column
 def test_names_come_from_functions_partials_lambdas_and_classes_and_repeat_with_a_suffix() -> None:
     partial = functools.partial(strict, hint=1)
     assert reward_name(partial) == "strict"
-    assert reward_names([trl_reward, lambda completions: [], Judge(), trl_reward, trl_reward]) == (
-        "trl_reward",
-        "lambda",
-        "Judge",
-        "trl_reward_2",
-        "trl_reward_3",
-    )
+    fns = [trl_reward, lambda completions: [], Judge(), trl_reward, trl_reward]
+    names = ("trl_reward", "lambda", "Judge", "trl_reward_2", "trl_reward_3")
+    assert reward_names(fns) == names
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J", "x" * 101, 7])
 def test_a_function_whose_name_cannot_be_a_metrics_is_refused(name: Any) -> None:
-    class Named:
-        def __call__(self, completions: list[str]) -> list[float]:
-            return []
-
-    named = Named()
-    named.__name__ = name  # type: ignore[attr-defined]
-    with pytest.raises(
-        GraphError,
-        match="reward 'Named': expected a name of 1 to 100 characters that can be printed",
-    ):
-        wants(named)
+    judge = Judge()
+    judge.__name__ = name  # type: ignore[attr-defined]
+    told = "reward 'Judge': expected a name of 1 to 100 characters that can be printed"
+    with pytest.raises(GraphError, match=told):
+        wants(judge)
 
 
 def test_functions_that_cannot_be_called_with_keywords_are_refused() -> None:
@@ -107,16 +97,10 @@ def test_one_call_gets_exactly_what_the_signature_takes() -> None:
         return [0.0, 1.0]
 
     ids = pa.array([[1, 2], [3]], type=pa.large_list(pa.int32()))
-    batch = records(
-        prompt=["p", "q"], completion=["a", "b"], completion_ids=ids, answer=["x", None]
-    )
+    same: dict[str, Any] = {"completion_ids": [[1, 2], [3]], "answer": ["x", None]}
+    batch = records(prompt=["p", "q"], completion=["a", "b"], **same | {"completion_ids": ids})
     assert Scorer(spy).score(batch).values == [0.0, 1.0]
-    assert seen == {
-        "prompts": ["p", "q"],
-        "completions": ["a", "b"],
-        "completion_ids": [[1, 2], [3]],
-        "answer": ["x", None],
-    }
+    assert seen == {"prompts": ["p", "q"], "completions": ["a", "b"]} | same
 
 
 def test_conversational_prompts_make_message_list_completions() -> None:
@@ -125,6 +109,11 @@ def test_conversational_prompts_make_message_list_completions() -> None:
 
     batch = records(completion=["2", "3"]).replace_schema_metadata({CONVERSATIONAL: b"1"})
     assert Scorer(reads).score(batch).values == [3.0, 4.0]
+
+
+def score_two(fn: Any) -> Outcome:
+    """Two completions."""
+    return Scorer(fn).score(records(completion=["a", "b"]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +133,7 @@ def test_conversational_prompts_make_message_list_completions() -> None:
 def test_what_is_not_one_finite_number_a_row_is_a_fault(
     returned: Any, kind: str, text: str
 ) -> None:
-    outcome = Scorer(lambda completions: returned).score(records(completion=["a", "b"]))
+    outcome = score_two(lambda completions: returned)
     assert outcome.fault is not None
     assert outcome.fault.kind == kind
     assert text in outcome.fault.text
@@ -154,10 +143,7 @@ def test_what_is_not_one_finite_number_a_row_is_a_fault(
     "returned", [(True, 0), np.array([1.0, 0.0], np.float32), [np.float32(1), np.int64(0)]]
 )
 def test_numbers_of_other_kinds_are_taken(returned: Any) -> None:
-    assert Scorer(lambda completions: returned).score(records(completion=["a", "b"])).values == [
-        1.0,
-        0.0,
-    ]
+    assert score_two(lambda completions: returned).values == [1.0, 0.0]
 
 
 def test_a_raised_error_shows_the_users_frames_only() -> None:
@@ -197,10 +183,7 @@ async def verl_score_async(
 VERL = {
     "completion": ["4", "5"],
     "data_source": ["math", "other"],
-    "reward_model": [
-        {"style": "rule", "ground_truth": "4"},
-        {"style": "rule", "ground_truth": "4"},
-    ],
+    "reward_model": [{"style": "rule", "ground_truth": "4"}] * 2,
     "extra_info": [{"split": "train", "index": 1}, {"split": "train", "index": 2}],
 }
 

@@ -13,7 +13,7 @@ import torch
 
 from dataflow.errors import DataError, KernelError, Origin, RunError
 from dataflow.graph import Graph
-from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
+from dataflow.loss import Now, Tensors, Terms, loss_function
 from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Advantage, Prompt, Reward
@@ -25,9 +25,8 @@ from operators.data import prompts
 from operators.generate import generate
 from operators.losses import supervised_loss
 from operators.train import train
-from tests.kit.models import save_tiny
 from tests.kit.rows import random_rows, token_column
-from tests.kit.training import assignment, opened, term
+from tests.kit.training import assignment, loss_of, opened
 
 HERE = Path(__file__).name
 
@@ -70,7 +69,7 @@ def ending(port: Port[Prompt]) -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("use", "told"),
     [
         (lambda p: divided(p), "ZeroDivisionError"),  # line of divided
         (lambda p: misread(p), "promt"),  # line of misread
@@ -79,20 +78,19 @@ def ending(port: Port[Prompt]) -> Graph:
     ids=["raises", "misreads", "forgets"],
 )
 def test_a_users_operator_that_fails_is_named_with_its_line(
-    made: Callable[[Port[Prompt]], Port[Prompt]], said: str, tmp_path: Path
+    use: Callable[[Port[Prompt]], Port[Prompt]], told: str, tmp_path: Path
 ) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "2+2"}\n' * 4)
-    port = made(prompts(str(data), batch=2))
+    port = use(prompts(str(data), batch=2))
+    name = port.node.name
     with pytest.raises(KernelError) as caught:
-        api.peek(ending(port), port.node.name, rows=2)
+        api.peek(ending(port), name, rows=2)
     message = str(caught.value)
-    line = line_of(f"# line of {port.node.name}")
-    assert message.startswith(
-        f"{HERE}:{line} {port.node.name}: operator {port.node.name!r} failed on"
-    ), message
-    assert said in message
-    if said == "ZeroDivisionError":
+    line = line_of(f"# line of {name}")
+    assert message.startswith(f"{HERE}:{line} {name}: operator {name!r} failed on"), message
+    assert told in message
+    if told == "ZeroDivisionError":
         assert f'{HERE}", line {line_of("1 // 0")}, in divided' in message
 
 
@@ -101,10 +99,8 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
 
 def left(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
     """What an error of a kernel is once it has left the node."""
-    timing = Timing(
-        "main",
-        lambda name: Origin(file="graphs/grpo.py", line=14) if origin and name == node else None,
-    )
+    line = Origin(file="graphs/grpo.py", line=14)
+    timing = Timing("main", lambda name: line if origin and name == node else None)
     with pytest.raises(Exception) as caught, timing.during(node, "chunk 3, 2 rows"):
         raise error
     return caught.value
@@ -119,29 +115,29 @@ def left(error: Exception, *, node: str = "score", origin: bool = True) -> Excep
         ("grpo.py:14 score: told already", "grpo.py:14 score: told already"),
     ],
 )
-def test_errors_of_ours_get_the_line_and_stay_what_they_are(said: str, shown: str) -> None:
-    for kind in (KernelError, RunError):
-        error = kind(said)
-        assert left(error) is error
-        assert str(error) == shown
+@pytest.mark.parametrize("kind", [KernelError, RunError])
+def test_errors_of_ours_get_the_line_and_stay_what_they_are(
+    kind: type[Exception], said: str, shown: str
+) -> None:
+    error = kind(said)
+    assert left(error) is error
+    assert str(error) == shown
 
 
 def test_errors_of_others_become_ours_with_their_traceback() -> None:
-    made = left(ValueError("odd"))
-    assert isinstance(made, KernelError)
-    assert str(made).startswith(
-        "grpo.py:14 score: chunk 3, 2 rows: raised ValueError: odd. Fix: see the traceback.\n"
-    )
-    assert "in left" in str(made)
-    assert isinstance(made.__cause__, ValueError)
+    error = left(ValueError("odd"))
+    assert isinstance(error, KernelError)
+    told = "grpo.py:14 score: chunk 3, 2 rows: raised ValueError: odd. Fix: see the traceback.\n"
+    assert str(error).startswith(told)
+    assert "in left" in str(error)
+    assert isinstance(error.__cause__, ValueError)
 
 
 def test_data_that_does_not_fit_and_nodes_without_a_line() -> None:
-    assert str(left(DataError("row 3 is odd"))) == "grpo.py:14 score: chunk 3, 2 rows: row 3 is odd"
+    odd, shown = DataError("row 3 is odd"), "score: chunk 3, 2 rows: row 3 is odd"
+    assert str(left(odd)) == f"grpo.py:14 {shown}"
+    assert str(left(DataError("row 3 is odd"), origin=False)) == shown
     assert str(left(KernelError("score: bad"), origin=False)) == "score: bad"
-    assert (
-        str(left(DataError("row 3 is odd"), origin=False)) == "score: chunk 3, 2 rows: row 3 is odd"
-    )
 
 
 def test_a_lost_peer_is_still_known_as_one() -> None:
@@ -153,50 +149,44 @@ def test_a_lost_peer_is_still_known_as_one() -> None:
 # Losses
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("train") / "qwen2")
-
-
 def failed(base: str, fn: Any) -> str:
     """What a step under this loss fails with."""
     rows = random_rows(2, 2)
     function = loss_function(fn, name="mine")
-    kernel = opened(base, Loss((term(function),)))
+    kernel = opened(base, loss_of(function))
     ports = {f"mine__{p.name}": token_column(rows, "advantage") for p in function.ports}
     with pytest.raises(KernelError) as caught:
         kernel.step(assignment(rows, 4, **ports))
     assert all(p.grad is None for p in kernel._module.parameters())
-    return str(caught.value)
+    message = str(caught.value)
+    assert message.startswith("train_policy: step 4: loss 'mine' failed: ")
+    return message
 
 
-def test_a_loss_that_returns_a_tensor_is_refused_by_name(base: str) -> None:
-    def mean(now: Now):  # type: ignore[no-untyped-def]
-        return now.logprobs.mean()
-
-    said = failed(base, mean)
-    assert said.startswith(
-        "train_policy: step 4: loss 'mine' failed: expected it to return Terms, found Tensor. Fix: "
-    )
-
-
-def test_terms_that_hold_no_tensor_and_metrics_that_are_no_pairs_are_refused(base: str) -> None:
-    assert "expected Terms.loss to be a tensor, found float" in failed(base, lambda now: Terms(1.0))  # type: ignore
-    told = failed(base, lambda now: Terms(now.logprobs, {"own/mean": now.logprobs.mean()}))
-    assert "expected the metric 'own/mean' to be a pair (sum, count), found Tensor" in told
-    assert "expected the metric 'all'" in failed(base, lambda now: Terms(now.logprobs, [1]))  # type: ignore
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (lambda now: now.logprobs.mean(), "expected it to return Terms, found Tensor. Fix: "),
+        (lambda now: Terms(1.0), "expected Terms.loss to be a tensor, found float"),  # type: ignore
+        (
+            lambda now: Terms(now.logprobs, {"own/mean": now.logprobs.mean()}),
+            "expected the metric 'own/mean' to be a pair (sum, count), found Tensor",
+        ),
+        (lambda now: Terms(now.logprobs, [1]), "expected the metric 'all'"),  # type: ignore
+    ],
+    ids=["no Terms", "no tensor", "a metric that is no pair", "metrics without names"],
+)
+def test_what_is_no_terms_is_refused_by_name(base: str, fn: Any, told: str) -> None:
+    assert told in failed(base, fn)
 
 
 def test_a_loss_that_reads_a_column_that_is_not_there_is_told_which_are(base: str) -> None:
     def misread(now: Now, advantage: Tensors[Advantage]) -> Terms:
         return Terms(advantage["advantages"])
 
-    said = failed(base, misread)
+    told = "expected a column of the port, found 'advantages'; there are: advantage. Fix: "
     line = line_of('Terms(advantage["advantages"])')
-    assert (
-        f"{HERE}:{line}: expected a column of the port, found 'advantages'; there are: advantage."
-        " Fix: " in said
-    )
+    assert f"{HERE}:{line}: {told}" in failed(base, misread)
 
 
 def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
@@ -204,9 +194,7 @@ def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
         return Terms(torch.zeros(3) + torch.zeros(4))
 
     said = failed(base, broken)
-    assert said.startswith(
-        "train_policy: step 4: loss 'mine' failed: it raised RuntimeError: The size of tensor a (3)"
-    )
+    assert "failed: it raised RuntimeError: The size of tensor a (3)" in said
     assert f'{HERE}", line {line_of("torch.zeros(3)")}, in broken' in said
 
 

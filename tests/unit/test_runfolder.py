@@ -33,9 +33,8 @@ def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
     assert versions["python"].startswith("3.")
     assert set(versions["git"]) == {"commit", "changed"}
     assert sys.executable in (run.path / "command.txt").read_text()
-    assert all(
-        folder.is_dir() for folder in (run.samples, run.trace, run.checkpoints, run.log("w").parent)
-    )
+    folders = (run.samples, run.trace, run.checkpoints, run.log("w").parent)
+    assert all(folder.is_dir() for folder in folders)
     run.write_text("plan.txt", "a plan")
     assert (run.path / "plan.txt").read_text() == "a plan"
     assert run.log("decode/0").name == "decode_0.log"
@@ -45,9 +44,8 @@ def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
 
 def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
     RunFolder.create("a", tmp_path).close()
-    with pytest.raises(
-        RunError, match=r"found .*Fix: resume that run, choose another name, or pass overwrite=True"
-    ):
+    told = r"found .*Fix: resume that run, choose another name, or pass overwrite=True"
+    with pytest.raises(RunError, match=told):
         RunFolder.create("a", tmp_path)
     (tmp_path / "a" / "metrics.jsonl").write_text("old")
     (tmp_path / "a" / "checkpoints" / "step_3").mkdir()
@@ -81,9 +79,8 @@ def test_the_first_records_of_a_folder_that_is_a_link_stay(tmp_path: Path) -> No
 def test_overwrite_never_deletes_what_is_not_a_runs(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / content).write_text("years of work")
-    with pytest.raises(
-        RunError, match=f"overwrite=True deletes only what a run made, found {content}"
-    ):
+    told = f"overwrite=True deletes only what a run made, found {content}"
+    with pytest.raises(RunError, match=told):
         RunFolder.create("mine", tmp_path, overwrite=True)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == [content]
 
@@ -148,9 +145,8 @@ sys.stdin.read()
 def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
     RunFolder.create("a", tmp_path).close()
     command = [sys.executable, "-c", _HOLDER, str(tmp_path / "a"), kind]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
@@ -159,9 +155,8 @@ def test_a_killed_run_lets_its_folder_go(tmp_path: Path, kind: str) -> None:
         finally:
             holder.send_signal(signal.SIGKILL)
             holder.wait(timeout=30)
-        RunFolder.open_existing(
-            tmp_path / "a"
-        ).close()  # while the child, if there is one, still waits for its input
+        # While the child, if there is one, still waits for its input.
+        RunFolder.open_existing(tmp_path / "a").close()
 
 
 @pytest.fixture
@@ -177,26 +172,32 @@ def victim(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ended_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder, made once: its record of versions takes longer than what is tested."""
     folder = tmp_path_factory.mktemp("runs")
     RunFolder.create("a", folder).close()
     return folder / "a"
 
 
+@pytest.fixture
+def ended(ended_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(ended_run, tmp_path / "a")
+
+
 INSIDE = (
-    LOCK, "metrics.jsonl", "versions.json", "graph.json", "samples", "checkpoints", "logs", "logs/main.log", "trace",
-    "checkpoints/step_3", "samples/step_000001.parquet", "tensorboard", ".plan.json.tmp", "checkpoints/.tmp-step_3",
+    LOCK, "metrics.jsonl", "versions.json", "graph.json", "samples", "checkpoints", "logs",
+    "logs/main.log", "trace", "checkpoints/step_3", "samples/step_000001.parquet", "tensorboard",
+    ".plan.json.tmp", "checkpoints/.tmp-step_3",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("kind", ["a link", "a pipe"])
 def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(
-    tmp_path: Path, victim: Path, made: Path, name: str, kind: str
+    victim: Path, ended: Path, name: str, kind: str
 ) -> None:
-    shutil.copytree(made, tmp_path / "a")
-    path = tmp_path / "a" / name
+    path = ended / name
     if path.is_dir():
         path.rmdir()
     path.unlink(missing_ok=True)
@@ -204,13 +205,10 @@ def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(
         os.mkfifo(path)
     else:
         path.symlink_to(victim / ("inside" if "." not in name else "notes.txt"))
-    message = (
-        "expected the folder of an earlier run"
-        if name == "versions.json"
-        else f"the run folder's own, found {kind}"
-    )
-    with pytest.raises(RunError, match=message):
-        RunFolder.open_existing(tmp_path / "a")
+    told = f"the run folder's own, found {kind}"
+    told = "expected the folder of an earlier run" if name == "versions.json" else told
+    with pytest.raises(RunError, match=told):
+        RunFolder.open_existing(ended)
 
 
 def _go_on(path: Path) -> None:
@@ -224,29 +222,29 @@ def _go_on(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [LOCK, "metrics.jsonl", "trace/run_0.json", "logs/main.log"])
 def test_what_is_cut_or_appended_to_has_no_second_name(
-    tmp_path: Path, victim: Path, made: Path, name: str
+    victim: Path, ended: Path, name: str
 ) -> None:
-    shutil.copytree(made, tmp_path / "a")
-    (tmp_path / "a" / LOCK).unlink()
-    os.link(victim / "notes.txt", tmp_path / "a" / name)
+    (ended / LOCK).unlink()
+    os.link(victim / "notes.txt", ended / name)
     with pytest.raises(RunError, match="second name elsewhere"):
-        _go_on(tmp_path / "a")
-    os.unlink(tmp_path / "a" / name)
+        _go_on(ended)
+    os.unlink(ended / name)
 
 
-def test_overwrite_deletes_links_and_not_what_they_lead_to(tmp_path: Path, victim: Path) -> None:
-    RunFolder.create("a", tmp_path).close()
+def test_overwrite_deletes_links_and_not_what_they_lead_to(
+    tmp_path: Path, victim: Path, ended: Path
+) -> None:
     for name in ("samples", "checkpoints"):
-        (tmp_path / "a" / name).rmdir()
-        (tmp_path / "a" / name).symlink_to(victim / "inside")
+        (ended / name).rmdir()
+        (ended / name).symlink_to(victim / "inside")
     for name in ("plan.txt", ".plan.txt.tmp", ".versions.json.tmp", "metrics.jsonl"):
-        (tmp_path / "a" / name).symlink_to(victim / "notes.txt")
+        (ended / name).symlink_to(victim / "notes.txt")
     with RunFolder.create("a", tmp_path, overwrite=True) as run:
         run.write_text("plan.txt", "a plan")
         assert not run.samples.is_symlink()
         assert not (run.path / "plan.txt").is_symlink()
-    (tmp_path / "a").rename(victim / "a")
-    (tmp_path / "a").symlink_to(victim / "a")
+    ended.rename(victim / "a")
+    ended.symlink_to(victim / "a")
     with pytest.raises(RunError, match="deletes only what is in it, found a link"):
         RunFolder.create("a", tmp_path, overwrite=True)
     shutil.rmtree(victim / "a")

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from dataflow.batch import Batch
-from dataflow.kernel import KernelNode, Layout
-from dataflow.model import Model
+from dataflow.kernel import Layout
 from dataflow.schema import Rollout, TruncatedRollout
 from engine.channels.frames import put_together, taken_apart
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
-from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.kernels import open_kernel, prompt_chunk
 from tests.kit.models import save_tiny
 from tests.kit.rows import padded_logits, plain
 
@@ -32,13 +31,14 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def opened(base: str, slots: int = 8, **params: Any) -> TorchGenerate:
-    kernel = TorchGenerate()
     given = {"n": 3, "max_tokens": 20, "temperature": 0.9, "stop": ("a", "X", "7")} | params
-    node = KernelNode(
-        name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given
-    )
-    kernel.open(node, Layout(slots=slots), FakeSession())
-    return kernel
+    return open_kernel(TorchGenerate(), base, layout=Layout(slots=slots), **given)
+
+
+def answers(base: str, **params: Any) -> Batch:
+    """To two prompts, in one batch."""
+    (rows,) = opened(base, slots=64, **params).run(prompt_chunk(PROMPTS[:2]))
+    return rows
 
 
 def masses(base: str, rows: Batch, temperature: float, top_k: int, top_p: float) -> np.ndarray:
@@ -75,24 +75,26 @@ def test_each_token_has_the_mass_of_the_cut_that_it_was_drawn_behind(
     assert mass.values.min() < -0.01
 
 
-def test_nothing_is_recorded_or_paid_for_where_nothing_is_cut(bases: tuple[str, str]) -> None:
-    for params in ({}, {"temperature": 0.0, "top_k": 3}, {"top_p": 1.0, "top_k": 0}):
-        (rows,) = list(opened(bases[0], slots=64, **params).run(prompt_chunk(PROMPTS[:2])))
-        assert "sampler_mass" not in rows.names
+@pytest.mark.parametrize(
+    "uncut", [{}, {"temperature": 0.0, "top_k": 3}, {"top_p": 1.0, "top_k": 0}], ids=str
+)
+def test_nothing_is_recorded_or_paid_for_where_nothing_is_cut(
+    bases: tuple[str, str], uncut: dict[str, Any]
+) -> None:
+    assert "sampler_mass" not in answers(bases[0], **uncut).names
 
 
 def test_the_cut_changes_neither_tokens_nor_logprobs_of_a_sampler_that_cuts_nothing(
     bases: tuple[str, str],
 ) -> None:
-    (whole,) = list(opened(bases[0], slots=64).run(prompt_chunk(PROMPTS[:2])))
-    (cut,) = list(opened(bases[0], slots=64, top_k=10_000).run(prompt_chunk(PROMPTS[:2])))
+    whole, cut = answers(bases[0]), answers(bases[0], top_k=10_000)
     for name in whole.names:
         assert whole.array(name).equals(cut.array(name)), name
     np.testing.assert_allclose(cut.ragged("sampler_mass").values, 0.0, atol=1e-6)
 
 
 def test_what_recorded_logprobs_are_of_travels_with_them(bases: tuple[str, str]) -> None:
-    (rows,) = list(opened(bases[0], slots=64, top_p=0.5).run(prompt_chunk(PROMPTS[:2])))
+    rows = answers(bases[0], top_p=0.5)
     said = {
         name: {b"distribution": TruncatedRollout.columns[name].distribution.encode()}
         for name in ("sampler_logprobs", "sampler_mass")
@@ -100,13 +102,8 @@ def test_what_recorded_logprobs_are_of_travels_with_them(bases: tuple[str, str])
     assert b"before top-k and top-p" in said["sampler_logprobs"][b"distribution"]
     framed = taken_apart(rows.records)
     sent = put_together(framed.layout, framed.rows, framed.nodes, framed.buffers)
-    for records in (
-        rows.records,
-        rows.with_keys(),
-        Batch.concat([rows, rows]).records,
-        rows.take(np.array([1])).records,
-        sent,
-    ):
+    others = (Batch.concat([rows, rows]).records, rows.take(np.array([1])).records, sent)
+    for records in (rows.records, rows.with_keys(), *others):
         for name, wanted in said.items():
             assert records.schema.field(name).metadata == wanted
     assert rows.records.schema.field("version").metadata is None

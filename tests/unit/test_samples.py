@@ -19,7 +19,6 @@ from dataflow.node import Node
 from dataflow.schema import Rollout
 from engine.observe.record import step_metrics
 from engine.observe.samples import SampleWriter, read_samples, sample_table
-from engine.plan.plan import Fetch, PlannedInput
 from graphs.ppo import ppo
 from operators.advantage import group_advantage, whiten
 from operators.data import prompts
@@ -28,10 +27,10 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
-from tests.kit.plans import planned
+from tests.kit.plans import planned, planned_input
 
 
-def _rows() -> Batch:
+def rows_of_a_step() -> Batch:
     offsets = np.array([0, 2, 2, 5], np.int64)
     columns = {
         "prompt": ["1 2", "3", "4 5 6"],
@@ -45,11 +44,18 @@ def _rows() -> Batch:
     return Batch.make(Keys.of([10, 11, 12], [0, 1, 0]), columns, Rollout)
 
 
+def table_of(step: int, *columns: str) -> pa.Table:
+    """Of one train node, with all columns or with these."""
+    return sample_table(
+        step, {"t": rows_of_a_step().select(columns) if columns else rows_of_a_step()}
+    )
+
+
 def test_a_sample_table_has_means_and_the_oldest_version() -> None:
-    table = sample_table(12, {"train": _rows()})
+    table = sample_table(12, {"train": rows_of_a_step()})
     assert table.to_pydict() == {
-        "step": [12, 12, 12],
-        "node": ["train", "train", "train"],
+        "step": [12] * 3,
+        "node": ["train"] * 3,
         "position": [10, 11, 12],
         "sample": [0, 1, 0],
         "prompt": ["1 2", "3", "4 5 6"],
@@ -57,57 +63,46 @@ def test_a_sample_table_has_means_and_the_oldest_version() -> None:
         "reward": [1.0, 0.0, 0.5],
         "reward/exact": [1.0, None, 0.5],
         "advantage": [1.5, None, 6.0],
-        "finish": [None, None, None],
+        "finish": [None] * 3,
         "length": [2, 0, 3],
         "version": [2, None, 4],
-        "prompt_ids": [None, None, None],
-        "completion_ids": [None, None, None],
+        "prompt_ids": [None] * 3,
+        "completion_ids": [None] * 3,
         "completion_mask": [[1, 1], [], [1, 0, 1]],
         "versions": [[3, 2], [], [4, 4, 5]],
     }
-    whole = sample_table(1, {"t": _rows().select(["prompt", "completion", "advantage"])})
+    whole = table_of(1, "prompt", "completion", "advantage")
     assert whole.column("advantage").to_pylist() == [1.5, None, 4.0]
 
 
 def test_samples_are_written_when_due_and_read_back(tmp_path: Path) -> None:
     writer = SampleWriter(tmp_path / "samples", every=5)
-    written = [writer.write(step, sample_table(step, {"t": _rows()})) for step in range(1, 12)]
+    written = [writer.write(step, table_of(step)) for step in range(1, 12)]
     assert [path.name for path in written if path] == [f"step_{s:06d}.parquet" for s in (1, 5, 10)]
-    bare = sample_table(15, {"t": _rows().select(["prompt", "completion"])})
-    writer.write(15, bare)
+    writer.write(15, table_of(15, "prompt", "completion"))
     table = read_samples(tmp_path / "samples")
     assert table.column("step").to_pylist() == [s for s in (1, 5, 10, 15) for _ in range(3)]
     assert table.filter(pc.field("step") == 15).column("reward").null_count == 3
-    assert table.column_names[:7] == [
-        "step",
-        "node",
-        "position",
-        "sample",
-        "prompt",
-        "completion",
-        "reward",
-    ]
+    first = ["step", "node", "position", "sample", "prompt", "completion", "reward"]
+    assert table.column_names[:7] == first
     assert table.column("version").to_pylist()[:3] == [2, None, 4]
 
 
 def test_samples_of_later_steps_are_dropped_on_resume(tmp_path: Path) -> None:
     writer = SampleWriter(tmp_path)
     for step in (1, 2, 3):
-        writer.write(step, sample_table(step, {"t": _rows()}))
+        writer.write(step, table_of(step))
     (tmp_path / ".step_000004.parquet.tmp").write_bytes(b"half")
     SampleWriter(tmp_path).truncate_after(2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "step_000001.parquet",
-        "step_000002.parquet",
-    ]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["step_000001.parquet", "step_000002.parquet"]
 
 
 def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="found none"):
         read_samples(tmp_path / "nowhere")
-    with pytest.raises(
-        DataError, match=r"Step 1: expected columns .* Fix: add completion, position, sample"
-    ):
+    told = r"Step 1: expected columns .* Fix: add completion, position, sample"
+    with pytest.raises(DataError, match=told):
         SampleWriter(tmp_path).write(1, pa.table({"prompt": ["a"]}))
     (tmp_path / "step_000001.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(DataError, match=r"step_000001.parquet: expected a Parquet file"):
@@ -116,28 +111,23 @@ def test_samples_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
         SampleWriter(tmp_path, every=0)
 
 
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = Batch(
+    Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": [MESSAGES], "completion": ["hello"]})
+)
+
+
 def test_prompts_as_messages_are_kept(tmp_path: Path) -> None:
-    messages = [[{"role": "user", "content": "hi"}]]
-    rows = Batch(
-        Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]})
-    )
-    path = SampleWriter(tmp_path).write(1, sample_table(1, {"t": rows}))
+    path = SampleWriter(tmp_path).write(1, sample_table(1, {"t": CHAT}))
     assert path is not None
-    assert pq.ParquetFile(path).read().column("prompt").to_pylist() == messages
+    assert pq.ParquetFile(path).read().column("prompt").to_pylist() == [MESSAGES]
 
 
 def test_text_and_messages_of_two_nodes_stand_in_one_column() -> None:
-    messages = [[{"role": "user", "content": "hi"}]]
-    asked = Batch(
-        Keys.of([1]), pa.RecordBatch.from_pydict({"prompt": messages, "completion": ["hello"]})
-    )
-    table = sample_table(1, {"chat": asked, "plain": _rows().select(["prompt", "completion"])})
-    assert table.column("prompt").to_pylist() == [
-        '[{"role": "user", "content": "hi"}]',
-        "1 2",
-        "3",
-        "4 5 6",
-    ]
+    plain = rows_of_a_step().select(["prompt", "completion"])
+    table = sample_table(1, {"chat": CHAT, "plain": plain})
+    texts = ['[{"role": "user", "content": "hi"}]', "1 2", "3", "4 5 6"]
+    assert table.column("prompt").to_pylist() == texts
     assert table.column("node").to_pylist() == ["chat", "plain", "plain", "plain"]
 
 
@@ -148,24 +138,14 @@ def longest(completions: Sequence[str], **columns: object) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def shortest(completions: Sequence[str], **columns: object) -> list[float]:
-    return [-float(len(text)) for text in completions]
-
-
-def line(name: str, fn: object, *, n: int) -> Node:
+def line(name: str) -> Node:
     """The training of one Model on rows of its own."""
     model = Model(name, "tiny", trainable=True)
-    rollout = generate(
-        model,
-        prompts("train.parquet", batch=4, name=f"{name}_prompts"),
-        n=n,
-        max_tokens=8,
-        name=name,
-    )
-    score = reward(fn, rollout, name=f"{name}_score")  # type: ignore[arg-type]
-    kept, kept_score = select(
-        rollout, score, where=mixed_groups(score, name=f"{name}_mixed"), name=f"{name}_kept"
-    )
+    source = prompts("train.parquet", batch=4, name=f"{name}_prompts")
+    rollout = generate(model, source, n=4, max_tokens=8, name=name)
+    score = reward(longest, rollout, name=f"{name}_score")
+    mixed = mixed_groups(score, name=f"{name}_mixed")
+    kept, kept_score = select(rollout, score, where=mixed, name=f"{name}_kept")
     advantage = group_advantage(kept, kept_score, name=f"{name}_advantage")
     white = whiten(advantage, kept, name=f"{name}_white")
     return train(model, kept, loss=clipped_policy_loss(white), lr=1e-3)
@@ -177,16 +157,14 @@ def recorded(graph: Graph) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def test_each_train_node_has_the_reward_and_the_advantage_of_its_own_graph() -> None:
-    found = recorded(Graph("two", line("red", longest, n=4), line("blue", shortest, n=4)))
-    assert found.keys() == {"train_red", "train_blue"}
-    for mine, other in (("red", "blue"), ("blue", "red")):
-        of_mine = found[f"train_{mine}"]
-        assert of_mine[f"{mine}_score"] == ("reward", "reward/*")
-        assert of_mine[f"{mine}_white"] == ("advantage",)
-        assert {"completion", "prompt_ids", "completion_ids", "finish", "version"} <= set(
-            of_mine[mine]
-        )
-        assert not any(producer.startswith(other) for producer in of_mine)
+    fetches = recorded(Graph("two", line("red"), line("blue")))
+    assert fetches.keys() == {"train_red", "train_blue"}
+    for name, other in (("red", "blue"), ("blue", "red")):
+        own = fetches[f"train_{name}"]
+        assert own[f"{name}_score"] == ("reward", "reward/*")
+        assert own[f"{name}_white"] == ("advantage",)
+        assert {"completion", "prompt_ids", "completion_ids", "finish", "version"} <= {*own[name]}
+        assert not any(producer.startswith(other) for producer in own)
 
 
 def test_a_critic_has_samples_too() -> None:
@@ -195,20 +173,11 @@ def test_a_critic_has_samples_too() -> None:
     assert found["train_critic"]["rollout"] == found["train_policy"]["rollout"]
 
 
-def whose(name: str, gate: str, *producers: str) -> PlannedInput:
-    return PlannedInput(
-        name=name,
-        gate=gate,
-        fetches=tuple(Fetch(producer=p, columns=("reward",)) for p in producers),
-    )
-
-
 def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others() -> None:
-    rows, fewer = _rows(), _rows().take(np.array([0, 1]))
-    nodes = (
-        whose("policy", "a", "score"),
-        whose("critic", "a", "score"),
-        whose("other", "b", "score"),
+    rows, fewer = rows_of_a_step(), rows_of_a_step().take(np.array([0, 1]))
+    nodes = tuple(
+        planned_input(gate, "score", name=name)
+        for name, gate in (("policy", "a"), ("critic", "a"), ("other", "b"))
     )
     found = list(step_metrics(nodes, {"policy": rows, "critic": rows, "other": fewer}))
     assert [(name, value) for name, value, _ in found if name.endswith("data/rows")] == [
@@ -217,8 +186,6 @@ def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others
     ]
     means = {name: value for name, value, _ in found if name.endswith("reward/mean")}
     assert means == {"reward/mean": 0.5, "rows/other/reward/mean": 0.5}
-    assert not any("critic" in name for name, _, _ in found)
-    assert {name for name, _, _ in found} >= {
-        "completion/length/max",
-        "rows/other/completion/length/max",
-    }
+    names = {name for name, _, _ in found}
+    assert not any("critic" in name for name in names)
+    assert names >= {"completion/length/max", "rows/other/completion/length/max"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,14 +35,9 @@ def test_tokens_come_out_as_often_as_the_softmax_says(temperature: float) -> Non
 
 
 def test_top_k_keeps_the_k_most_likely_and_ties_with_the_last() -> None:
-    shares = drawn(Sampling(top_k=2))
-    p = torch.softmax(LOGITS, -1)
-    np.testing.assert_allclose(
-        shares[0], (p[0] * torch.tensor([1, 1, 0, 0, 0])) / p[0, :2].sum(), atol=3e-4
-    )
-    np.testing.assert_allclose(
-        shares[1], (p[1] * torch.tensor([1, 1, 1, 1, 0])) / p[1, :4].sum(), atol=3e-4
-    )
+    kept = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) * torch.softmax(LOGITS, -1)
+    expected = kept / kept.sum(-1, keepdim=True)
+    np.testing.assert_allclose(drawn(Sampling(top_k=2)), expected, atol=3e-4)
 
 
 def test_top_p_keeps_the_least_set_that_reaches_it() -> None:
@@ -56,16 +53,14 @@ def test_top_p_counts_shares_of_what_top_k_left() -> None:
     assert drawn(Sampling(top_k=2, top_p=0.7))[0].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_the_recorded_logprob_is_that_before_truncation() -> None:
-    draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
-    for how in (
-        Sampling(temperature=0.7),
-        Sampling(temperature=0.7, top_k=2),
-        Sampling(temperature=0.7, top_p=0.6),
-    ):
-        drawn = sample(LOGITS, draws, how)
-        expected = torch.log_softmax(LOGITS / 0.7, -1).gather(1, drawn.tokens[:, None])[:, 0]
-        torch.testing.assert_close(drawn.logprobs, expected)
+DRAWS = torch.tensor([0.3, 0.6], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.6}], ids=str)
+def test_the_recorded_logprob_is_that_before_truncation(cut: dict[str, Any]) -> None:
+    drawn = sample(LOGITS, DRAWS, Sampling(temperature=0.7, **cut))
+    expected = torch.log_softmax(LOGITS / 0.7, -1).gather(1, drawn.tokens[:, None])[:, 0]
+    torch.testing.assert_close(drawn.logprobs, expected)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +78,11 @@ def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, float]
         assert cut.get("top_k") != 50 or found.mass[0].item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_mass_is_on_record_only_where_something_may_be_cut() -> None:
-    draws = torch.tensor([0.3, 0.6], dtype=torch.float64)
-    for how in (
-        Sampling(),
-        Sampling(temperature=0.5),
-        Sampling(temperature=0.0, top_k=3, top_p=0.5),
-    ):
-        assert sample(LOGITS, draws, how).mass is None
+@pytest.mark.parametrize(
+    "uncut", [{}, {"temperature": 0.5}, {"temperature": 0.0, "top_k": 3, "top_p": 0.5}], ids=str
+)
+def test_mass_is_on_record_only_where_something_may_be_cut(uncut: dict[str, Any]) -> None:
+    assert sample(LOGITS, DRAWS, Sampling(**uncut)).mass is None
 
 
 def test_greedy_takes_the_first_maximum_and_records_at_temperature_one() -> None:
@@ -128,11 +120,8 @@ def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
     whole = sample(logits, draws, Sampling(top_k=9))
     monkeypatch.setattr(sampling, "BLOCK", 100)
     parts = sample(logits, draws, Sampling(top_k=9))
-    assert torch.equal(whole.tokens, parts.tokens)
-    assert torch.equal(whole.logprobs, parts.logprobs)
-    assert whole.mass is not None
-    assert parts.mass is not None
-    assert torch.equal(whole.mass, parts.mass)
+    for name in ("tokens", "logprobs", "mass"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name))
 
 
 def test_a_row_depends_on_its_own_logits_and_draw_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -36,16 +37,13 @@ def test_rows_of_a_schema_of_two_are_made_with_its_types() -> None:
     class Both(Values, Logprobs):
         pass
 
-    made = Columns.make(
-        Both,
-        like=Columns.make(Reward, reward=[1, 2]),
-        values=Ragged(pa.array([1.0]).to_numpy(), [0, 1, 1]),  # type: ignore[arg-type]
-        logprobs=Ragged(pa.array([1.0]).to_numpy(), [0, 1, 1]),  # type: ignore[arg-type]
+    tokens = Ragged(np.ones(1), np.array([0, 1, 1]))
+    rows = Columns.make(
+        Both, like=Columns.make(Reward, reward=[1, 2]), values=tokens, logprobs=tokens
     )
-    assert [str(f.type) for f in made.batch.records.schema] == [
-        "large_list<item: float not null>"
-    ] * 2
-    assert made.keys.rows() == Keys.of([0, 1]).rows()
+    types = [str(field.type) for field in rows.batch.records.schema]
+    assert types == ["large_list<item: float not null>"] * 2
+    assert rows.keys.rows() == Keys.of([0, 1]).rows()
 
 
 class PerRow(Reward):
@@ -91,10 +89,8 @@ def test_a_column_that_is_declared_anew_keeps_its_form() -> None:
         reward = column(pa.float32(), doc="of the jury")
 
     assert Documented.columns["reward"].doc == "of the jury"
-    with pytest.raises(
-        GraphError,
-        match="has 'reward' as text per row, and Reward, which it extends, as float per row",
-    ):
+    told = "has 'reward' as text per row, and Reward, which it extends, as float per row"
+    with pytest.raises(GraphError, match=told):
         type("Graded", (Reward,), {"reward": column(pa.utf8())})
 
 

@@ -5,13 +5,14 @@ double and reorder.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow.check import check
 from dataflow.errors import PlanError, RunError
 from engine import options as run_options
 from engine.channels.zmq.curve_keys import CurveKeyPair
@@ -22,11 +23,9 @@ from engine.launch.line import Line, aside, opened
 from engine.options import RunOptions
 from engine.plan.cluster import PORT, Cluster, Host, read_cluster
 from engine.plan.explain import explain
-from engine.plan.placing import Placing
-from engine.plan.planner import make_plan
-from graphs.grpo import grpo
-from tests.kit.plans import headers, save_tiny_header
-from tests.kit.rewards import exact
+from engine.plan.plan import Plan
+from tests.kit.graphs import small_grpo
+from tests.kit.plans import planned_on
 
 HOSTS = (
     Host(name="a", address="10.0.0.1", cores=4, memory=24 * 2**30),
@@ -45,9 +44,7 @@ def test_whatever_a_network_does_each_message_comes_once_and_in_order(
 ) -> None:
     dice = random.Random(seed)
     ends = (Line(b"run"), Line(b"run"))
-    said: tuple[list[bytes], list[bytes]] = ([], [])
-    came: tuple[list[bytes], list[bytes]] = ([], [])
-    way: tuple[list[bytes], list[bytes]] = ([], [])
+    said, came, way = (([], []) for _ in range(3))
     now = 0.0
     for turn in range(4000):
         now += 0.5
@@ -58,15 +55,11 @@ def test_whatever_a_network_does_each_message_comes_once_and_in_order(
                 said[me].append(b"%d" % len(said[me]))
                 frames.append(ends[me].say(said[me][-1], now))
             for frame in frames:
-                way[me].extend(
-                    [frame] * (1 if calm else dice.choices((0, 1, 2), (lost, 1.0, 0.3))[0])
-                )
+                copies = 1 if calm else dice.choices((0, 1, 2), (lost, 1.0, 0.3))[0]
+                way[me].extend([frame] * copies)
             dice.shuffle(way[me])
-            for frame in [
-                way[me].pop()
-                for _ in range(len(way[me]) if calm else dice.randint(0, len(way[me])))
-            ]:
-                bodies, beat = ends[1 - me].take(opened(frame), now)
+            for _ in range(len(way[me]) if calm else dice.randint(0, len(way[me]))):
+                bodies, beat = ends[1 - me].take(opened(way[me].pop()), now)
                 assert beat in (b"", b"beat")
                 came[1 - me].extend(bodies)
         if all(len(s) == messages for s in said) and all(end.settled for end in ends):
@@ -92,12 +85,12 @@ def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
+HOST_A = '[hosts.a]\naddress = "10.0.0.1"\n'
+
+
 def test_a_cluster_file(tmp_path: Path) -> None:
     path = tmp_path / "pair.toml"
-    path.write_text(
-        '[hosts.a]\naddress = "10.0.0.1"\n[hosts.b]\naddress = "10.0.0.2"\nmemory_gib = 2.5\nport ='
-        " 99\n"
-    )
+    path.write_text(f'{HOST_A}[hosts.b]\naddress = "10.0.0.2"\nmemory_gib = 2.5\nport = 99\n')
     cluster = read_cluster(path)
     first, second = cluster.hosts
     assert (first.name, first.port, first.known) == ("a", PORT, True), "the first is this one"
@@ -113,20 +106,14 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("hosts = 3", "expected tables, found 3"),
         ("[hosts.a]", "host a: expected the IP address by which others reach it, found None"),
         ('[hosts.a]\naddress = "nowhere"', "found 'nowhere'"),
-        ('[hosts.a]\naddress = "10.0.0.1"\ncore = 2', r"unknown key 'core'\. Fix: cores\."),
+        (HOST_A + "core = 2", r"unknown key 'core'\. Fix: cores\."),
         (
-            '[hosts.a]\naddress = "10.0.0.1"\nport = 70000',
+            HOST_A + "port = 70000",
             r"cluster\.toml:3: host a: port: expected a port, 1 to 65535, found 70000",
         ),
-        ('[hosts."a b"]\naddress = "10.0.0.1"', "host a b: expected a table of that name"),
-        (
-            'lease = "long"\n[hosts.a]\naddress = "10.0.0.1"',
-            r"toml:1: lease: expected seconds, 1 to 86400, found 'long'",
-        ),
-        (
-            'private = 1\n[hosts.a]\naddress = "10.0.0.1"',
-            "private: expected true or false, found 1",
-        ),
+        (HOST_A.replace("a", '"a b"', 1), "host a b: expected a table of that name"),
+        ('lease = "long"\n' + HOST_A, r"toml:1: lease: expected seconds, 1 to 86400, found 'long'"),
+        ("private = 1\n" + HOST_A, "private: expected true or false, found 1"),
         ("[hosts", r"cluster\.toml: expected TOML: "),
     ],
 )
@@ -137,18 +124,19 @@ def test_a_cluster_file_that_cannot_be(tmp_path: Path, text: str, told: str) -> 
 
 
 def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
-    made = make_keys(tmp_path / "keys", ["a", "b"])
-    assert read_keys(tmp_path / "keys") == made
-    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o600
-    assert made.run.secret.decode() not in repr(made)
-    assert len({made.run.public, *(k.public for k in made.hosts.values())}) == 3
+    path = tmp_path / "keys"
+    keys = make_keys(path, ["a", "b"])
+    assert read_keys(path) == keys
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keys.run.secret.decode() not in repr(keys)
+    assert len({keys.run.public, *(k.public for k in keys.hosts.values())}) == 3
     with pytest.raises(RunError, match=r"cannot be made: .*Fix: name another"):
-        make_keys(tmp_path / "keys", ["a"])
+        make_keys(path, ["a"])
     with pytest.raises(RunError, match=r"expected keys of host 'c', found those of a, b\. Fix: "):
-        made.host("c")
-    (tmp_path / "keys").chmod(0o640)
+        keys.host("c")
+    path.chmod(0o640)
     with pytest.raises(RunError, match=r"others can read it \(mode 640\)\. Fix: chmod 600"):
-        read_keys(tmp_path / "keys")
+        read_keys(path)
 
 
 @pytest.mark.parametrize(
@@ -162,23 +150,22 @@ def test_what_is_no_key_file(tmp_path: Path, text: str) -> None:
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cluster.toml"
-    path.write_text('[hosts.a]\naddress = "10.0.0.1"\n')
+    path.write_text(HOST_A)
     assert main(["keys", str(path)]) == 0
     assert isinstance(read_keys(tmp_path / "cluster.keys").run, CurveKeyPair)
     assert main(["keys", str(path)]) == 3
     assert main(["keys"]) == 2
     assert main(["host", str(path)]) == 2
     assert main(["host", str(path), "c"]) == 1
-    assert (
-        "expected a host of the cluster file, found 'c'. Fix: one of a" in capsys.readouterr().err
-    )
+    told = "expected a host of the cluster file, found 'c'. Fix: one of a"
+    assert told in capsys.readouterr().err
 
 
 def test_a_host_does_not_answer_at_an_address_that_is_not_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "cluster.toml"
-    path.write_text('[hosts.a]\naddress = "192.0.2.1"\n')
+    path.write_text(HOST_A.replace("10.0.0.1", "192.0.2.1"))
     assert main(["keys", str(path)]) == 0
     assert main(["host", str(path), "a"]) == 3
     assert "host a: cannot answer at tcp://192.0.2.1:7373" in capfd.readouterr().err
@@ -188,9 +175,8 @@ def test_a_host_does_not_answer_at_an_address_that_is_not_its_own(
 
 
 def test_pins_with_hosts() -> None:
-    placing = run_options.placing(
-        RunOptions(pin={"rollout": "g0@a, g1@b", "score": "g1", "train_policy": "train"})
-    )
+    pin = {"rollout": "g0@a, g1@b", "score": "g1", "train_policy": "train"}
+    placing = run_options.placing(RunOptions(pin=pin))
     assert placing.pin == {"rollout": ("g0", "g1"), "score": ("g1",), "train_policy": ("train",)}
     assert placing.hosts == {"g0": "a", "g1": "b"}
     with pytest.raises(PlanError, match=r"pin: g is on a and on b\. Fix: g@b everywhere"):
@@ -198,73 +184,63 @@ def test_pins_with_hosts() -> None:
 
 
 def test_options_with_a_cluster_come_back(tmp_path: Path) -> None:
-    made = RunOptions(cluster=tmp_path / "cluster.toml", pin={"rollout": "gen@b"})
-    assert run_options.from_json(run_options.to_json(made), {})[0] == made
-    assert run_options.from_json(run_options.to_json(RunOptions()), {})[0] == RunOptions()
+    for options in (
+        RunOptions(cluster=tmp_path / "cluster.toml", pin={"rollout": "gen@b"}),
+        RunOptions(),
+    ):
+        assert run_options.from_json(run_options.to_json(options), {})[0] == options
 
 
-@pytest.fixture
-def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    save_tiny_header(tmp_path)
-    monkeypatch.chdir(tmp_path)
-
-    def make(cluster: Cluster = CLUSTER, **asked: object):  # type: ignore[no-untyped-def]
-        graph = grpo("tiny", "train.parquet", exact, max_lag=int(asked.pop("max_lag", 0)))  # type: ignore[call-overload]
-        return make_plan(check(graph, headers), seed=0, placing=Placing(**asked), cluster=cluster)  # type: ignore[arg-type]
-
-    return make
+def planned(cluster: Cluster = CLUSTER, gen: str = "b", max_lag: int = 0, **options: Any) -> Plan:
+    """Generation is pinned to the Worker `gen` on this host."""
+    options = {"pin": {"rollout": f"gen@{gen}"}} | options
+    return planned_on(cluster, small_grpo(beta=0.0, max_lag=max_lag), **options)
 
 
-def test_a_plan_on_two_hosts(placed) -> None:  # type: ignore[no-untyped-def]
-    plan = placed(
-        pin={"rollout": ("gen",), "train_policy": ("train",)}, hosts={"gen": "b"}, max_lag=1
-    )
+@pytest.mark.usefixtures("tiny")
+def test_a_plan_on_two_hosts() -> None:
+    pin = {"rollout": "gen@b", "train_policy": "train"}
+    plan = planned(pin=pin, max_lag=1)
     assert plan.hosts == {w: "b" if w == "gen" else "a" for w in plan.workers}
     routes = {(e.producer, e.consumer): e.route for e in plan.edges}
     assert routes["rollout", "score"] == "zmq"
     assert routes["score", "advantage"] in ("inproc", "shm")
-    threads = {n.name: n.layout.threads for n in plan.nodes}
-    assert (threads["rollout"], threads["train_policy"]) == (
-        8,
-        4,
-    ), "each has its host's cores for itself"
+    threads = [plan.node(name).layout.threads for name in ("rollout", "train_policy")]
+    assert threads == [8, 4], "each has its host's cores for itself"
     text = explain(plan)
     for part in (
-        "grpo on ",
-        "b: 8 cores, 2.0 GiB",
-        "8 threads on b: ",
-        "pulled from train by zmq",
-        "of 2.0 GiB",
+        *("grpo on ", "b: 8 cores, 2.0 GiB", "8 threads on b: "),
+        *("pulled from train by zmq", "of 2.0 GiB"),
     ):
         assert part in text, part
-    assert (
-        plan.to_json()
-        == placed(
-            pin={"rollout": ("gen",), "train_policy": ("train",)}, hosts={"gen": "b"}, max_lag=1
-        ).to_json()
-    )
+    assert plan.to_json() == planned(pin=pin, max_lag=1).to_json()
 
 
-def test_all_on_the_first_host_is_no_plan_on_hosts(placed) -> None:  # type: ignore[no-untyped-def]
-    assert placed(pin={"rollout": ("gen",)}, hosts={"gen": "a"}).hosts == {}
-    assert placed(pin={"rollout": ("gen",)}, hosts={"gen": "b"}, inproc=True).hosts == {}
+@pytest.mark.usefixtures("tiny")
+def test_all_on_the_first_host_is_no_plan_on_hosts() -> None:
+    assert planned(gen="a").hosts == {}
+    assert planned(inproc=True).hosts == {}
 
 
-def test_hosts_that_cannot_be(placed) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(
-        PlanError, match=r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b"
-    ):
-        placed(pin={"rollout": ("gen",)}, hosts={"gen": "c"})
-    with pytest.raises(PlanError, match=r"no hosts are known\. Fix: --cluster"):
-        placed(Cluster(cores=1, memory=2**34), pin={"rollout": ("gen",)}, hosts={"gen": "b"})
-    with pytest.raises(
-        PlanError, match=r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"
-    ):
-        placed(pin={"train_policy": ("t0", "t1")}, ranks={"train_policy": 2}, hosts={"t1": "b"})
-    small = Cluster(
-        cores=4,
-        memory=2**34,
-        hosts=(HOSTS[0], Host(name="b", address="10.0.0.2", cores=1, memory=2**20)),
-    )
-    with pytest.raises(PlanError, match=r"gen needs .*, host b has 0\.0 GiB"):
-        placed(small, pin={"rollout": ("gen",)}, hosts={"gen": "b"})
+SMALL = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], cores=1, memory=2**20)))
+RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("cluster", "asked", "told"),
+    [
+        (
+            CLUSTER,
+            {"gen": "c"},
+            r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
+        ),
+        (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster"),
+        (CLUSTER, RANKS, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
+        (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
+    ],
+    ids=["unknown", "no hosts", "ranks on two", "too small"],
+)
+def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        planned(cluster, **asked)

@@ -36,40 +36,35 @@ _RAW = re.compile(
 
 @given(st.text())
 def test_what_is_printable_stays_and_nothing_else_is_left(text: str) -> None:
-    made = printable(text)
-    assert not _RAW.search(made)
-    assert printable(made) == made
+    escaped = printable(text)
+    assert not _RAW.search(escaped)
+    assert printable(escaped) == escaped
     assert "\n" not in printable(text, keep="")
     if not _RAW.search(text) and text.isascii():
-        assert made == text
+        assert escaped == text
 
 
 def test_the_codes_of_characters() -> None:
-    assert (
-        printable("\x1b[31m\x9b\u202e\U000e0041 \u00e9\n")
-        == "\\x1b[31m\\x9b\\u202e\\U000e0041 \u00e9\n"
-    )
+    escaped = "\\x1b[31m\\x9b\\u202e\\U000e0041 \u00e9\n"
+    assert printable("\x1b[31m\x9b\u202e\U000e0041 \u00e9\n") == escaped
     assert printable("a\nb\tc", keep="") == "a\\x0ab\\x09c"
 
 
 def _graph() -> Graph:
     model = Model(f"m{HOSTILE}", f"base{HOSTILE}", trainable=True)
-    rollout = generate(
-        model, prompts(f"data{HOSTILE}", batch=2, name=f"p{HOSTILE}"), max_tokens=4, stop=(HOSTILE,)
-    )
-    return Graph(
-        f"g{HOSTILE}",
-        train(model, rollout, loss=supervised_loss(), lr=1.0, name=f"t{HOSTILE}\n<&\"'|#"),
-    )
+    source = prompts(f"data{HOSTILE}", batch=2, name=f"p{HOSTILE}")
+    rollout = generate(model, source, max_tokens=4, stop=(HOSTILE,))
+    name = f"t{HOSTILE}\n<&\"'|#"
+    return Graph(f"g{HOSTILE}", train(model, rollout, loss=supervised_loss(), lr=1.0, name=name))
 
 
 @pytest.mark.parametrize("form", ["text", "mermaid", "dot", "svg"])
 def test_every_drawing_escapes_names_and_values(form: str) -> None:
-    made = draw(_graph(), form)  # type: ignore[arg-type]
-    assert not _RAW.search(made)
+    drawing = draw(_graph(), form)  # type: ignore[arg-type]
+    assert not _RAW.search(drawing)
     if form == "svg":
-        ET.fromstring(made)
-    assert "x1b" in made
+        ET.fromstring(drawing)
+    assert "x1b" in drawing
 
 
 def test_differences_errors_and_rows_are_escaped() -> None:
@@ -93,10 +88,7 @@ def test_the_screen_the_log_and_the_progress_are_escaped(
     with logged(tmp_path / "log"):
         said = HOSTILE.replace("\ud800", "")  # pytest itself sends what it captures on as UTF-8
         logging.getLogger("engine.test").warning("it said %s", said)
-    texts = [
-        *capsys.readouterr(),
-        stream.getvalue(),
-        (tmp_path / "log").read_text(encoding="utf-8"),
-    ]
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    texts = [*capsys.readouterr(), stream.getvalue(), log]
     assert not any(_RAW.search(text) for text in texts)
     assert sum("x1b" in text for text in texts) == 3  # pytest takes what the log shows

@@ -36,14 +36,8 @@ from operators.reward import reward
 from operators.rewards import verl_reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
-
-
-def exact_match(completions: list[str], answer: list[str]) -> list[float]:
-    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
-
-
-def short(completions: list[str]) -> list[float]:
-    return [1.0 / (1 + len(c)) for c in completions]
+from tests.kit.graphs import graph_of, sampled
+from tests.kit.rewards import brief, exact
 
 
 class Noted(Reward):
@@ -65,13 +59,14 @@ def plain_loss(now: Now, advantage: Tensors[Advantage], *, power: float = 1.0) -
     return Terms(-now.logprobs * advantage["advantage"] ** power)
 
 
+MEMORY = ("buffer",)
 STORE = Operator(
     path=f"{__name__}:STORE",
     name="store",
     work="store",
     rows=Nothing(),
     inputs=(Input(name="rows", schema=Schema),),
-    writes=("buffer",),
+    writes=MEMORY,
 )
 REPLAY = Operator(
     path=f"{__name__}:REPLAY",
@@ -79,7 +74,7 @@ REPLAY = Operator(
     work="replay",
     rows=Fresh(),
     outputs=(Rollout, Reward),
-    reads=("buffer",),
+    reads=MEMORY,
 )
 
 numbers = st.one_of(
@@ -95,44 +90,42 @@ numbers = st.one_of(
 )
 
 
+def store(rows: Port[Any], capacity: object) -> Node:
+    return Node(STORE, "store", inputs={"rows": rows}, params={"capacity": capacity})
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """A random algorithm of the vocabulary and of the operators above; legal or not."""
-    policy = Model(
-        "policy", "base", trainable=True, dtype=draw(st.sampled_from(["float32", "bfloat16"]))
-    )
-    follower = Model(
-        "target", "base", follows=policy, rate=draw(st.sampled_from([1.0, 0.25])), every=3
-    )
-    source = prompts(
-        draw(st.text("abc/", min_size=1)),
-        batch=draw(st.integers(1, 64)),
-        shuffle=draw(st.booleans()),
-    )
-    stop = draw(st.sampled_from([(), ("\n",), ("a", "b")]))
+
+    def one_of(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    def count(most: int = 9) -> int:
+        return draw(st.integers(1, most))
+
+    policy = Model("policy", "base", trainable=True, dtype=one_of("float32", "bfloat16"))
+    follower = Model("target", "base", follows=policy, rate=one_of(1.0, 0.25), every=3)
+    data = draw(st.text("abc/", min_size=1))
+    source = prompts(data, batch=count(64), shuffle=one_of(False, True))
+    stop = one_of((), ("\n",), ("a", "b"))
     rollout: Port[Any] = generate(
-        policy, source, n=draw(st.integers(1, 9)), max_tokens=8, stop=stop, name="rollout"
+        policy, source, n=count(), max_tokens=8, stop=stop, name="rollout"
     )
-    fns = draw(st.sampled_from([exact_match, [exact_match, short]]))
-    score: Port[Any] = reward(
-        fns, rollout, weights=[1.0, 0.5] if isinstance(fns, list) else None, name="score"
-    )
+    fns, weights = one_of((exact, None), ([exact, brief], [1.0, 0.5]))
+    score: Port[Any] = reward(fns, rollout, weights=weights, name="score")
     if draw(st.booleans()):
         score = diverse(rollout, score, weight=draw(st.floats(0, 1)))
     if draw(st.booleans()):
         score = add(score, score, weights=[0.5, 2.0])
     if draw(st.booleans()):
-        keep = draw(st.sampled_from([mixed_groups, best_of]))(score)
+        keep = one_of(mixed_groups, best_of)(score)
         rollout, score = select(rollout, score, where=keep, refill=draw(st.booleans()))
     sinks: list[Node] = []
     if draw(st.booleans()):
-        write = Node(
-            STORE, "store", inputs={"rows": rollout}, params={"capacity": draw(st.integers(1, 9))}
-        )
-        rollout, score = Node(
-            REPLAY, "replay", states={"buffer": Buffer("memory", writer=write)}
-        ).ports
-        sinks.append(write)
+        sinks.append(write := store(rollout, count()))
+        memory = Buffer("memory", writer=write)
+        rollout, score = Node(REPLAY, "replay", states={"buffer": memory}).ports
     critic = Model("critic", "base", trainable=True, head="scalar")
     advantage: Port[Any] = group_advantage(rollout, score)
     if draw(st.booleans()):
@@ -140,13 +133,11 @@ def graphs(draw: st.DrawFn) -> Graph:
         sinks.append(train(critic, rollout, loss=value_loss(advantage), lr=draw(numbers)))
     advantage = whiten(advantage, rollout) if draw(st.booleans()) else advantage
     total = draw(losses(advantage, logprobs(follower, rollout)))
-    optimizer: Any = draw(st.sampled_from(["adamw", AdamW(betas=(0.9, 0.99))]))
+    optimizer = one_of("adamw", AdamW(betas=(0.9, 0.99)))
     sinks.append(train(policy, rollout, loss=total, lr=draw(numbers), optimizer=optimizer))
     if draw(st.booleans()):
         held = generate(policy, prompts("held", name="held_out"), max_tokens=8, name="held")
-        sinks.append(
-            evaluate(policy, reward(short, held, name="held_score"), every=draw(st.integers(1, 9)))
-        )
+        sinks.append(evaluate(policy, reward(brief, held, name="held_score"), every=count()))
     return Graph(draw(st.text(min_size=1, max_size=5)), *draw(st.permutations(sinks)))
 
 
@@ -154,12 +145,11 @@ def graphs(draw: st.DrawFn) -> Graph:
 def losses(draw: st.DrawFn, advantage: Port[Any], reference: Port[Any]) -> Loss:
     clip = draw(st.sampled_from([0.2, (0.2, 0.28)]))
     beta: Number = draw(numbers)
-    made = clipped_policy_loss(advantage, reference=reference, clip=clip, beta=beta)
+    loss = clipped_policy_loss(advantage, reference=reference, clip=clip, beta=beta)
     if draw(st.booleans()):
-        made = draw(st.floats(0.1, 2.0)) * made + plain_loss(
-            advantage, power=draw(st.floats(0.5, 2))
-        )
-    return made
+        plain = plain_loss(advantage, power=draw(st.floats(0.5, 2)))
+        return draw(st.floats(0.1, 2.0)) * loss + plain
+    return loss
 
 
 @settings(max_examples=60, deadline=None)
@@ -178,14 +168,15 @@ def test_a_graph_read_back_is_the_graph_written(graph: Graph) -> None:
         assert [type(v) for v in new.params.values()] == [type(v) for v in old.params.values()]
 
 
-@pytest.mark.parametrize("make", [grpo, ppo, ppo_from_grpo])
-def test_the_shipped_graphs_go_round(make: Any) -> None:
-    graph = make("models/base", "train.parquet", exact_match)
-    assert from_json(to_json(graph)) == graph
-
-
-def test_sft_goes_round() -> None:
-    graph = sft("models/base", "demonstrations.jsonl")
+@pytest.mark.parametrize(
+    "graph",
+    [
+        *(make("models/base", "train.parquet", exact) for make in (grpo, ppo, ppo_from_grpo)),
+        sft("models/base", "demonstrations.jsonl"),
+    ],
+    ids=["grpo", "ppo", "ppo_from_grpo", "sft"],
+)
+def test_the_shipped_graphs_go_round(graph: Graph) -> None:
     assert from_json(to_json(graph)) == graph
 
 
@@ -200,15 +191,20 @@ class Setting:
 VALUES = [
     None, True, 0, -3, 1.0, 0.1, float("inf"), "a\u00e9\n", (), [], (1,), [1], (1, [2.0, (3,)]), {},
     {"a": (1,), 2: [None]}, {(1, 2): "x"},
-    pa.int32(), pa.large_list(pa.float32()), pa.struct([pa.field("role", pa.utf8(), nullable=False)]),
-    pa.timestamp("us", "UTC"), np.float32(0.1), np.int64(3), np.dtype("float16"), Completion, Noted, exact_match,
+    pa.int32(), pa.large_list(pa.float32()), pa.timestamp("us", "UTC"),
+    pa.struct([pa.field("role", pa.utf8(), nullable=False)]),
+    np.float32(0.1), np.int64(3), np.dtype("float16"), Completion, Noted, exact,
     Schedule(kind="linear", start=1.0, stop=0.0, steps=3), Setting(betas=(0.9, 0.95)),
 ]  # fmt: skip
 
 
+def read_back(value: Any) -> Any:
+    return decode(json.loads(json.dumps(encode(value, "here"))), "here")
+
+
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: getattr(value, "__name__", repr(value)))
 def test_values_keep_their_kind(value: Any) -> None:
-    found = decode(json.loads(json.dumps(encode(value, "here"))), "here")
+    found = read_back(value)
     assert found == value
     assert type(found) is type(value)
     if isinstance(value, (list, tuple)):
@@ -216,24 +212,13 @@ def test_values_keep_their_kind(value: Any) -> None:
 
 
 def test_a_bool_is_no_number_and_an_int_no_float() -> None:
-    found = decode(json.loads(json.dumps(encode((True, 1, 1.0), "here"))), "here")
-    assert [type(v) for v in found] == [bool, int, float]
+    assert [type(v) for v in read_back((True, 1, 1.0))] == [bool, int, float]
 
 
 def test_what_has_no_written_form_is_refused_with_its_node() -> None:
-    graph = Graph(
-        "g", Node(STORE, "store", inputs={"rows": _rollout()}, params={"capacity": {1, 2}})
-    )
-    with pytest.raises(
-        GraphError, match=r"node 'store', parameter 'capacity': a set has no written form. Fix: "
-    ):
-        to_json(graph)
-
-
-def _rollout() -> Port[Any]:
-    return generate(
-        Model("m", "b", trainable=True), prompts("d", batch=2), max_tokens=4, name="rollout"
-    )
+    told = r"node 'store', parameter 'capacity': a set has no written form. Fix: "
+    with pytest.raises(GraphError, match=told):
+        to_json(Graph("g", store(sampled(), {1, 2})))
 
 
 def test_functions_that_no_process_can_import_are_written_and_refused_when_read() -> None:
@@ -254,20 +239,18 @@ def test_functions_that_no_process_can_import_are_written_and_refused_when_read(
 
 
 def test_the_fingerprint_is_of_what_a_graph_means_and_not_of_where_it_stands() -> None:
-    def made(lr: float) -> Graph:
-        return grpo(
-            "m", "d.parquet", lambda completions, **kwargs: [0.0 for _ in completions], lr=lr
-        )
+    def graph(lr: float) -> Graph:
+        return grpo("m", "d.parquet", lambda completions, **kwargs: [0.0] * len(completions), lr=lr)
 
-    assert made(1e-6) != made(1e-6)  # two lambdas
-    assert fingerprint(made(1e-6)) == fingerprint(made(1e-6))
-    assert fingerprint(made(1e-6)) != fingerprint(made(1e-5))
+    assert graph(1e-6) != graph(1e-6)  # two lambdas
+    assert fingerprint(graph(1e-6)) == fingerprint(graph(1e-6))
+    assert fingerprint(graph(1e-6)) != fingerprint(graph(1e-5))
 
 
 def test_a_function_of_verl_is_a_value() -> None:
-    one, two = (grpo("m", "d.parquet", verl_reward(exact_match)) for _ in range(2))
+    one, two = (grpo("m", "d.parquet", verl_reward(exact)) for _ in range(2))
     assert one == two == from_json(to_json(one))
-    assert one != grpo("m", "d.parquet", verl_reward(short))
+    assert one != grpo("m", "d.parquet", verl_reward(brief))
 
 
 def test_local_operators_and_losses_are_refused_when_read() -> None:
@@ -279,59 +262,47 @@ def test_local_operators_and_losses_are_refused_when_read() -> None:
     def nothing(now: Now, advantage: Tensors[Advantage]) -> Terms:
         return Terms(advantage["advantage"])
 
-    rollout = _rollout()
-    score = halved(reward(short, rollout))
-    sink = train(
-        Model("m", "b", trainable=True),
-        rollout,
-        loss=nothing(group_advantage(rollout, score)),
-        lr=1.0,
-    )
+    rollout = sampled()
+    score = halved(reward(brief, rollout))
+    graph = graph_of(rollout, nothing(group_advantage(rollout, score)))
     with pytest.raises(GraphError) as caught:
-        from_json(to_json(Graph("g", sink)))
-    assert {fault.where for fault in caught.value.faults} == {"node 'halved'", "node 'train_m'"}
+        from_json(to_json(graph))
+    assert {f.where for f in caught.value.faults} == {"node 'halved'", "node 'train_policy'"}
 
 
-def _edited(change: Any) -> str:
-    document = json.loads(to_json(grpo("b", "d", short)))
+def edited(change: Any) -> str:
+    """A snapshot of which something else is made."""
+    document = json.loads(to_json(grpo("b", "d", brief)))
     change(document)
     return json.dumps(document)
 
 
 def test_a_newer_format_is_refused() -> None:
-    text = _edited(lambda d: d.update(format=FORMAT + 1))
-    with pytest.raises(
-        GraphError,
-        match=rf"it has format {FORMAT + 1}, and this version reads up to {FORMAT}. Fix: ",
-    ):
-        from_json(text)
+    told = rf"it has format {FORMAT + 1}, and this version reads up to {FORMAT}. Fix: "
+    with pytest.raises(GraphError, match=told):
+        from_json(edited(lambda d: d.update(format=FORMAT + 1)))
 
 
 @pytest.mark.parametrize(
-    "path, message",
+    "path, told",
     [
-        (
-            "operators.generate:GENERAT",
-            r"node 'rollout': .* has no 'GENERAT'. Fix: 'GENERATE' is there",
-        ),
-        ("operators.generat:GENERATE", r"node 'rollout': .*no module 'operators.generat'. Fix: "),
+        ("operators.generate:GENERAT", ".* has no 'GENERAT'. Fix: 'GENERATE' is there"),
+        ("operators.generat:GENERATE", ".*no module 'operators.generat'. Fix: "),
         (
             "operators.generate:Literal",
-            r"node 'rollout': expected an operator at operators.generate:Literal, found",
+            "expected an operator at operators.generate:Literal, found",
         ),
     ],
 )
-def test_an_unknown_operator_is_named(path: str, message: str) -> None:
-    text = _edited(lambda d: d["nodes"][1].update(operator=path))
-    with pytest.raises(GraphError, match=message):
-        from_json(text)
+def test_an_unknown_operator_is_named(path: str, told: str) -> None:
+    with pytest.raises(GraphError, match=f"node 'rollout': {told}"):
+        from_json(edited(lambda d: d["nodes"][1].update(operator=path)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "1"}', '{"format": 1}'])
 def test_other_text_is_no_snapshot(text: str) -> None:
-    with pytest.raises(
-        GraphError, match=r"snapshot: expected .*Fix: give the graph.json of a run folder"
-    ):
+    told = r"snapshot: expected .*Fix: give the graph.json of a run folder"
+    with pytest.raises(GraphError, match=told):
         from_json(text)
 
 

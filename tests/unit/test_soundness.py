@@ -14,15 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dataflow.batch import Batch
 from dataflow.errors import DataError, KernelError
-from dataflow.kernel import KernelNode, Layout
 from dataflow.model import Model
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model, positions
-from tests.kit.kernels import FakeSession, prompt_chunk
+from tests.kit.kernels import open_kernel, prompt_chunk
 from tests.kit.models import save_tiny
 
 Weights = dict[str, torch.Tensor]
+Spoilt = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def spoilt(good: Path, tmp_path: Path) -> Callable[..., str]:
-    def make(
+def spoilt(good: Path, tmp_path: Path) -> Spoilt:
+    """Saves the model with changed weights, and with changed fields of a file of its settings."""
+
+    def save(
         change: Callable[[Weights], Weights] = lambda w: w, file: str = "config.json", **fields: Any
     ) -> str:
         folder = tmp_path / "base"
@@ -43,7 +46,7 @@ def spoilt(good: Path, tmp_path: Path) -> Callable[..., str]:
         (folder / file).write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
         return str(folder)
 
-    return make
+    return save
 
 
 def refusal(base: str, **given: Any) -> str:
@@ -64,21 +67,34 @@ def with_number(name: str, value: float) -> Callable[[Weights], Weights]:
 NORM = "model.norm.weight"
 
 
+OTHER = "model.layers.1.mlp.up_proj.weight"
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (with_number(NORM, float("nan")), "expected finite weights at {base}, found nan at model.norm.weight[31] (1 "),
-        (with_number(NORM, float("-inf")), "found -inf at model.norm.weight[31] (1 there)"),
-        (lambda w: {k: v for k, v in w.items() if k != NORM}, "expected all weights at {base}, found none for " + NORM),
-        (lambda w: w | {NORM: w[NORM][:31]}, "expected model.norm.weight of shape (32,) at {base}, found (31,)"),
         (
-            lambda w: w | {"model.layers.1.mlp.up_proj.weight": torch.ones(2)},
-            "expected only weights of this model at {base}, found model.layers.1.mlp.up_proj.weight too",
+            with_number(NORM, float("nan")),
+            "expected finite weights at {base}, found nan at model.norm.weight[31] (1 ",
+        ),
+        (with_number(NORM, float("-inf")), "found -inf at model.norm.weight[31] (1 there)"),
+        (
+            lambda w: {k: v for k, v in w.items() if k != NORM},
+            f"expected all weights at {{base}}, found none for {NORM}",
+        ),
+        (
+            lambda w: w | {NORM: w[NORM][:31]},
+            "expected model.norm.weight of shape (32,) at {base}, found (31,)",
+        ),
+        (
+            lambda w: w | {OTHER: torch.ones(2)},
+            f"expected only weights of this model at {{base}}, found {OTHER} too",
         ),
     ],
-)  # fmt: skip
+    ids=["nan", "infinite", "one is missing", "one is too short", "one too many"],
+)
 def test_weights_that_are_not_whole_are_refused(
-    spoilt: Callable[..., str], change: Callable[[Weights], Weights], told: str
+    spoilt: Spoilt, change: Callable[[Weights], Weights], told: str
 ) -> None:
     base = spoilt(change)
     assert told.format(base=base) in refusal(base)
@@ -93,7 +109,7 @@ def test_weights_that_are_not_whole_are_refused(
     ],
 )
 def test_a_configuration_that_transformers_chokes_on_is_one_line(
-    spoilt: Callable[..., str], fields: dict[str, Any], told: str
+    spoilt: Spoilt, fields: dict[str, Any], told: str
 ) -> None:
     said = refusal(spoilt(**fields))
     assert told in said
@@ -116,18 +132,17 @@ def test_only_what_is_trained_may_begin_with_a_new_head(good: Path) -> None:
     [(1, 0.0, "score.weight that is all zeros"), (2, 0.5, "found (2, 32)")],
 )
 def test_a_head_that_nobody_trained_is_refused(
-    spoilt: Callable[..., str], rows: int, value: float, told: str
+    spoilt: Spoilt, rows: int, value: float, told: str
 ) -> None:
     assert told in refusal(spoilt(head(rows, value)), head="scalar")
 
 
 def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(
-    spoilt: Callable[..., str],
+    spoilt: Spoilt,
 ) -> None:
     base = spoilt(head(1, 0.5))
-    assert (
-        load_model(Model("rm", base, head="scalar"), "cpu").get_parameter("score.weight") == 0.5
-    ).all()
+    scores = load_model(Model("rm", base, head="scalar"), "cpu")
+    assert (scores.get_parameter("score.weight") == 0.5).all()
     load_model(Model("policy", base), "cpu")
 
 
@@ -135,23 +150,21 @@ def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(
 
 
 def opened(base: str, **params: Any) -> TorchGenerate:
-    kernel, given = TorchGenerate(), {"n": 1, "max_tokens": 4} | params
-    node = KernelNode(
-        name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=given
-    )
-    kernel.open(node, Layout(), FakeSession())
-    return kernel
+    return open_kernel(TorchGenerate(), base, **{"n": 1, "max_tokens": 4} | params)
+
+
+def answers(kernel: TorchGenerate, *prompts: str) -> list[Batch]:
+    return list(kernel.run(prompt_chunk(prompts)))
 
 
 def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(
-    spoilt: Callable[..., str],
+    spoilt: Spoilt,
 ) -> None:
     base = spoilt(file="generation_config.json", eos_token_id=None)
     settings = Path(base) / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
-    with pytest.raises(
-        DataError, match="rollout: Model 'policy': expected a token that ends an answer"
-    ):
+    told = "rollout: Model 'policy': expected a token that ends an answer"
+    with pytest.raises(DataError, match=told):
         opened(base)
     opened(base, stop=("\n",))
 
@@ -159,45 +172,39 @@ def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(
 @pytest.mark.parametrize(
     ("end", "told"), [(151645, "below its vocabulary of 98, found"), ("</s>", "to be token ids")]
 )
-def test_an_end_that_the_model_cannot_write_is_refused(
-    spoilt: Callable[..., str], end: Any, told: str
-) -> None:
+def test_an_end_that_the_model_cannot_write_is_refused(spoilt: Spoilt, end: Any, told: str) -> None:
     base = spoilt(file="generation_config.json", eos_token_id=end)
     with pytest.raises(DataError, match=told):
         opened(base)
 
 
 def test_positions_are_those_of_the_file_and_none_where_it_has_none(
-    spoilt: Callable[..., str],
+    spoilt: Spoilt,
 ) -> None:
     base = spoilt(max_position_embeddings=None)
     assert positions(base) is None
-    kernel = opened(base, max_tokens=2)
-    assert len(list(kernel.run(prompt_chunk(["a" * 700])))) == 1
+    assert len(answers(opened(base, max_tokens=2), "a" * 700)) == 1
 
 
-def test_prompts_beyond_the_positions_are_not_answered(spoilt: Callable[..., str]) -> None:
+def test_prompts_beyond_the_positions_are_not_answered(spoilt: Spoilt) -> None:
     base = spoilt(max_position_embeddings=16)
     prompts = ["a" * 12, "b" * 13]
-    with pytest.raises(
-        DataError,
-        match=r"row \(1, 0, 0\): expected at most 12 prompt tokens \(Model 'policy' has 16 pos",
-    ):
-        list(opened(base).run(prompt_chunk(prompts)))
-    (cut,) = opened(base, overlong_prompt="truncate").run(prompt_chunk(prompts))
+    told = r"row \(1, 0, 0\): expected at most 12 prompt tokens \(Model 'policy' has 16 pos"
+    with pytest.raises(DataError, match=told):
+        answers(opened(base), *prompts)
+    (cut,) = answers(opened(base, overlong_prompt="truncate"), *prompts)
     assert cut.ragged("prompt_ids").lengths.tolist() == [12, 12]
-    (left,) = opened(base, overlong_prompt="drop", n=2).run(prompt_chunk(prompts))
+    (left,) = answers(opened(base, overlong_prompt="drop", n=2), *prompts)
     assert left.keys.rows() == [(0, 0, 0), (0, 1, 0)]
-    assert not list(opened(base, overlong_prompt="drop").run(prompt_chunk(prompts[1:])))
+    assert not answers(opened(base, overlong_prompt="drop"), prompts[1])
 
 
-def test_a_prompt_with_an_id_beyond_the_embedding_is_refused(spoilt: Callable[..., str]) -> None:
+def test_a_prompt_with_an_id_beyond_the_embedding_is_refused(spoilt: Spoilt) -> None:
     """As of models whose tokenizer has tokens for other media."""
-    base = spoilt(lambda w: w | {"model.embed_tokens.weight": w["model.embed_tokens.weight"][:90]}, vocab_size=90,
-                  pad_token_id=1, eos_token_id=2)  # fmt: skip
+    rows = "model.embed_tokens.weight"
+    fields = {"vocab_size": 90, "pad_token_id": 1, "eos_token_id": 2}
+    base = spoilt(lambda weights: weights | {rows: weights[rows][:90]}, **fields)
     (Path(base) / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    with pytest.raises(
-        DataError,
-        match=r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows",
-    ):
-        list(opened(base).run(prompt_chunk(["ab", "~"])))
+    told = r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows"
+    with pytest.raises(DataError, match=told):
+        answers(opened(base), "ab", "~")

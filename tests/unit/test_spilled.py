@@ -22,23 +22,22 @@ from engine.launch.control import WorkerUpdate
 from engine.launch.control_socket import ControlSocket
 from engine.launch.wire import decode
 from engine.launch.worker_process import Outgoing
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import PlannedSource
+from tests.kit.plans import planned_node
 
 MIB = 1 << 20
 
 
 def megabytes(count: int) -> Batch:
-    return Batch(
-        Keys.of([0]), pa.RecordBatch.from_pydict({"x": pa.array([np.ones(count * MIB // 8)])})
-    )
+    column = pa.array([np.ones(count * MIB // 8)])
+    return Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": column}))
 
 
 def test_what_is_beyond_the_limit_lies_in_files_without_a_name_until_it_is_released(
     tmp_path,
 ) -> None:
-    channel = ShmChannel(
-        "a", 0, lambda _: pytest.fail("nobody is asked"), limit=12 * MIB, directory=tmp_path
-    )
+    nobody = lambda _: pytest.fail("nobody is asked")
+    channel = ShmChannel("a", 0, nobody, limit=12 * MIB, directory=tmp_path)
     blocks = [channel.keep(megabytes(4)) for _ in range(4)]
     assert channel.spilled > 0
     assert os.listdir(tmp_path) == []
@@ -49,9 +48,8 @@ def test_what_is_beyond_the_limit_lies_in_files_without_a_name_until_it_is_relea
 
 
 def spilled(nbytes: int, number: int, worker: str = "w", epoch: int = 0) -> From:
-    return From(
-        worker=worker, epoch=epoch, number=number, event=Spilled(worker=worker, nbytes=nbytes)
-    )
+    event = Spilled(worker=worker, nbytes=nbytes)
+    return From(worker=worker, epoch=epoch, number=number, event=event)
 
 
 def test_a_worker_spills_until_it_says_that_it_does_not_or_is_gone() -> None:
@@ -69,19 +67,10 @@ def test_a_worker_spills_until_it_says_that_it_does_not_or_is_gone() -> None:
 
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -> None:
-    source = PlannedNode(
-        name="prompts",
-        operator="prompts",
-        work="source",
-        scope="row",
-        region="stream",
-        relation="source",
-        source="p",
-    )
+    source = planned_node("prompts", work="source", relation="source", source="p")
+    table = PromptTable("p", (source,), ["prompts"], Blocks())
     planned = PlannedSource(name="p", batch=4, max_lag=max_lag)
-    admission = Admission(
-        planned, PromptTable("p", (source,), ["prompts"], Blocks()), steps=9, last_batch="train"
-    )
+    admission = Admission(planned, table, steps=9, last_batch="train")
     assert sum(len(ready.keys) for ready in admission.admit(0, sparing=True)) == 4
     assert admission.admit(0, sparing=True) == []
     assert sum(len(ready.keys) for ready in admission.admit(0)) == 4 * max_lag
@@ -92,21 +81,13 @@ def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     mine, its = socket.socketpair()
     link, other = ControlSocket(mine), ControlSocket(its)
     out = Outgoing(link, "w", 3)
-    assert [out.spilled(lambda n=n: n) for n in (0, 5, 9, 0, 0)] == [
-        False,
-        True,
-        False,
-        True,
-        False,
-    ]
+    changes = [out.spilled(lambda n=n: n) for n in (0, 5, 9, 0, 0)]
+    assert changes == [False, True, False, True, False]
     out.flush()
     frames = other.receive()
     assert frames is not None
     (told,) = [decode(frame.payload, (WorkerUpdate,)) for frame in frames]
-    assert [e.event for e in told.events] == [
-        Spilled(worker="w", nbytes=5),
-        Spilled(worker="w", nbytes=0),
-    ]
+    assert [e.event for e in told.events] == [Spilled(worker="w", nbytes=n) for n in (5, 0)]
     assert [e.number for e in told.events] == [0, 1]
     link.close()
     other.close()

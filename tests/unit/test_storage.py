@@ -9,12 +9,14 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -37,10 +39,11 @@ from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace, read_trace
 from engine.observe.views import View
-from engine.plan.plan import Plan, PlannedModel
+from engine.plan.plan import PlannedModel
+from tests.kit.plans import plan_of
+from tests.kit.processes import ROOT
 from tests.torture.faults import Faults, installed
 
-ROOT = Path(__file__).resolve().parents[2]
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -50,22 +53,11 @@ _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (
             errno.ENOSPC,
             2048,
-            (
-                r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\."
-                r" Fix: free "
-            ),
+            r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\. Fix: ",
         ),
         (errno.EDQUOT, 0, r"the quota of this user is used up \(.* free\)\. Fix: "),
-        (
-            errno.EFBIG,
-            10,
-            r"larger than is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)",
-        ),
-        (
-            errno.EIO,
-            10,
-            r"the disk fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk",
-        ),
+        (errno.EFBIG, 10, r"is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)"),
+        (errno.EIO, 10, r"fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk"),
         (errno.EROFS, 0, r"the file system is read-only\. Fix: "),
         (errno.ENOTDIR, 0, r"a part of the path is a file, not a folder\. Fix: "),
         (errno.ENODEV, 0, r"could not be written: No such device\. Fix: "),
@@ -79,13 +71,8 @@ def test_an_error_says_what_where_why_and_how_much(number: int, needed: int, tol
 
 
 def test_sizes_as_they_are_shown() -> None:
-    assert [shown_bytes(n) for n in (0, 1023, 1024, 3 << 29, 5 << 40)] == [
-        "0 B",
-        "1023 B",
-        "1.0 KiB",
-        "1.5 GiB",
-        "5.0 TiB",
-    ]
+    shown = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 29: "1.5 GiB", 5 << 40: "5.0 TiB"}
+    assert {size: shown_bytes(size) for size in shown} == shown
     assert free_bytes(Path("/nowhere/at/all")) == free_bytes(Path("/"))
 
 
@@ -96,23 +83,11 @@ def _table() -> pa.Table:
     return pa.table({"prompt": ["a"], "completion": ["b"], "position": [0], "sample": [0]})
 
 
-def _metrics(folder: Path) -> JsonLines:
-    run = RunFolder.seen(folder)
+def _metrics(folder: Path, change: Callable[[JsonLines], None]) -> None:
     lines = JsonLines()
-    lines.open(run, {})
-    return lines
-
-
-def _append(folder: Path) -> None:
-    lines = _metrics(folder)
+    lines.open(RunFolder.seen(folder), {})
     with _closed(lines):
-        lines.write(2, {"a": 2.0})
-
-
-def _amend(folder: Path) -> None:
-    lines = _metrics(folder)
-    with _closed(lines):
-        lines.amend(1, {"b": 2.0})
+        change(lines)
 
 
 def _save(folder: Path) -> None:
@@ -124,11 +99,9 @@ def _optimizer(folder: Path) -> None:
 
     from operators.kernels.torch.optimizer import save_state
 
-    moments = {0: {"exp_avg": torch.zeros(100)}}
-    save_state(
-        {"names": ["w"], "adam": {"state": moments}, "copies": [], "step": 1},
-        folder / "optimizer.pt",
-    )
+    adam = {"state": {0: {"exp_avg": torch.zeros(100)}}}
+    state = {"names": ["w"], "adam": adam, "copies": [], "step": 1}
+    save_state(state, folder / "optimizer.pt")
 
 
 def _tokenizer(folder: Path) -> None:
@@ -144,8 +117,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "run folder": lambda f: RunFolder.create("new", f).close(),
     "record": lambda f: RunFolder.seen(f).write_text("graph.json", "new"),
     "samples": lambda f: SampleWriter(f).write(1, _table()),
-    "metrics": _append,
-    "amended metrics": _amend,
+    "metrics": lambda f: _metrics(f, lambda lines: lines.write(2, {"a": 2.0})),
+    "amended metrics": lambda f: _metrics(f, lambda lines: lines.amend(1, {"b": 2.0})),
     "checkpoint": lambda f: CheckpointStore(f / "checkpoints").write(2, _save, {}),
     "best version": lambda f: BestVersions(f, {"e": 1}).offer("e", 2, 0.5, _save),
     "keys": lambda f: make_keys(f / "new.keys", ["a"]),
@@ -166,9 +139,8 @@ def _before(folder: Path) -> dict[str, bytes]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
-    }
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def _told(action: Callable[[], object], faults: Faults) -> bool:
@@ -201,21 +173,16 @@ def test_a_fault_at_any_call_is_told_and_leaves_what_was_there(
         folder = tmp_path / str(at)
         old = _before(folder)
         told = _told(partial(WRITERS[writer], folder), Faults(folder=str(folder), at=at, kind=kind))
-        found = _files(folder)
+        left, written = _files(folder), _files(whole)
         for name, data in old.items():
-            if name in found or writer not in ("checkpoint", "best version", "drawing"):
-                assert found[name] in (data, _files(whole)[name]) or found[name].startswith(data), (
-                    at,
-                    name,
-                )
+            if name in left or writer not in ("checkpoint", "best version", "drawing"):
+                kept = left[name] in (data, written[name]) or left[name].startswith(data)
+                assert kept, (at, name)
         call = counted.calls[at - 1]
-        fails = (
-            ("open", "write", "rename", "fsync") if kind == "eio" else ("open", "write", "rename")
-        )
+        fails = ("open", "write", "rename", *(["fsync"] if kind == "eio" else []))
         assert told or call[0] not in fails, f"{call} failed in silence"
-        assert not [
-            p for p in folder.rglob("*") if p.name.startswith(".tmp") or p.name.endswith(".tmp")
-        ], call
+        temporary = re.compile(r"\.tmp.*|.*\.tmp")
+        assert not [path for path in folder.rglob("*") if temporary.fullmatch(path.name)], call
         assert CheckpointStore(folder / "checkpoints").latest() is not None
 
 
@@ -235,9 +202,8 @@ def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     write_where_asked("the drawing", Path("/dev/null"), "new")
     assert Path("/dev/null").is_char_device()
-    with pytest.raises(
-        StorageError, match="/dev/full: the drawing could not be written: the disk is full"
-    ):
+    told = "/dev/full: the drawing could not be written: the disk is full"
+    with pytest.raises(StorageError, match=told):
         write_where_asked("the drawing", Path("/dev/full"), "new")
 
 
@@ -247,7 +213,7 @@ def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = Path("/dev/full").open("a")  # noqa: SIM115 - closed by the log; a run's own is a plain file
+    full = Path("/dev/full").open("a")  # noqa: SIM115 - closed by the log
     monkeypatch.setattr(LogFile, "_open", lambda self: full)
 
     def run() -> None:
@@ -272,17 +238,20 @@ def test_a_log_has_where_the_run_was_ended_and_the_screen_has_not(
     assert capsys.readouterr().err == ""
 
 
+def assert_said_once(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    assert [record.getMessage().count(text) for record in caplog.records] == [1]
+
+
 @pytest.mark.parametrize("kind", ["full", "eio"])
 def test_a_trace_that_cannot_be_written_is_said_once_and_left_out(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with installed(Faults(folder=str(tmp_path), at=4, kind=kind)):
-        trace = Trace(tmp_path / "run.json")
+    faults = Faults(folder=str(tmp_path), at=4, kind=kind)
+    with installed(faults), closing(Trace(tmp_path / "run.json")) as trace:
         for second in range(4):
             trace.instant("a", "moment", float(second))
             trace.flush()
-        trace.close()
-    assert [r.getMessage().count("The run goes on without a trace") for r in caplog.records] == [1]
+    assert_said_once(caplog, "The run goes on without a trace")
     assert len(read_trace(tmp_path / "run.json")) == 3  # the track's names and one moment
 
 
@@ -292,30 +261,15 @@ def test_a_trace_that_cannot_be_written_is_said_once_and_left_out(
 def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    class Failing:
-        def __init__(self) -> None:
-            self.calls: list[str] = []
-
-        def open(self, run: RunFolder, config: Any) -> None:
-            self.calls.append("open")
-
-        def write(self, step: int, metrics: Any) -> None:
-            self.calls.append("write")
-            raise error
-
-        def close(self) -> None:
-            self.calls.append("close")
-
-    sink = Failing()
+    sink = Mock(spec=["open", "write", "close"])
+    sink.write.side_effect = error
     view = View("tensorboard", sink)
     view.open(RunFolder.seen(tmp_path), {})
     view.write(1, {})
     view.write(2, {})
     view.close()
-    assert sink.calls == ["open", "write"]
-    assert [
-        r.getMessage().count("the view tensorboard could not be written") for r in caplog.records
-    ] == [1]
+    assert [name for name, *_ in sink.method_calls] == ["open", "write"]
+    assert_said_once(caplog, "the view tensorboard could not be written")
 
 
 def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> None:
@@ -325,15 +279,8 @@ def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> Non
         " file=sys.stderr); sys.stdout.flush(); os._exit(7)"
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            stdout=full,
-            stderr=full,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 7
+        command = [sys.executable, "-c", code]
+        assert subprocess.call(command, cwd=ROOT, stdout=full, stderr=full, timeout=60) == 7
 
 
 # --- what is told ---------------------------------------------------------------------------------
@@ -374,15 +321,13 @@ def test_a_run_says_what_is_safe_and_how_it_goes_on(tmp_path: Path) -> None:
             raise StorageError("the cause.")
         return str(caught.value)
 
-    assert told() == "the cause. Safe: nothing had begun; start it again."
+    safe, again = "the cause. Safe: ", f"`dataflow resume {tmp_path}`"
+    assert told() == safe + "nothing had begun; start it again."
     (tmp_path / "options.json").write_text("{}")
-    again = f"`dataflow resume {tmp_path}`"
-    assert (
-        told() == f"the cause. Safe: no checkpoint had been made; {again} begins again at step 1."
-    )
+    assert told() == safe + f"no checkpoint had been made; {again} begins again at step 1."
     for name in ("step_2", "step_10", ".tmp-step_12"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert told() == f"the cause. Safe: the checkpoint of step 10, from which {again} goes on."
+    assert told() == safe + f"the checkpoint of step 10, from which {again} goes on."
 
 
 def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
@@ -390,7 +335,7 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
 ) -> None:
     trained = PlannedModel(name="policy", base="b", writer="train", parameters=1 << 30)
     fixed = PlannedModel(name="reference", base="b", parameters=1 << 40)
-    plan = Plan(graph="g", digest="", seed=0, nodes=(), sources=(), models=(trained, fixed))
+    plan = plan_of(models=(trained, fixed))
     monkeypatch.setattr("engine.checkpoint.room.free_bytes", lambda path: 35 << 30)
     warn_of_room(plan, tmp_path, 2)
     told = (
@@ -408,14 +353,10 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
 
 
 def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
+    nothing = Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     monkeypatch.setattr("engine.channels.shm.outbox.BlockIndex", nothing)
-    with pytest.raises(
-        StorageError,
-        match=r"outbox: expected 1 MiB for its block index, found: .*Cannot allocate.*Fix: ",
-    ):
+    told = r"outbox: expected 1 MiB for its block index, found: .*Cannot allocate.*Fix: "
+    with pytest.raises(StorageError, match=told):
         SlabOutbox(SlabPool(limit=1 << 20), 0)
 
 
@@ -425,9 +366,7 @@ def test_what_a_kill_leaves_of_metrics_does_not_stand_in_the_way(tmp_path: Path)
     (run.path / ".graph.json.tmp").write_text("half")
     run.close()
     with RunFolder.open_existing(run.path) as again:
-        lines = JsonLines()
-        lines.open(again, {})
-        lines.close()
+        _metrics(again.path, lambda lines: None)
         assert not [p for p in again.path.iterdir() if p.name.endswith(".tmp")]
     RunFolder.create("r", tmp_path, overwrite=True).close()
 
@@ -444,10 +383,5 @@ def test_files_that_arrow_and_python_write_count_alike(tmp_path: Path) -> None:
             file.write(b"x")
         os.rename(tmp_path / "in" / "b", tmp_path / "in" / "c")
         json.loads((tmp_path / "in" / "a").read_text().replace("x", "1"))
-    assert faults.calls == [
-        ("open", "a"),
-        ("write", "a"),
-        ("open", "b"),
-        ("write", "b"),
-        ("rename", "c"),
-    ]
+    calls = [("open", "a"), ("write", "a"), ("open", "b"), ("write", "b"), ("rename", "c")]
+    assert faults.calls == calls

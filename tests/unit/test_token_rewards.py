@@ -1,14 +1,14 @@
-"""Rewards that are spread over tokens stay so: `add` and `overlong_penalty`, and what reads them."""
+"""Rewards that are spread over tokens stay so: `add`, `overlong_penalty`, and what reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Batch, Keys
 from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, Schema, TokenReward
@@ -26,25 +26,21 @@ from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.reward import reward
+from tests.kit.rewards import zero
+from tests.kit.rows import ragged
 
 _NUMBER = st.floats(-8, 8, width=16)
-
-
-def zero(completions: Sequence[str], **given_: object) -> list[float]:
-    return [0.0 for _ in completions]
 
 
 def columns(schema: type[Schema], **given_: object) -> Columns:
     """Rows 0, 1, ... of these columns; lists are token columns."""
     rows = len(next(iter(given_.values())))  # type: ignore[arg-type]
-    made = {}
+    values: dict[str, Any] = {}
     for name, value in given_.items():
-        if isinstance(value, list) and value and isinstance(value[0], list):
-            offsets = np.concatenate([[0], np.cumsum([len(v) for v in value])])
-            kind = {"completion_mask": np.uint8, "completion_ids": np.int32}.get(name, np.float32)
-            value = Ragged(np.array([x for v in value for x in v], dtype=kind), offsets)
-        made[name] = value
-    return Columns(Batch.make(Keys.of(range(rows)), made, schema), schema)
+        lists = isinstance(value, list) and value and isinstance(value[0], list)
+        kind = {"completion_mask": np.uint8, "completion_ids": np.int32}.get(name, np.float32)
+        values[name] = ragged(value, kind) if lists else value  # type: ignore[arg-type]
+    return Columns(Batch.make(Keys.of(range(rows)), values, schema), schema)
 
 
 def tokens(found: Columns, name: str) -> list[list[float]]:
@@ -96,18 +92,14 @@ def test_returns_of_a_sum_are_the_sum_of_returns(
     """
     plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))
     rollout = columns(Rollout, completion_mask=[[int(m) for m, *_ in row] for row in rows])
-    spread = columns(
-        TokenReward,
-        reward=[sum(r for _, r, _ in row) for row in rows],
-        token_reward=[[r for _, r, _ in row] for row in rows],
-    )
+    tokens = [[r for _, r, _ in row] for row in rows]
+    spread = columns(TokenReward, reward=[sum(row) for row in tokens], token_reward=tokens)
     score = columns(Reward, reward=plain)
     both = ADD.function(spread, score, weights=None)  # type: ignore[misc]
+    values = columns(Schema, values=[[0.0] * len(row) for row in rows])
     for scan in (
         lambda s: RETURNS.function(rollout, s, gamma=gamma),  # type: ignore[misc]
-        lambda s: GAE.function(
-            rollout, s, columns(Schema, values=[[0.0] * len(r) for r in rows]), gamma=gamma, lam=0.9
-        ),  # type: ignore[misc]
+        lambda s: GAE.function(rollout, s, values, gamma=gamma, lam=0.9),  # type: ignore[misc]
     ):
         apart = scan(spread)["advantage"].values + scan(score)["advantage"].values
         np.testing.assert_allclose(scan(both)["advantage"].values, apart, rtol=1e-4, atol=1e-4)

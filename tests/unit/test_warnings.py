@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,32 +24,31 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import SourceOpened, Warn
 from engine.observe.warned import Warned
 from engine.options import RunOptions
+from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
 from engine.plan.planner import make_plan
-from engine.simulate.behaviour import Outcomes, Timing
-from engine.simulate.workers import Simulation
+from engine.simulate.behaviour import Outcomes
+from tests.kit.comparison import golden_names, require_golden
+from tests.kit.files import save_jsonl
 from tests.kit.plans import CLUSTER, save_tiny_header
+from tests.kit.simulations import simulation
 from tests.right_graphs import RIGHT
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
 from tests.wrong_graphs import doubtful
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "warnings"
 DOUBTFUL = graphs_of(doubtful)
+SUM = {"prompt": "2+2", "answer": "4"}
 
 
 @pytest.mark.parametrize("make", DOUBTFUL, ids=lambda f: f.__name__)
 def test_a_doubtful_graph_is_warned_of_with_this_message(make: Callable[[], Graph]) -> None:
-    found = check(make(), headers).warnings
-    golden, message = GOLDEN / f"{make.__name__}.txt", "".join(f"{warning}\n" for warning in found)
-    if os.environ.get("GOLDEN") == "write":
-        golden.write_text(message, encoding="ascii")
-    assert len(found) == 1
-    assert message == golden.read_text(encoding="ascii")
+    (warning,) = check(make(), headers).warnings
+    require_golden(f"warnings/{make.__name__}.txt", f"{warning}\n")
 
 
 def test_every_golden_warning_has_its_graph() -> None:
-    assert {file.stem for file in GOLDEN.glob("*.txt")} == {make.__name__ for make in DOUBTFUL}
+    assert golden_names("warnings") == {make.__name__ for make in DOUBTFUL}
 
 
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
@@ -89,9 +87,7 @@ def test_no_example_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
     """One that is warned of once, on a model and data that are there."""
     save_tiny_header(tmp_path)
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "2+2", "answer": "4"}\n' * 64)
-    monkeypatch.setattr(doubtful, "DATA", str(data))
+    monkeypatch.setattr(doubtful, "DATA", save_jsonl(tmp_path / "data.jsonl", *[SUM] * 64))
     monkeypatch.setattr(doubtful, "policy", replace(doubtful.policy, base=str(tmp_path / "tiny")))
     monkeypatch.setattr("tests.wrong_graphs.parts.policy", doubtful.policy)
     return doubtful.greedy_sampling_of_several_answers()
@@ -114,20 +110,11 @@ def test_explain_has_the_warnings_and_the_plan_file_too(graph: Graph) -> None:
 
 @pytest.mark.parametrize("command", ["check", "explain"])
 def test_the_command_line_shows_and_refuses(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny_header(tmp_path)
-    (tmp_path / "two.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n' * 2)
-    flags = [
-        "graphs.grpo:grpo",
-        "--base",
-        str(tmp_path / "tiny"),
-        "--data",
-        str(tmp_path / "two.jsonl"),
-    ]
+    data = save_jsonl(tmp_path / "two.jsonl", SUM, SUM)
+    flags = ["graphs.grpo:grpo", "--base", str(tmp_path / "tiny"), "--data", data]
     flags += ["--reward-fn", "tests.right_graphs:exact"]
     assert main([command, *flags]) == 0
     shown = capsys.readouterr().out
@@ -138,20 +125,19 @@ def test_the_command_line_shows_and_refuses(
     assert main([command, *flags, "--batch", "2", "--strict"]) == 0
 
 
+def slow_steps(graph: Graph, cluster: Cluster) -> list[GraphWarning]:
+    plan = make_plan(check(graph), seed=0, cluster=cluster)
+    return [warning for warning in plan.warnings if warning.rule == "slow_step"]
+
+
 def test_a_plan_that_predicts_an_hour_a_step_is_warned_of(graph: Graph) -> None:
-    checked = check(graph)
-    assert not [
-        w for w in make_plan(checked, seed=0, cluster=CLUSTER).warnings if w.rule == "slow_step"
-    ]
+    assert slow_steps(graph, CLUSTER) == []
     longer = graph.map(
         lambda n: n.changed(params=n.params | {"batch": 2_000_000}) if n.name == "prompts" else n
     )
-    large = replace(CLUSTER, memory=2**50)
-    (found,) = [
-        w for w in make_plan(check(longer), seed=0, cluster=large).warnings if w.rule == "slow_step"
-    ]
-    assert "hours at the greatest lengths" in found.problem
-    assert found.origin is not None
+    (slow,) = slow_steps(longer, replace(CLUSTER, memory=2**50))
+    assert "hours at the greatest lengths" in slow.problem
+    assert slow.origin is not None
 
 
 # While it runs
@@ -160,27 +146,22 @@ def test_a_plan_that_predicts_an_hour_a_step_is_warned_of(graph: Graph) -> None:
 def test_a_selection_that_keeps_nothing_is_warned_of_in_each_empty_step() -> None:
     keep = replace(PLAN.node("keep"), refill=False)
     plan = replace(PLAN, nodes=tuple(keep if n.name == "keep" else n for n in PLAN.nodes))
-    outcomes = Outcomes(keep={"keep": 0.0})
-    run = Simulation(
-        plan, Settings(steps=2), rows={"prompts": 50}, timing=Timing(), outcomes=outcomes
-    )
-    run.begin()
+    run = simulation(plan, settings=Settings(steps=2), outcomes=Outcomes(keep={"keep": 0.0}))
     assert run.run() is not None
-    found = [i.warning for _, i in run.history.instructions if isinstance(i, Warn)]
-    assert [w.rule for w in found] == ["empty_step", "empty_step"]
-    assert str(found[0]).startswith(
-        "keep: step 1 has no row to train, and its weights stay as they are: 'keep' kept none of"
-        " its 2 prompts"
-    )
+    warnings = [i.warning for _, i in run.history.instructions if isinstance(i, Warn)]
+    assert [w.rule for w in warnings] == ["empty_step", "empty_step"]
+    told = "keep: step 1 has no row to train, and its weights stay as they are: 'keep' kept none"
+    assert str(warnings[0]).startswith(f"{told} of its 2 prompts")
 
 
-def test_a_source_that_opens_with_fewer_rows_than_a_batch_is_warned_of(graph: Graph) -> None:
-    plan = make_plan(check(graph), seed=0, cluster=CLUSTER)
-    for rows, names in ((63, ["large_batch"]), (64, [])):
-        it = Coordinator(plan, Settings(steps=1))
-        it.start()
-        said = it.handle(SourceOpened(node="prompts", rows=rows), 0.0)
-        assert [i.warning.rule for i in said if isinstance(i, Warn)] == names
+@pytest.mark.parametrize(("rows", "rules"), [(63, ["large_batch"]), (64, [])])
+def test_a_source_that_opens_with_fewer_rows_than_a_batch_is_warned_of(
+    graph: Graph, rows: int, rules: list[str]
+) -> None:
+    coordinator = Coordinator(make_plan(check(graph), seed=0, cluster=CLUSTER), Settings(steps=1))
+    coordinator.start()
+    instructions = coordinator.handle(SourceOpened(node="prompts", rows=rows), 0.0)
+    assert [i.warning.rule for i in instructions if isinstance(i, Warn)] == rules
 
 
 def warning(rule: str, where: str = "rollout") -> GraphWarning:
@@ -192,10 +173,9 @@ def test_each_is_shown_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for each in (warning("a"), warning("a"), warning("b"), warning("a", "other")):
             warned.show(each)
-    assert [r.getMessage() for r in caplog.records] == [
-        "warning: rollout: it looks wrong. Fix: another one. [a]",
-        "warning: rollout: it looks wrong. Fix: another one. [b]",
-        "warning: other: it looks wrong. Fix: another one. [a]",
+    assert [record.getMessage() for record in caplog.records] == [
+        f"warning: {where}: it looks wrong. Fix: another one. [{rule}]"
+        for where, rule in (("rollout", "a"), ("rollout", "b"), ("other", "a"))
     ]
 
 

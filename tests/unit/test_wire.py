@@ -20,49 +20,48 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.messages import (
-    ChunkDone,
-    From,
-    Go,
-    Load,
-    Offer,
-    Record,
-    RunChunk,
-    Stepped,
-    StopRequested,
-    TrainStep,
-)
+from engine.coordinator import messages as m
 from engine.launch.control import Command, Quit, Request, WorkerUpdate
 from engine.launch.control_socket import LIMIT, ControlSocket
 from engine.launch.inbox import Inbox
 from engine.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
 from engine.run.workers import Save
+from tests.kit.comparison import same_message
 
-CLASSES = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
-UNIONS = {From: EVENTS, Command: INSTRUCTIONS, Request: ASKS}
+CLASSES = (*EVENTS, m.From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
+UNIONS = {m.From: EVENTS, Command: INSTRUCTIONS, Request: ASKS}
+UPDATE = {"model": "m", "writer": "t", "worker": "w"}
 
-text = st.text(max_size=6)
-integer = st.integers(-(2**63), 2**63 - 1)
-number = st.floats(allow_nan=False)
-array = st.sampled_from(["<i8", "<i4", "<u8", "u1", "<f4"]).flatmap(
-    lambda kind: st.lists(st.integers(0, 100), max_size=4).map(
-        lambda values: np.array(values, kind)
-    )
+
+def run_chunk(number: Any, keys: Keys | None = None) -> m.RunChunk:
+    return m.RunChunk(id=number, node="n", worker="w", step=1, keys=keys or Keys.of([number]))
+
+
+def train_step(keys: Keys, **fields: Any) -> m.TrainStep:
+    return m.TrainStep(id=0, node="t", worker="w", step=1, keys=keys, inputs={}, **fields)
+
+
+array = st.builds(
+    np.array,
+    st.lists(st.integers(0, 100), max_size=4),
+    st.sampled_from(["<i8", "<i4", "<u8", "u1", "<f4"]),
 )
+PLAIN: dict[type, st.SearchStrategy[Any]] = {
+    str: st.text(max_size=6),
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    bytes: st.binary(max_size=8),
+    np.ndarray: array,
+    Path: st.text(max_size=6).map(Path),
+    type(None): st.none(),
+}
 
 
 def of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
     """Values of an annotation."""
-    plain = {
-        str: text,
-        int: integer,
-        float: number,
-        bool: st.booleans(),
-        bytes: st.binary(max_size=8),
-    }
-    plain |= {np.ndarray: array, Path: text.map(Path), type(None): st.none()}
-    if isinstance(hint, type) and hint in plain:
-        return plain[hint]
+    if isinstance(hint, type) and hint in PLAIN:
+        return PLAIN[hint]
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         kinds = UNIONS.get(holder, inner)
@@ -80,39 +79,20 @@ def of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
     return st.builds(hint, **{f.name: of(hints[f.name], hint) for f in dataclasses.fields(hint)})
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal in type and in every value, arrays by content."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
-    if dataclasses.is_dataclass(one):
-        return all(
-            same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)
-        )
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    return bool(one == other)
-
-
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_class_comes_back_as_it_was(kind: type) -> None:
     @settings(max_examples=12, deadline=None, database=None)
     @given(of(kind, kind))
     def comes_back(message: Any) -> None:
-        assert same(decode(encode(message)), message)
+        assert same_message(decode(encode(message)), message)
 
     comes_back()
 
 
 def test_numbers_of_numpy_and_strided_arrays_are_sent() -> None:
-    keys = Keys.of(np.arange(8)[::2])
-    message = RunChunk(id=np.int64(3), node="n", worker="w", step=1, keys=keys)  # type: ignore[arg-type]
-    found = decode(encode(message))
-    assert found.id == 3
-    assert found.keys.position.tolist() == [0, 2, 4, 6]
+    message = decode(encode(run_chunk(np.int64(3), Keys.of(np.arange(8)[::2]))))
+    assert message.id == 3
+    assert message.keys.position.tolist() == [0, 2, 4, 6]
 
 
 @settings(max_examples=300, deadline=None, database=None)
@@ -124,12 +104,8 @@ def test_garbage_is_one_error(data: bytes) -> None:
 
 def test_changed_bytes_are_an_error_or_a_message() -> None:
     """Whatever bit is flipped: a message of the table comes out, or one RunError."""
-    keys = Keys.of(range(3))
-    good = encode(
-        Command(
-            epoch=0, number=1, instruction=RunChunk(id=1, node="n", worker="w", step=1, keys=keys)
-        )
-    )
+    instruction = run_chunk(1, Keys.of(range(3)))
+    good = encode(Command(epoch=0, number=1, instruction=instruction))
     refused = 0
     for at in range(len(good)):
         for bit in range(8):
@@ -143,7 +119,7 @@ def test_changed_bytes_are_an_error_or_a_message() -> None:
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """Unpickled, it makes a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -197,56 +173,50 @@ def test_what_cannot_be_sent_says_so() -> None:
     with pytest.raises(RunError, match=r"expected one of .* found a dict"):
         encode({})
     with pytest.raises(RunError, match="one dimension"):
-        encode(
-            TrainStep(
-                id=0,
-                node="n",
-                worker="w",
-                step=1,
-                keys=Keys.of([1]),
-                inputs={},
-                mine=np.zeros((2, 2)),
-            )
-        )
+        encode(train_step(Keys.of([1]), mine=np.zeros((2, 2))))
 
 
 # --- frames ---------------------------------------------------------------------------------------
 
 
+Pair = tuple[ControlSocket, ControlSocket]
+
+
 @pytest.fixture
-def pair() -> Iterator[tuple[ControlSocket, ControlSocket]]:
+def pair() -> Iterator[Pair]:
     ends = [ControlSocket(s) for s in socket.socketpair()]
     yield ends[0], ends[1]
     for link in ends:
         link.close()
 
 
-def all_of(link: ControlSocket, count: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < count:
-        frames = link.receive()
-        assert frames is not None
-        found += frames
-    return found
+def receive(link: ControlSocket, count: int) -> list[Any]:
+    """So many frames, as they come."""
+    frames: list[Any] = []
+    while len(frames) < count:
+        came = link.receive()
+        assert came is not None
+        frames += came
+    return frames
 
 
-def test_frames_come_whole_and_in_order(pair: tuple[ControlSocket, ControlSocket]) -> None:
+def test_frames_come_whole_and_in_order(pair: Pair) -> None:
     sent = [bytes([i]) * size for i, size in enumerate((0, 1, 100_000, 3_000_000, 7))]
     writer = threading.Thread(target=lambda: [pair[0].send(payload) for payload in sent])
     writer.start()
-    assert [frame.payload for frame in all_of(pair[1], len(sent))] == sent
+    assert [frame.payload for frame in receive(pair[1], len(sent))] == sent
     writer.join()
 
 
 def test_descriptors_come_with_their_frame_and_are_closed_here(
-    pair: tuple[ControlSocket, ControlSocket],
+    pair: Pair,
 ) -> None:
     read, write = os.pipe()
     before = len(os.listdir("/proc/self/fd"))
     pair[0].send(b"none")
     pair[0].send(b"two", (read, write))
     pair[0].send(b"none")
-    frames = all_of(pair[1], 3)
+    frames = receive(pair[1], 3)
     assert [len(frame.descriptors) for frame in frames] == [0, 2, 0]
     assert len(os.listdir("/proc/self/fd")) == before, "two were closed and two came"
     there, back = frames[1].descriptors
@@ -258,7 +228,7 @@ def test_descriptors_come_with_their_frame_and_are_closed_here(
 
 
 def test_what_does_not_fit_waits_and_flush_goes_on(
-    pair: tuple[ControlSocket, ControlSocket],
+    pair: Pair,
 ) -> None:
     pair[0].sock.setblocking(False)
     payload = os.urandom(4_000_000)
@@ -272,7 +242,7 @@ def test_what_does_not_fit_waits_and_flush_goes_on(
     assert not pair[0].unsent
 
 
-def test_the_other_end_gone(pair: tuple[ControlSocket, ControlSocket]) -> None:
+def test_the_other_end_gone(pair: Pair) -> None:
     pair[1].close()
     assert pair[0].receive() is None
     read, write = os.pipe()
@@ -282,59 +252,55 @@ def test_the_other_end_gone(pair: tuple[ControlSocket, ControlSocket]) -> None:
     os.close(read)
 
 
-def test_absurd_frames_are_refused(pair: tuple[ControlSocket, ControlSocket]) -> None:
-    pair[0].sock.sendall((LIMIT + 1).to_bytes(8, "little") + b"\0")
-    with pytest.raises(RunError, match="at most"):
-        pair[1].receive()
-
-
-def test_descriptors_that_were_announced_must_come(
-    pair: tuple[ControlSocket, ControlSocket],
-) -> None:
-    pair[0].sock.sendall((1).to_bytes(8, "little") + b"\x02" + b"x")
-    with pytest.raises(RunError, match="2 descriptors, found 0"):
+@pytest.mark.parametrize(
+    ("size", "rest", "told"),
+    [(LIMIT + 1, b"\0", "at most"), (1, b"\x02x", "2 descriptors, found 0")],
+    ids=["too large", "descriptors that do not come"],
+)
+def test_absurd_frames_are_refused(pair: Pair, size: int, rest: bytes, told: str) -> None:
+    pair[0].sock.sendall(size.to_bytes(8, "little") + rest)
+    with pytest.raises(RunError, match=told):
         pair[1].receive()
 
 
 # --- the inbox ------------------------------------------------------------------------------------
 
 
-def run(number: int) -> RunChunk:
-    return RunChunk(id=number, node="n", worker="w", step=1, keys=Keys.of([number]))
+def load(version: int) -> m.Load:
+    return m.Load(id=version, reader="n", version=version, **UPDATE)
 
 
-def publish(version: int) -> Load:
-    return Load(id=version, model="m", writer="t", reader="n", version=version, worker="w")
-
-
-TRAIN = TrainStep(id=0, node="t", worker="w", step=1, keys=Keys.of([0]), inputs={})
-RECORD = Record(id=9, step=1, keys={"t": Keys.of([0])}, inputs={}, worker="w")
+TRAIN = train_step(Keys.of([0]))
+RECORD = m.Record(id=9, step=1, keys={"t": Keys.of([0])}, inputs={}, worker="w")
 SAVE = Request(number=1, request=Save(directory=Path("x")))
 
 
-def order(*items: Any) -> list[Any]:
+def inbox_of(*items: Any) -> Inbox:
     inbox = Inbox()
     for item in items:
         inbox.put(item)
+    return inbox
+
+
+def order(*items: Any) -> list[Any]:
+    inbox = inbox_of(*items)
     return [inbox.take() for _ in items]
 
 
 def test_chunks_and_steps_keep_their_order() -> None:
-    items = [run(1), TRAIN, run(2), RECORD, run(3)]
+    items = [run_chunk(1), TRAIN, run_chunk(2), RECORD, run_chunk(3)]
     assert order(*items) == items
 
 
 def test_weights_go_and_requests_pass_chunks_and_nothing_else() -> None:
-    one, two, go = publish(1), publish(2), Go(node="t", worker="w", id=0)
-    a, b, c = run(1), run(2), run(3)
+    one, two, go = load(1), load(2), m.Go(id=0, node="t", worker="w")
+    a, b, c = run_chunk(1), run_chunk(2), run_chunk(3)
     assert order(a, TRAIN, b, one, c, SAVE, two, go) == [a, TRAIN, one, SAVE, two, go, b, c]
 
 
 def test_within_a_chunk_only_requests_that_wait_for_chunks() -> None:
-    inbox = Inbox()
-    chunk = run(1)
-    for item in (chunk, run(2), SAVE):
-        inbox.put(item)
+    chunk = run_chunk(1)
+    inbox = inbox_of(chunk, run_chunk(2), SAVE)
     assert inbox.within() is None, "nothing has begun"
     assert inbox.take() is SAVE
     inbox.put(SAVE)
@@ -343,48 +309,43 @@ def test_within_a_chunk_only_requests_that_wait_for_chunks() -> None:
     assert inbox.take() is chunk
     inbox.put(SAVE)
     assert [inbox.within(), inbox.within()] == [SAVE, None]
-    inbox.put(publish(1))
+    inbox.put(load(1))
     inbox.put(SAVE)
     assert inbox.within() is None, "it passed weights that it was told before"
     assert inbox.has_weights()
 
 
 def test_within_an_offer_no_request_as_other_ranks_may_have_it_later() -> None:
-    inbox, offer = Inbox(), Offer(id=9, model="m", writer="t", worker="w", version=1)
-    for item in (offer, SAVE):
-        inbox.put(item)
+    offer = m.Offer(id=9, version=1, **UPDATE)
+    inbox = inbox_of(offer, SAVE)
     assert inbox.take() is offer
     assert inbox.within() is None
     assert inbox.take() is SAVE
 
 
 def test_forget_leaves_requests() -> None:
-    inbox = Inbox()
-    follow = dataclasses.replace(publish(1), leader="l", rate=0.5)
-    for item in (run(1), TRAIN, follow, SAVE):
-        inbox.put(item)
+    follow = dataclasses.replace(load(1), leader="l", rate=0.5)
+    inbox = inbox_of(run_chunk(1), TRAIN, follow, SAVE)
     assert inbox.forget() == 3
     assert inbox.take() is SAVE
 
 
 def test_close_wakes_whoever_waits() -> None:
     inbox = Inbox()
-    found: list[Any] = [0]
-    waiting = threading.Thread(target=lambda: found.append(inbox.take()))
+    taken: list[Any] = []
+    waiting = threading.Thread(target=lambda: taken.append(inbox.take()))
     waiting.start()
     inbox.close()
     waiting.join(10)
-    assert found == [0, None]
+    assert taken == [None]
 
 
 def test_an_event_is_small() -> None:
     """What the coordinator decodes for each event: a few dozen bytes beside the arrays."""
-    told = WorkerUpdate(
-        events=(From(worker="gen", epoch=0, number=7, event=ChunkDone(id=3, node="rollout")),),
-        ended=4,
-    )
+    done = m.ChunkDone(id=3, node="rollout")
+    told = WorkerUpdate(events=(m.From(worker="gen", epoch=0, number=7, event=done),), ended=4)
     assert len(encode(told)) < 160
-    assert decode(encode(told)).events[0].event == ChunkDone(id=3, node="rollout")
-    assert len(encode(Stepped(id=1, node="t", step=1, worker="w"))) < 60
+    assert decode(encode(told)).events[0].event == done
+    assert len(encode(m.Stepped(id=1, node="t", step=1, worker="w"))) < 60
     with pytest.raises(RunError):
-        decode(encode(StopRequested(reason="x")), (WorkerUpdate,))
+        decode(encode(m.StopRequested(reason="x")), (WorkerUpdate,))

@@ -1,0 +1,219 @@
+"""What cannot be placed, what a part of a node costs, and what holds of every placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.errors import PlanError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from engine.cost.models import model_cost
+from engine.plan.explain import WIDTH, explain
+from engine.plan.plan import Plan
+from graphs.ppo import ppo
+from tests.kit.graphs import small_grpo
+from tests.kit.plans import placed
+from tests.kit.rewards import exact
+from tests.right_graphs import RIGHT
+
+pytestmark = pytest.mark.usefixtures("tiny")
+judge = Model("judge", "tiny")
+PART_OF_THE_WEIGHTS = "a rank that has a part of the weights cannot generate with it"
+
+
+def ppo_graph(**params: Any) -> Graph:
+    return ppo("tiny", "train.parquet", exact, **params)
+
+
+def workers(plan: Plan, *names: str) -> Any:
+    """Of each node, by name; or of these nodes, which are on the same ones."""
+    found = {n.name: n.workers for n in plan.nodes}
+    if not names:
+        return found
+    assert len({found[name] for name in names}) == 1
+    return found[names[0]]
+
+
+def module(plan: Plan, node: str) -> str:
+    return next(u.module for u in plan.node(node).models if u.param != "tokenizer")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+PLACE: dict[str, dict[str, Any]] = {
+    "pin: expected a node of the plan, found 'rolout'. Fix: rollout.": {"pin": {"rolout": ("a",)}},
+    "together: expected a node of the plan, found 'scor'. Fix: score.":
+        {"together": (("scor", "rollout"),)},
+    "pin: 'rollout' on '../gen', which is no name of a Worker.": {"pin": {"rollout": ("../gen",)}},
+    "pin: 'rollout' on a,a, one of them twice.": {"pin": {"rollout": ("a", "a")}},
+    "pin: rollout on g has 2 replicas. Fix: rollout=g,g-1.":
+        {"pin": {"rollout": ("g",)}, "replicas": {"rollout": 2}},
+    "replicas: prompts=2, but it is a source": {"replicas": {"prompts": 2}},
+    "replicas: train_policy=2, but it is a train node. Fix: ranks: train_policy=2.":
+        {"replicas": {"train_policy": 2}},
+    "replicas: rollout=0. Fix: rollout=1.": {"replicas": {"rollout": 0}},
+    "ranks: rollout=2, but only train nodes have ranks. Fix: replicas: rollout=2.":
+        {"ranks": {"rollout": 2}},
+    "ranks: train_policy=17, and a minibatch has 16 prompts (64 in 4). Fix: train_policy=16.":
+        {"ranks": {"train_policy": 17}},
+    "tensor: rollout=2, but only train nodes have tensor ranks.": {"tensor": {"rollout": 2}},
+    "tensor: expected a node of the plan, found 'train_polic'. Fix: train_policy.":
+        {"tensor": {"train_polic": 2}},
+    "tensor: train_policy=0. Fix: train_policy=1.": {"tensor": {"train_policy": 0}},
+    "tensor: train_policy=2 with shard, and weights are split in one way only.":
+        {"tensor": {"train_policy": 2}, "shard": True},
+    "tensor: train_policy=3, and its Model has 4 heads, 4 key heads, which are not divisible.":
+        {"tensor": {"train_policy": 3}},
+    "pin: train_policy on a,b,c has 4 ranks. Fix: train_policy=a,b,c,a-1":
+        {"tensor": {"train_policy": 2}, "pin": {"train_policy": ("a", "b", "c")}},
+    "chunks: train_policy=2, but it is of batch scope. Fix: train_policy=1.":
+        {"chunks": {"train_policy": 2}},
+    "together: rollout,score, but rollout is pinned to a and score to b. Fix: one pin, rollout=a.":
+        {"together": (("rollout", "score"),), "pin": {"rollout": ("a",), "score": ("b",)}},
+    "together: score is in two groups.":
+        {"together": (("rollout", "score"), ("score", "advantage"))},
+}  # fmt: skip
+REFUSED = {f"place: {message}": asked for message, asked in PLACE.items()} | {
+    "chunks: rollout: 65 chunks of 64 prompts. Fix: chunks: rollout=64, or":
+        {"chunks": {"rollout": 65}},
+    "turns: mian,gen: expected a worker, found 'mian'. Fix: main.":
+        {"turns": (("mian", "gen"),), "pin": {"rollout": ("gen",)}},
+    "turns: main,gen: gen is in two groups.":
+        {"turns": (("gen", "score"), ("main", "gen")),
+         "pin": {"rollout": ("gen",), "score": ("score",)}},
+    "turns: main: one worker": {"turns": (("main",),)},
+    "turns: main,main-1: these are ranks of train_policy, which act together.":
+        {"turns": (("main", "main-1"),), "ranks": {"train_policy": 2}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused_with_the_nearest_fix(message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        placed(small_grpo(minibatches=4), **REFUSED[message])
+    assert message in str(caught.value)
+    assert all("Fix: " in line for line in str(caught.value).splitlines())
+
+
+def test_one_process_is_in_one_world() -> None:
+    graph, two = ppo_graph(), {"train_policy": 2}
+    told = "worlds: train_policy has ranks on main,main-1, train_critic on main,main-1,main-"
+    with pytest.raises(PlanError, match=told):
+        placed(graph, ranks=two | {"train_critic": 3})
+    told = "worlds: train_policy has tensor 2, train_critic 1, on the same workers"
+    with pytest.raises(PlanError, match=told):
+        placed(graph, ranks={"train_critic": 2}, tensor=two)
+    both = placed(graph, tensor=two | {"train_critic": 2})
+    assert workers(both, "train_policy", "train_critic") == ("main", "main-1")
+
+
+def test_batch_scope_is_never_divided() -> None:
+    with pytest.raises(PlanError, match="replicas: whiten=2, but it is of batch scope"):
+        placed(ppo_graph(), replicas={"whiten": 2})
+
+
+def test_workers_of_a_host_add_up_but_for_those_that_take_turns() -> None:
+    asked: dict[str, Any] = {"workers": "apart", "memory": 7 * 2**27}
+    told = r"memory: prompts, rollout, .* together need .* or fewer workers"
+    with pytest.raises(PlanError, match=told):
+        placed(small_grpo(), **asked)
+    turns = (("rollout", "train_policy"),)
+    assert placed(small_grpo(), turns=turns, **asked).turns == turns
+
+
+def test_replicas_and_ranks_do_a_part_each() -> None:
+    one, many = (
+        placed(small_grpo(), threads=1),
+        placed(small_grpo(), threads=1, replicas={"rollout": 4}),
+    )
+    rollout, part = one.node("rollout").estimate, many.node("rollout").estimate
+    assert part.bytes["outbox"] * 4 == rollout.bytes["outbox"]
+    assert rollout.seconds is not None
+    # Fewer rows at once reach less.
+    assert part.seconds == pytest.approx(rollout.seconds / 4, rel=0.8)
+    assert part.seconds < rollout.seconds
+    whole, *ranks = (
+        plan.node("train_policy").estimate.bytes["optimizer"]
+        for plan in (
+            one,
+            placed(small_grpo(), ranks={"train_policy": 2}),
+            placed(small_grpo(), ranks={"train_policy": 2}, shard=True),
+        )
+    )
+    assert ranks == [whole, whole / 2]
+
+
+def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
+    two = {"train_policy": 2}
+    whole = placed(small_grpo(), threads=1).node("train_policy")
+    plan = placed(small_grpo(), threads=1, ranks=two, tensor=two)
+    node, layout = plan.node("train_policy"), plan.node("train_policy").layout
+    assert node.workers == ("main", "main-1", "main-2", "main-3")
+    assert (node.ranks, layout.data, layout.tensor, layout.partial) == (4, 2, 2, True)
+    assert plan.models[0].aliases == (), PART_OF_THE_WEIGHTS
+    assert "2 x 2 ranks (data x tensor)" in explain(plan)
+    shape = model_cost("tiny").shape
+    assert shape is not None
+    split = 4 * (shape.matrices - shape.matrices // 2)
+    parts, all_ = node.estimate.bytes, whole.estimate.bytes
+    less = {"weights": split, "gradients": split, "optimizer": 2 * split}
+    assert {name: all_[name] - parts[name] for name in less} == less
+    assert parts["activations"] < all_["activations"]
+    pinned = placed(small_grpo(), tensor=two, pin={"train_policy": ("a", "b", "c", "d")})
+    assert pinned.node("train_policy").layout.data == 2
+    apart = placed(small_grpo(), threads=1, tensor=two, pin={"rollout": ("gen",)})
+    published = apart.node("train_policy").estimate.bytes["snapshot"]
+    assert published == 2 * all_["weights"], "versions are published whole"
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
+    name, count = st.sampled_from(names), st.integers(1, 3)
+    counts = st.dictionaries(name, count, max_size=2)
+    pins = st.dictionaries(
+        name, st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True).map(tuple)
+    )
+    group = st.lists(name, min_size=2, max_size=3, unique=True).map(tuple)
+    optional = {"pin": pins, "together": st.lists(group, max_size=1).map(tuple)}
+    optional |= dict.fromkeys(("replicas", "ranks", "tensor", "chunks"), counts)
+    optional |= {"shard": st.booleans(), "inproc": st.booleans()}
+    workers = st.sampled_from(["one", "auto", "apart"])
+    return st.fixed_dictionaries({"workers": workers}, optional=optional)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:
+    make: Callable[[], Graph] = data.draw(st.sampled_from(RIGHT))
+    graph = make()
+    asked = data.draw(asked_of([n.name for n in graph.nodes]))
+    try:
+        plan = placed(graph, cores=8, memory=2**50, **asked)
+    except PlanError:
+        return
+    writers = {m.name: plan.node(m.writer) for m in plan.models if m.writer}
+    for node in plan.nodes:
+        assert len(node.workers) == len(set(node.workers)) == node.layout.replicas * node.ranks
+        assert node.work != "train" or node.layout.replicas == node.chunks == 1
+        for use in node.models:
+            if use.module in writers and use.param != "tokenizer" and node.work != "evaluate":
+                assert set(node.workers) <= set(writers[use.module].workers)
+    for m in plan.models:
+        assert set(m.aliases) == {r for r in m.readers if m.writer and module(plan, r) == m.name}
+    assert plan.recorder in plan.workers
+    for worker in plan.workers:
+        mine = [n for n in plan.nodes if worker in n.workers and n.traits.computes]
+        same = len({n.layout.threads for n in mine}) <= 1
+        assert same, "all that a Worker computes has the same threads"
+    if asked.get("inproc"):
+        assert plan.workers == ("main",)
+    text = explain(plan)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert all(worker in text for worker in plan.workers)
