@@ -226,9 +226,7 @@ def two_turns() -> Graph:
 
 
 def turns_kept_by_the_second() -> Graph:
-    """Single answers, a single answer to each, kept by the reward of that, each above the mean of
-    its prompt.
-    """
+    """Single answers and one answer to each, kept by its reward, each above its prompt's mean."""
     rollout = sampled(n=1)
     later = generate(policy, ask_judge(rollout, rubric="Again:"), max_tokens=64, name="later")
     score = mean_over(select(reward(exact, later), where=whole(later), name="whole_ones"), rollout)

@@ -45,9 +45,7 @@ def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
 
 
 def save_tiny_header(folder: Path) -> None:
-    """A model directory named `tiny`: a config, weights that hold 452,480 numbers, a tokenizer of
-    one token.
-    """
+    """A model directory named `tiny`: a config, 452,480 weights, a tokenizer of one token."""
     (folder / "tiny").mkdir()
     (folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     body = np.zeros(452_480 - 98 * 128, np.float32)

@@ -34,9 +34,7 @@ def _tracks(process: Path) -> bool:
 
 
 def workers() -> dict[str, int]:
-    """The processes of a run's Workers, which this process has started, by name: their last
-    argument.
-    """
+    """The processes of a run's Workers that this one has started, by name, their last argument."""
     found = {}
     for pid in children():
         told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -28,9 +28,7 @@ Rows = list[list[float]]
 
 
 class Drawn:
-    """Rows of groups of 1 to 4, one in five of them empty, with holes in their masks; numbers are
-    float32's.
-    """
+    """Float32 rows in groups of 1 to 4, one in five of them empty, with holes in their masks."""
 
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng(seed)

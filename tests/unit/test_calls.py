@@ -1,8 +1,5 @@
-"""Every public constructor, decorator and operator, with whatever one may give it: a GraphError at
-this very line.
-
-Nothing but a GraphError may come out of the language, neither of the call nor of the check of what
-it made.
+"""Every public constructor, decorator and operator with any argument: only a GraphError may come
+out, with the line of the call, of the call itself and of the check of what it returned.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The check: every wrong graph is refused with its whole message, every right one passes and is
-known.
+"""The check: every wrong graph is refused with its whole message, every right one passes.
 
 `GOLDEN=write pytest tests/unit/test_check.py` writes the golden messages anew; read the difference
 before keeping it.

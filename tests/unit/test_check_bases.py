@@ -1,5 +1,4 @@
-"""The check of Models' directories: what is wrong is refused by file, node and line; what is right
-passes.
+"""The check of Models' directories: what is wrong is refused by file, node and line.
 
 `GOLDEN=write pytest tests/unit/test_check_bases.py` writes the golden messages anew; read the
 difference.

@@ -172,9 +172,7 @@ def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
 
 
 def _fork_and_die_at(operation: int, work: Callable[[], None]) -> bool:
-    """Run `work` in a forked child that gets SIGKILL just before its n-th file operation; whether
-    it was killed.
-    """
+    """Whether SIGKILL before the n-th file operation of `work` ended a forked child in it."""
     child = os.fork()
     if child == 0:
         _work_until_killed(operation, work)

@@ -53,9 +53,7 @@ def test_exact_is_the_rule_as_it_is_written(
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), batch=st.integers(1, 3), max_lag=st.integers(0, 3))
 def test_exact_never_strands_a_group(data: st.DataObject, batch: int, max_lag: int) -> None:
-    """Whatever finishes first, no group is trained too old, and when all have finished a Step can
-    be formed.
-    """
+    """No group is trained too old, and when all have finished a Step can be formed."""
     begun: list[int] = []
     done: list[bool] = []
     for version in range(8):

@@ -201,7 +201,7 @@ def test_the_peak_of_nodes_that_take_turns() -> None:
     assert memory.peak(nodes, without=memory.HOST_PARTS) == 5 + 10 + 7
 
 
-def test_workers_of_a_host_add_up_and_those_of_a_lease_take_turns() -> None:
+def test_workers_of_a_host_add_up_but_for_those_that_take_turns() -> None:
     workers = {
         "gen": [{"weights": 5, "kv_cache": 40, "outbox": 1}],
         "train": [{"weights": 5, "optimizer": 10, "activations": 30, "snapshot": 2}],

@@ -245,9 +245,7 @@ def test_message_prompts_travel_as_messages(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory with a tokenizer of one token a character, bos, eos and a chat template; 98 and
-    99 end answers.
-    """
+    """A tokenizer of one token a character, with a chat template; 98 and 99 end answers."""
     ends = {"eos_token_id": [98, 99]}
     return save_tokenizer(tmp_path_factory.mktemp("base"), template=CHATML, generation=ends)
 

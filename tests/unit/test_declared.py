@@ -257,9 +257,7 @@ JSON = st.recursive(
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_part_may_be_anything(data: st.DataObject) -> None:
-    """What comes of it is a graph, or an error of the family, or one that `engine.received.reading`
-    makes one.
-    """
+    """It becomes a graph, or an error of the family or one that `received.reading` makes one."""
     document = json.loads(to_json(_own_parts(exact, Rule(1.0))))
     at: Any = document
     while True:

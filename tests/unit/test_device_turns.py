@@ -190,7 +190,7 @@ class InLockStep(World):
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_rank_groups_over_several_leases_never_wait_for_each_other(seed: int) -> None:
+def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> None:
     draw = random.Random(seed)
     world, wanted = InLockStep(of_ranks()), {w: [] for w in WORKERS}
     for number in range(40):
@@ -375,7 +375,7 @@ def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
     ]
 
 
-def test_without_leases_everything_passes() -> None:
+def test_without_turns_everything_passes() -> None:
     turns = DeviceTurns(plan_of())
     told = [chunk(0, "a"), chunk(1, "b")]
     assert turns.told(told) == told

@@ -82,9 +82,7 @@ def test_text_is_ascii_and_names_every_node_in_order() -> None:
 
 
 def test_text_rails_join_exactly_the_wires() -> None:
-    """Follow the rails back: on a node's line a `+`, digit or `*` stands in the column of each of
-    its sources.
-    """
+    """On a node's line a `+`, digit or `*` stands in the column of each of its sources."""
     for make in GRAPHS.values():
         drawing = picture(make())
         lines = draw(make()).splitlines()

@@ -131,9 +131,7 @@ def test_a_first_step_that_takes_longer_than_the_watchdog_is_no_livelock() -> No
 
 
 def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None:
-    """Under `drop` a run that goes on may give its finished rows up at once; the new ones may take
-    their time.
-    """
+    """Under `drop`, finished rows may be given up at once; the new ones may take their time."""
     plan, blocks = judged("drop", max_lag=1), Blocks()
     stream = [n for n in plan.nodes if n.region == "stream"]
     lane = PromptTable("prompts", stream, ["rollout", "judge", "slow"], blocks)

@@ -1,6 +1,4 @@
-"""Every loss against its textbook form in float64: values and gradients, on random rows, extreme
-ones, and at kinks.
-"""
+"""Every loss against its textbook form in float64, on random rows, extreme ones, and at kinks."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from dataflow.loss import Now, Tensors, Terms
 from operators import losses
 
 LARGEST = 3e38
-"""Beyond it float32 has no number: there the loss has to be infinite, so that the Step fails, and
-not merely wrong.
-"""
+"""Beyond it float32 has no number: the loss has to be infinite, so that the Step fails."""
 
 FAR = (-200.0, -100.0, -30.0, -1e-4, 0.0, 1e-4, 30.0, 88.5, 100.0, 200.0)
 """Log ratios, of which float32 holds the exponential of those up to 88.7."""
@@ -57,9 +53,7 @@ class Rows:
 
 
 def drawn(seed: int, *, extreme: bool) -> Rows:
-    """Groups of one and of several, one-token rows, holes, rows without a trained token; foreign
-    tokens have nan.
-    """
+    """Groups of one and several, one-token rows, holes, untrained rows; foreign tokens have nan."""
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 4, draw.integers(1, 4))
     row_group = np.repeat(np.arange(len(sizes)), sizes).tolist()
@@ -141,9 +135,7 @@ def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formu
         return losses.decoupled_policy(now, *ports, cap=cap, over_cap=over)
 
     def textbook(now: Tensor, gain: Tensor, near: Tensor, sampler: Tensor) -> Tensor:
-        """arXiv:2505.24298, equation 5; the sampler drew from the part of its distribution with
-        that mass.
-        """
+        """arXiv:2505.24298, equation 5; the sampler drew from a part of its distribution."""
         weight = (near - (sampler - mass)).exp().detach()
         if cap is not None:
             weight = torch.where(weight > cap, 0.0 if over == "drop" else cap, weight)

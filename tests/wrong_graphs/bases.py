@@ -1,6 +1,4 @@
-"""Models whose directories do not hold what their nodes need. The test makes the directories, under
-`./bases`.
-"""
+"""Models whose directories, which the test makes under `./bases`, lack what their nodes need."""
 
 from __future__ import annotations
 

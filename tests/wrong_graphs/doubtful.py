@@ -1,6 +1,4 @@
-"""Graphs that can be run and look wrong, one warning a function; the golden files say how each is
-warned of.
-"""
+"""Graphs that can be run and look wrong, one warning a function; golden files say how."""
 
 from __future__ import annotations
 

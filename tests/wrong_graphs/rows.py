@@ -1,6 +1,4 @@
-"""Rows of one generation read as those of another, and values that would be of another distribution
-or text.
-"""
+"""Rows of one generation read as another's, and values of another distribution or text."""
 
 from __future__ import annotations
 
