@@ -71,7 +71,7 @@ def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
     if not issubclass(wire.input.schema, Logprobs):
         return
     maker = physical(wire.port).node
-    if not maker.operator.log_probs:
+    if not maker.operator.log_probs or "temperature" not in maker.params:
         return
     stated = maker.params["temperature"] is not None
     if stated and wire.name not in _RATIOS:

@@ -304,7 +304,7 @@ def require_logprobs_by_version(batch: Batch, first: str, later: str, temperatur
 def interrupted_after(
     kernel: TorchGenerate, tokens: int, prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Batch, Iterator[Batch]]:
-    """What a chunk yields that another thread interrupts after so many steps, and the rest of it."""
+    """What a chunk yields that another thread interrupts after some steps, and the rest of it."""
     reached, asked, step, calls = Event(), Event(), decode.sample, itertools.count(1)
 
     def noted(logits: torch.Tensor, draws: torch.Tensor, how: Any) -> Any:
