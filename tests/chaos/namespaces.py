@@ -1,15 +1,15 @@
 """Two network namespaces of this machine as two hosts, and a cable between them that can be cut.
 
-    python -m tests.chaos.namespaces     # a partition of 10 s heals within the lease; a longer one ends cleanly
+    python -m tests.chaos.namespaces
 
-Owns: the namespaces (by processes that hold them, so that nothing is left when these end) and the
-runs across them. Does not own: the graph (tests/processes/run_graphs.py). It needs root, and ip,
-nsenter and unshare.
+A partition of 10 s heals within the lease; a longer one ends the run cleanly. Owns: the namespaces
+(by processes that hold them, so that nothing is left when these end) and the runs across them. Does
+not own: the process of a run (tests/kit/killable_run.py). It needs root, and ip, nsenter and
+unshare.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -19,16 +19,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "processes"), str(ROOT / "tests" / "unit")]
-
-from host_processes import HostProcess, cluster_file, host, with_lease  # noqa: E402
-
-if TYPE_CHECKING:
-    from engine.options import RunOptions
+from engine.api import run
+from engine.options import RunOptions
+from tests.kit import killable_run
+from tests.kit.host_processes import HostProcess, cluster_file, host, with_lease
+from tests.kit.processes import ROOT, wait_for
+from tests.kit.run_graphs import small
+from tests.kit.runs import require_same_numbers
+from tests.kit.tiny_runs import save_tiny_inputs
 
 ADDRESSES = {"a": "10.213.7.1", "b": "10.213.7.2"}
 _DEVICE = "cable"
@@ -46,33 +48,14 @@ class Namespaces:
     def __enter__(self) -> Namespaces:
         try:
             for name in ADDRESSES:
-                held = ["unshare", "--net", "sh", "-c", "echo there; exec cat"]
-                self._holders[name] = subprocess.Popen(
-                    held, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-                )
-                out = self._holders[name].stdout
-                assert out is not None
-                if out.readline() != b"there\n":
-                    raise OSError("unshare makes no network namespace")
-            here, there = (str(holder.pid) for holder in self._holders.values())
-            _ip(
-                "link",
-                "add",
-                _DEVICE,
-                "netns",
-                here,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                _DEVICE,
-                "netns",
-                there,
-            )
+                self._holders[name] = _holder()
+            here, there = (holder.pid for holder in self._holders.values())
+            ends = f"{_DEVICE} netns {here} type veth peer name {_DEVICE} netns {there}"
+            _run(["ip", "link", "add", *ends.split()])
             for name, address in ADDRESSES.items():
-                self.ip(name, "addr", "add", f"{address}/24", "dev", _DEVICE)
-                self.ip(name, "link", "set", "lo", "up")
-                self.ip(name, "link", "set", _DEVICE, "up")
+                self.ip(name, f"addr add {address}/24 dev {_DEVICE}")
+                self.ip(name, "link set lo up")
+                self.ip(name, f"link set {_DEVICE} up")
         except OSError:
             self.close()
             raise
@@ -93,17 +76,28 @@ class Namespaces:
         """Words before a command that run it on this host."""
         return ["nsenter", "--net", f"--target={self._holders[name].pid}", "--"]
 
-    def ip(self, name: str, *words: str) -> None:
+    def ip(self, name: str, words: str) -> None:
         """Change this host's network."""
-        _run([*self.within(name), "ip", *words])
+        _run([*self.within(name), "ip", *words.split()])
 
     def cut(self) -> None:
         """Nothing gets from one to the other any more, and nobody is told so."""
-        self.ip("b", "link", "set", _DEVICE, "down")
+        self.ip("b", f"link set {_DEVICE} down")
 
     def heal(self) -> None:
         """The cable is back."""
-        self.ip("b", "link", "set", _DEVICE, "up")
+        self.ip("b", f"link set {_DEVICE} up")
+
+
+def _holder() -> subprocess.Popen[bytes]:
+    """A process in a network namespace of its own."""
+    held = ["unshare", "--net", "sh", "-c", "echo there; exec cat"]
+    holder = subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    if holder.stdout.readline() != b"there\n":
+        holder.communicate()
+        raise OSError("unshare makes no network namespace")
+    return holder
 
 
 def why_not() -> str:
@@ -120,197 +114,108 @@ def why_not() -> str:
         return f"no network namespaces here: {error}"
 
 
-def _ip(*words: str) -> None:
-    _run(["ip", *words])
-
-
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-class Across:
-    """A run on host a that uses host b. `until` reads what it prints: `step N` for each Step."""
+@dataclass(frozen=True)
+class TwoHosts:
+    """The network, the folder of model and data, the cluster file, `dataflow host` on b."""
 
-    def __init__(
-        self, spaces: Namespaces, cluster: Path, folder: Path, steps: int, *, resumed: bool = False
-    ) -> None:
-        words = [
-            sys.executable,
-            "-m",
-            "tests.chaos.namespaces",
-            "--run",
-            str(folder),
-            "--cluster",
-            str(cluster),
-        ]
-        words += ["--steps", str(steps), *(["--resume"] if resumed else [])]
-        self.process = subprocess.Popen(
-            [*spaces.within("a"), *words],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+    spaces: Namespaces
+    folder: Path
+    cluster: Path
+    there: HostProcess
 
-    def until_step(self, step: int) -> None:
-        """Wait for the end of a Step."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip() == f"step {step}":
-                return
-        raise AssertionError(f"the run ended before step {step}: {self.process.communicate()}")
+    def options(self, name: str, steps: int, **where: Any) -> RunOptions:
+        usual = {"threads": 1, "progress": False, "checkpoint_every": 4, "workers": "one"}
+        return RunOptions(steps=steps, name=name, runs=self.folder / "runs", **usual, **where)
 
-    def ends(self, seconds: float) -> tuple[int, str]:
-        """Its exit code, and its errors."""
-        _, errors = self.process.communicate(timeout=seconds)
-        return self.process.returncode, errors
+    def alone(self, steps: int) -> Path:
+        """The folder of the run on one host."""
+        return run(small(self.folder), self.options("alone", steps)).folder
 
+    def across(self, steps: int, *flags: str, lease: float = 30.0) -> subprocess.Popen[str]:
+        """The run on host a that uses host b: GRPO, generation on b, training here."""
+        cluster = with_lease(self.cluster, lease)
+        options = self.options("across", steps, pin=PIN, cluster=cluster)
+        words = killable_run.words("small", self.folder, options, *flags)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [*self.spaces.within("a"), sys.executable, *words]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
-Hosts = tuple[Namespaces, Path, HostProcess]
-"""The network, the cluster file, `dataflow host` on b."""
+    def require_same(self, expected: Path) -> None:
+        """Metrics and weights of the run across, to the bit; then no run folder is left."""
+        require_same_numbers(self.folder / "runs" / "across", expected)
+        self.there.until("waiting for a run")
+        shutil.rmtree(self.folder / "runs")
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path, lease: float) -> Iterator[Hosts]:
-    """Both hosts, `dataflow host` on b, and the cluster file for a."""
+def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """Both hosts, `dataflow host` on b, and model and data in the folder."""
+    save_tiny_inputs(folder)
     with Namespaces() as spaces:
         cluster = cluster_file(folder, addresses=ADDRESSES)
         with host(cluster, "b", before=spaces.within("b")) as there:
-            yield spaces, with_lease(cluster, lease), there
+            yield TwoHosts(spaces, folder, cluster, there)
 
 
-def start(folder: Path, cluster: Path, steps: int, *, resumed: bool) -> None:
-    """In the process of a run: GRPO, generation on b, training here."""
-    from run_graphs import small
-
-    from engine.api import resume, run
-
-    told = [lambda row: print(f"step {row['step']}", flush=True)]
-    if resumed:
-        resume(folder / "runs" / "across", on_step=told)
-        return
-    where = {"pin": PIN, "cluster": cluster, "workers": "one"}
-    run(small(folder), options(folder, "across", steps, **where), on_step=told)
+def require_success(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=120.0)
+    assert process.returncode == 0, errors
 
 
-def alone(folder: Path, steps: int) -> Path:
-    """The same run on one host."""
-    from run_graphs import small
-
-    from engine.api import run
-
-    return run(small(folder), options(folder, "alone", steps)).folder
-
-
-def options(folder: Path, name: str, steps: int, **where: Any) -> RunOptions:
-    """Of both runs."""
-    from engine.options import RunOptions
-
-    runs = folder / "runs"
-    return RunOptions(
-        steps=steps, name=name, runs=runs, threads=1, progress=False, checkpoint_every=4, **where
-    )
-
-
-def heals(hosts: Hosts, folder: Path, steps: int, seconds: float) -> None:
+def heals(hosts: TwoHosts, steps: int, seconds: float) -> None:
     """Cut for less than the lease: the Steps of one host, to the bit, so nothing is lost and
     nothing trained twice.
     """
-    spaces, cluster, there = hosts
-    expected = alone(folder, steps)
-    across = Across(spaces, cluster, folder, steps)
-    across.until_step(2)
-    spaces.cut()
+    expected = hosts.alone(steps)
+    across = hosts.across(steps)
+    wait_for(across, "step 2")
+    hosts.spaces.cut()
     threading.Event().wait(seconds)  # the length of the partition
-    spaces.heal()
-    code, errors = across.ends(120.0)
-    assert code == 0, errors
-    same(folder / "runs" / "across", expected, steps)
-    there.until("waiting for a run")
-    shutil.rmtree(folder / "runs")
+    hosts.spaces.heal()
+    require_success(across)
+    hosts.require_same(expected)
 
 
-def too_long(hosts: Hosts, folder: Path, steps: int, lease: float) -> float:
+def too_long(hosts: TwoHosts, steps: int, lease: float) -> float:
     """Cut for longer than the lease: both sides end within the lease and 10 s, nothing of either is
     left, and once it has healed a resume comes to the same end. Returns how long the run took to
     end.
     """
-    spaces, _, there = hosts
-    expected = alone(folder, steps)
-    across = Across(spaces, with_lease(folder / "cluster.toml", lease), folder, steps)
-    across.until_step(steps // 2)
-    workers = there.workers()
+    expected = hosts.alone(steps)
+    across = hosts.across(steps, lease=lease)
+    wait_for(across, f"step {steps // 2}")
+    workers = hosts.there.workers()
     assert workers
-    spaces.cut()
+    hosts.spaces.cut()
     began = time.monotonic()
-    code, errors = across.ends(lease + 10.0)
+    _, errors = across.communicate(timeout=lease + 10.0)
     took = time.monotonic() - began
-    assert code != 0
+    assert across.returncode != 0
     assert "host b: not heard of for" in errors.strip().splitlines()[-1], errors
-    there.until("waiting for a run", lease + 10.0 - took)
+    hosts.there.until("waiting for a run", lease + 10.0 - took)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    spaces.heal()
-    code, errors = Across(spaces, folder / "cluster.toml", folder, steps, resumed=True).ends(120.0)
-    assert code == 0, errors
-    same(folder / "runs" / "across", expected, steps)
-    there.until("waiting for a run")
-    shutil.rmtree(folder / "runs")
+    hosts.spaces.heal()
+    require_success(hosts.across(steps, "resume"))
+    hosts.require_same(expected)
     return took
 
 
-def same(run: Path, expected: Path, steps: int) -> None:
-    """Metrics and weights, to the bit."""
-    from tests.kit.runs import metrics, timeless, weights
-
-    assert timeless(metrics(run)) == timeless(metrics(expected))
-    last = f"checkpoints/step_{steps}"
-    assert weights(run / last) == weights(expected / last)
-    assert weights(run / last)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--run", type=Path, help="be the process of a run (used by this program itself)"
-    )
-    parser.add_argument("--cluster", type=Path)
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--resume", action="store_true")
-    said = parser.parse_args()
-    if said.run:
-        start(said.run, said.cluster, said.steps, resumed=said.resume)
-    elif reason := why_not():
+    if reason := why_not():
         print(f"skipped: {reason}")
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            make_inputs(Path(folder))
-            with two_hosts(Path(folder), 30.0) as hosts:
-                heals(hosts, Path(folder), 24, 10.0)
-                print("a partition of 10 s, lease 30 s: the Steps of one host, to the bit")
-                took = too_long(hosts, Path(folder), 12, 12.0)
-                print(
-                    f"one without end, lease 12 s: both sides had ended after {took:.0f} s, and a"
-                    " resume went on"
-                )
-
-
-def make_inputs(folder: Path) -> None:
-    """Model and prompts of `run_graphs.small`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from tests.kit.models import save_tiny
-
-    save_tiny(folder / "model", layers=1)
-    asked = [a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(
-        pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet"
-    )
+        return
+    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
+        heals(hosts, 24, 10.0)
+        print("a partition of 10 s, lease 30 s: the Steps of one host, to the bit")
+        took = f"both sides had ended after {too_long(hosts, 12, 12.0):.0f} s"
+        print(f"one without end, lease 12 s: {took}, and a resume went on")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,14 @@
 | `kernels` | a Session, and chunks for kernels |
 | `rows` | random rows and their reference numbers |
 | `training`, `train_ranks` | train kernels and their Assignments; what each of several ranks does |
-| `runs` | what a run left in its folder, and whether two runs were the same to the bit |
-| `processes` | which processes this one has started |
-| `nothing_left` | the fixture that refuses processes left by a run |
+| `tiny_runs` | the tiny model's folder, and short quiet runs on it |
+| `run_graphs`, `turn_graphs`, `device_graphs` | graphs for these runs, importable |
+| `plain_loop` | training as a plain loop over a Hugging Face model |
+| `host_plans`, `host_processes` | plans of Workers that start fast; loopback addresses as hosts |
+| `killable_run` | a run in a process of its own |
+| `runs` | what a run left in its folder, and whether two runs were the same |
+| `processes` | starting, following, finding and ending processes |
+| `nothing_left` | that nothing of a run is left |
 | `comparison` | equality of messages that hold arrays; golden files |
 | `files` | small data files |
 """

@@ -1,12 +1,18 @@
-"""Every process of a run has ended and was waited for when the call returns."""
+"""That nothing of a run is left: processes, descriptors, shared memory, sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.kit.processes import children
+from tests.kit.processes import children, command_of, ended, marked
+
+GONE_WITHIN = 10.0
+"""Seconds after a run's end within which every process of it has to be gone."""
 
 
 @pytest.fixture
@@ -15,3 +21,34 @@ def nothing_is_left() -> Iterator[None]:
     before = set(children())
     yield
     assert set(children()) <= before
+
+
+def require_ended(pids: Iterable[int], seconds: float = 20.0) -> None:
+    """Wait until the kernel has ended these processes."""
+    for pid in pids:
+        assert ended(pid, seconds), f"process {pid} outlived its run"
+
+
+def require_gone(mark: str) -> None:
+    """Wait until no process with this mark is there, for as long as that may take."""
+    end = time.monotonic() + GONE_WITHIN
+    for pid in marked(mark):
+        ended(pid, end - time.monotonic())
+    left = [" ".join(command_of(pid))[:120] or f"{pid} (gone)" for pid in marked(mark)]
+    assert not left, f"processes outlived their run by {GONE_WITHIN:g} s: {left}"
+
+
+def descriptors() -> int:
+    """How many this process has."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_memory() -> set[str]:
+    """Names in shared memory, whoever made them."""
+    return set(os.listdir("/dev/shm"))
+
+
+def require_no_sockets(folder: Path) -> None:
+    """No socket or pipe is in the folder."""
+    left = [path for path in folder.rglob("*") if path.is_socket() or path.is_fifo()]
+    assert not left, f"sockets are left: {left}"

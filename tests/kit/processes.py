@@ -1,11 +1,135 @@
-"""The processes that this one has started: its children, the Workers of a run among them."""
+"""Processes: starting Python with a time limit, following what it prints, finding and ending what
+it started.
+
+Owns: finding processes by their parent, session or mark, and waiting for their end. Does not own:
+what runs in them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMAND_LINE = "import sys; from engine.cli import main; sys.exit(main())"
+"""`python -c` with this is `dataflow`."""
+MARK = "DATAFLOW_TEST_MARK"
+"""A variable in the environment of a process, which all that it starts inherit."""
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+def start_python(
+    *words: object, env: Mapping[str, str] | None = None, path: Iterable[Path] = (), **how: Any
+) -> subprocess.Popen[str]:
+    """Python with one thread, which finds the repository; both outputs are pipes. env: variables
+    besides; path: folders to import from; how: of Popen.
+    """
+    folders = os.pathsep.join(map(str, (ROOT, *path)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders, **(env or {})}
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(command, env=environment, errors="replace", **usual | how)
+
+
+def call_python(
+    *words: object, timeout: float = 220.0, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """`start_python` to its end; what takes longer is killed."""
+    with limited(start_python(*words, **how), timeout) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@contextmanager
+def limited(
+    process: subprocess.Popen[str], seconds: float = 150.0
+) -> Iterator[subprocess.Popen[str]]:
+    """Killed after so long; whatever happens, it has ended afterwards."""
+    late = threading.Timer(seconds, process.kill)
+    late.start()
+    try:
+        yield process
+    finally:
+        late.cancel()
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    """Read its output up to this line."""
+    assert process.stdout is not None
+    for said in process.stdout:
+        if said.strip() == line:
+            return
+    errors = process.stderr.read() if process.stderr else ""
+    raise AssertionError(f"the run ended before {line!r}: {errors}")
+
+
+def wait_for_error(process: subprocess.Popen[str], words: str) -> None:
+    """Read its standard error up to a line with these words."""
+    assert process.stderr is not None
+    if not any(words in line for line in process.stderr):
+        raise AssertionError(f"the run ended, and never said {words!r}")
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Let one go on that waits for a line."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def ended_within(process: subprocess.Popen[str], seconds: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return True
+    return False
+
+
+# --- finding --------------------------------------------------------------------------------------
+
+
+def _fields(process: Path) -> list[str]:
+    """Of /proc/PID/stat, from the state on: state, parent, process group, session."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
+def _matching(holds: Any) -> list[int]:
+    """Processes for which this holds of their folder in /proc."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if holds(process):
+                found.append(int(process.name))
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(_fields(Path(f"/proc/{pid}"))[1])
+
+
+def command_of(pid: int) -> list[str]:
+    """Its words; none where it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+    return []
 
 
 def children(parent: int | None = None) -> list[int]:
@@ -14,30 +138,67 @@ def children(parent: int | None = None) -> list[int]:
     Without multiprocessing's tracker: it is left by whichever test used that module in this
     process, for good.
     """
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        of = int(text.rpartition(")")[2].split()[1])
-        if of == (parent or os.getpid()) and not _tracks(stat.parent):
-            found.append(int(stat.parent.name))
-    return found
-
-
-def _tracks(process: Path) -> bool:
-    try:
-        return b"multiprocessing.resource_tracker" in (process / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    of = parent or os.getpid()
+    found = _matching(lambda process: int(_fields(process)[1]) == of)
+    return [pid for pid in found if not any("resource_tracker" in w for w in command_of(pid))]
 
 
 def workers() -> dict[str, int]:
     """The processes of a run's Workers that this one has started, by name, their last argument."""
-    found = {}
-    for pid in children():
-        told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"engine.launch.worker_process" in told:
-            found[told[-2].decode()] = pid
-    return found
+    named = {pid: command_of(pid) for pid in children()}
+    return {w[-1]: pid for pid, w in named.items() if "engine.launch.worker_process" in w}
+
+
+def of_session(session: int) -> list[int]:
+    """Processes of a session that have not ended."""
+    return _matching(lambda process: int(_fields(process)[3]) == session and _runs(process))
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with this mark that have not ended, this one excepted."""
+    wanted = f"{MARK}={mark}".encode()
+    found = _matching(lambda p: wanted in (p / "environ").read_bytes().split(b"\0") and _runs(p))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _runs(process: Path) -> bool:
+    return _fields(process)[0] not in "ZX"
+
+
+def new_mark() -> str:
+    return uuid.uuid4().hex
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+def ended(pid: int, seconds: float) -> bool:
+    """Whether a process, ours to wait for or not, ends in time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle) as opened:
+        return bool(select.select([opened], [], [], max(0.0, seconds))[0])
+
+
+def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send it to each that is there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+class KillWorkers:
+    """As `on_step` of a run: kills Workers when it is told of their Step, once. of: Step -> their
+    names, with blanks between them.
+    """
+
+    def __init__(self, of: Mapping[int, str]) -> None:
+        self._left = dict(of)
+        self.killed: list[int] = []
+
+    def __call__(self, row: Mapping[str, float]) -> None:
+        pids = [workers()[name] for name in self._left.pop(int(row["step"]), "").split()]
+        kill(pids)
+        self.killed += pids

@@ -1,37 +1,148 @@
-"""What a run leaves in its folder: metrics, weights, samples; whether two runs were the same."""
+"""What a run leaves in its folder: metrics, weights, samples; and whether two runs were the same.
+
+A run is its Result or its folder.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pytest
 
 from engine.api import Result
 from engine.observe.samples import read_samples
 
 Rows = list[dict[str, Any]]
+Run = Result | Path
+_PLACED = ("time/", "throughput/", "worker/", "edge/", "coordinator/")
+_LEARNT = ("reward/mean", "completion/tokens", "train/tokens", "data/rows", "optim/updates")
 
 
-def metrics(run: Path) -> Rows:
+def folder_of(run: Run) -> Path:
+    return run if isinstance(run, Path) else run.folder
+
+
+def metrics(run: Run) -> Rows:
     """The rows of metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = (folder_of(run) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def timeless(rows: Rows) -> Rows:
     """Without what depends on the clock, or on where Workers are."""
-    placed = ("time/", "throughput/", "worker/", "edge/", "coordinator/")
-    return [{k: v for k, v in row.items() if not k.startswith(placed)} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(_PLACED)} for row in rows]
 
 
-def weights(result_or_folder: Any) -> dict[str, bytes]:
-    """The bytes of every weight file of the last checkpoint, by path within it."""
-    folder = Path(getattr(result_or_folder, "checkpoint", result_or_folder))
-    files = sorted(folder.rglob("*.safetensors"))
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+def column(run: Run, name: str) -> list[float]:
+    """A metric of each Step, 0 where it has none."""
+    return [row.get(name, 0.0) for row in metrics(run)]
 
 
-def require_same_runs(one: Result, other: Result) -> None:
-    """Metrics but for clock and places, weights and samples of two runs, to the bit."""
-    assert timeless(metrics(other.folder)) == timeless(metrics(one.folder))
-    assert weights(other) == weights(one)
-    assert read_samples(other.folder / "samples").equals(read_samples(one.folder / "samples"))
+def samples(run: Run) -> pa.Table:
+    return read_samples(folder_of(run) / "samples")
+
+
+def steps_recorded(run: Run) -> int:
+    """How many Steps have a line in metrics.jsonl, also while the run goes on."""
+    lines = folder_of(run) / "metrics.jsonl"
+    return lines.read_bytes().count(b"\n") if lines.is_file() else 0
+
+
+def steps_stored(run: Run) -> list[int]:
+    """The Steps that have a checkpoint, in order."""
+    found = (folder_of(run) / "checkpoints").glob("step_*")
+    return sorted(int(path.name.removeprefix("step_")) for path in found)
+
+
+def weights(run: Run) -> dict[str, bytes]:
+    """The bytes of every weight file of the last checkpoint and of the best versions, by path."""
+    folder, last = folder_of(run), f"checkpoints/step_{max(steps_stored(run))}"
+    files = [*(folder / last).rglob("*.safetensors")]
+    files += folder.glob("checkpoints/best_*/step_*/*.safetensors")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+
+
+def best_names(run: Result) -> dict[str, list[str]]:
+    """Evaluate node -> the names of its best versions, the best first."""
+    return {node: [path.name for path in paths] for node, paths in run.best.items()}
+
+
+# --- two runs -------------------------------------------------------------------------------------
+
+
+def differences(ours: Rows, wanted: Rows) -> Iterator[tuple[int, str, Any, Any]]:
+    """(Step, metric, found, expected), in the order of the Steps."""
+    for one, other in zip(ours, wanted, strict=True):
+        for name in sorted(one.keys() | other.keys()):
+            if one.get(name) != other.get(name):
+                yield one["step"], name, one.get(name), other.get(name)
+
+
+def require_same_numbers(run: Run, wanted: Run, *, but: str = "\0") -> None:
+    """The same metrics and weights, to the bit. but: the end of metrics that may differ."""
+    ours, theirs = (
+        [{k: v for k, v in row.items() if not k.endswith(but)} for row in timeless(metrics(each))]
+        for each in (run, wanted)
+    )
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    assert ours == theirs, f"other numbers: {list(differences(ours, theirs))[:9]}"
+    mine, others = weights(run), weights(wanted)
+    assert mine.keys() == others.keys()
+    assert [name for name in mine if mine[name] != others[name]] == []
+
+
+def require_same_runs(run: Run, wanted: Run) -> None:
+    """The same metrics, weights and samples, to the bit."""
+    require_same_numbers(run, wanted)
+    assert samples(run).equals(samples(wanted))
+
+
+def require_alike(run: Run, wanted: Run, rel: float = 1e-4) -> None:
+    """What was trained and how well, Step by Step, but for the last digits."""
+    for one, two in zip(metrics(run), metrics(wanted), strict=True):
+        for name in (*_LEARNT, "optim/grad_norm"):
+            assert one.get(name) == pytest.approx(two.get(name), rel=rel), name
+
+
+def state_of(model: Path) -> dict[str, Any]:
+    """The tensors of a model directory, as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model).state_dict()
+
+
+def require_whole_models(run: Result, base: Path) -> None:
+    """The Models of the last checkpoint and the best versions have the shapes of their base."""
+    wanted = {name: tensor.shape for name, tensor in state_of(base).items()}
+    for path in (*(path for paths in run.best.values() for path in paths), *run.trained.values()):
+        assert {name: tensor.shape for name, tensor in state_of(path).items()} == wanted
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def require_whole_groups_once(rows: Sequence[dict[str, Any]], prompts: int, answers: int) -> None:
+    """Each row of the samples of a train node was trained just once, and each group in one Step."""
+    keys = [(row["position"], row["sample"]) for row in rows]
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    assert not twice, f"trained twice: {twice}"
+    wanted = [(position, sample) for position in range(prompts) for sample in range(answers)]
+    assert sorted(keys) == wanted, "rows are missing"
+    steps: dict[int, set[int]] = {}
+    for row in rows:
+        steps.setdefault(row["position"], set()).add(row["step"])
+    split = {position: found for position, found in steps.items() if len(found) > 1}
+    assert not split, f"groups in two Steps: {split}"
+
+
+def require_each_row_once(run: Run, prompts: int, answers: int) -> None:
+    """`require_whole_groups_once`, of each train node."""
+    rows = samples(run).to_pylist()
+    for node in {row["node"] for row in rows}:
+        of_node = [row for row in rows if row["node"] == node]
+        require_whole_groups_once(of_node, prompts, answers)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.kit.files import save_jsonl
+from tests.kit.processes import COMMAND_LINE, call_python
+from tests.kit.runs import column
 
-MODEL = """
-from pathlib import Path
-from tests.kit.models import save_tiny
-save_tiny(Path("model"), layers=1)
-"""
-CALL = "import sys; from engine.cli import main; sys.exit(main())"
+CONSOLE_SCRIPT = "import sys; sys.path.remove(''); " + COMMAND_LINE
+"""As `dataflow` is installed: the current folder is not on the path by itself."""
 REWARDS = """
 import os, time
 
@@ -33,65 +29,36 @@ def leaves_a_daemon(completions, answer):
         os._exit(0)
     return same(completions, answer)
 """
-FLAGS = [
-    *("--base", "model", "--data", "rows.jsonl", "--reward-fn", "my_rewards:same"),
-    *("--n", "2", "--batch", "2", "--max-tokens", "3"),
-]
+GRPO = "graphs.grpo:grpo --base model --data rows.jsonl --n 2 --batch 2 --max-tokens 3 --reward-fn "
+MODULES = "json random torch numpy struct selectors pyarrow msgspec transformers"
+"""What Python and torch import; a file of each name is to run nowhere."""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("cli")
-    rows = [{"prompt": letter * 2, "answer": letter} for letter in "abcdef"]
-    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (made / "my_rewards.py").write_text(REWARDS)
-    done = python(made, MODEL)
-    assert done.returncode == 0, done.stderr
-    return made
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    save_jsonl(folder / "rows.jsonl", *({"prompt": a * 2, "answer": a} for a in "abcdef"))
+    (folder / "my_rewards.py").write_text(REWARDS)
+    shutil.copytree(tiny_folder / "model", folder / "model")
+    return folder
 
 
-def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env={
-            "PYTHONPATH": str(ROOT),
-            "PATH": "/usr/bin:/bin",
-            "OMP_NUM_THREADS": "1",
-            "HOME": str(folder),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
-def steps_of(run: Path) -> list[int]:
-    return [
-        int(json.loads(line)["step"]) for line in (run / "metrics.jsonl").read_text().splitlines()
-    ]
+def dataflow(
+    folder: Path, words: str, code: int = 0, start: str = COMMAND_LINE
+) -> subprocess.CompletedProcess[str]:
+    """The command line, in this folder."""
+    home = {"HOME": str(folder)}
+    done = call_python("-c", start, *words.split(), cwd=folder, env=home, timeout=200)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def test_run_then_resume(folder: Path) -> None:
-    done = python(
-        folder,
-        CALL,
-        "run",
-        "graphs.grpo:grpo",
-        *FLAGS,
-        "--steps",
-        "2",
-        "--threads",
-        "1",
-        "--no-progress",
-    )
-    assert done.returncode == 0, done.stderr
+    done = dataflow(folder, f"run {GRPO} my_rewards:same --steps 2 --threads 1 --no-progress")
     assert "step 2" in done.stdout
     assert (folder / "runs" / "grpo" / "graph.json").is_file()
-    done = python(folder, CALL, "resume", "runs/grpo", "--steps", "3")
-    assert done.returncode == 0, done.stderr
-    assert steps_of(folder / "runs" / "grpo") == [1, 2, 3]
+    dataflow(folder, "resume runs/grpo --steps 3")
+    assert column(folder / "runs" / "grpo", "step") == [1, 2, 3]
 
 
 def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_daemon(
@@ -100,21 +67,8 @@ def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_da
     """`dataflow run ... | cat`, and 2>&1, too: the call below returns when both pipes are at their
     end.
     """
-    flags = [flag.replace(":same", ":leaves_a_daemon") for flag in FLAGS]
-    done = python(
-        folder,
-        CALL,
-        "run",
-        "graphs.grpo:grpo",
-        *flags,
-        "--steps",
-        "1",
-        "--threads",
-        "1",
-        "--name",
-        "left",
-    )
-    assert done.returncode == 0, done.stderr
+    target = f"{GRPO} my_rewards:leaves_a_daemon"
+    done = dataflow(folder, f"run {target} --steps 1 --threads 1 --name left")
     said = "reward 'leaves_a_daemon' printed: still here "
     assert said in (folder / "runs" / "left" / "logs" / "main.log").read_text()
     for pid in [int(line.split()[-1]) for line in done.stderr.splitlines() if said in line]:
@@ -122,29 +76,15 @@ def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_da
 
 
 def test_explain_shows_every_node(folder: Path) -> None:
-    done = python(folder, CALL, "explain", "graphs.grpo:grpo", *FLAGS)
-    assert done.returncode == 0, done.stderr
+    shown = dataflow(folder, f"explain {GRPO} my_rewards:same").stdout
     for node in ("prompts", "rollout", "score", "advantage", "train_policy"):
-        assert node in done.stdout
+        assert node in shown
 
 
 def test_a_run_that_fails_ends_with_3_and_its_cause_last(folder: Path) -> None:
     (folder / "bad_rewards.py").write_text("def same(completions, answer):\n    return [1.0]\n")
-    flags = [flag.replace("my_rewards", "bad_rewards") for flag in FLAGS]
-    done = python(
-        folder,
-        CALL,
-        "run",
-        "graphs.grpo:grpo",
-        *flags,
-        "--steps",
-        "1",
-        "--name",
-        "bad",
-        "--threads",
-        "1",
-    )
-    assert done.returncode == 3, done.stderr
+    target = f"{GRPO} bad_rewards:same"
+    done = dataflow(folder, f"run {target} --steps 1 --name bad --threads 1", code=3)
     assert "Traceback" not in done.stderr
     assert "same" in done.stderr
 
@@ -158,24 +98,9 @@ def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(
     """
     here = tmp_path / "here"
     shutil.copytree(folder, here, ignore=shutil.ignore_patterns("runs"))
-    for name in (
-        "json",
-        "random",
-        "torch",
-        "numpy",
-        "struct",
-        "selectors",
-        "pyarrow",
-        "msgspec",
-        "transformers",
-    ):
+    for name in MODULES.split():
         (here / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder ran')\n")
-    script = (  # as a console script
-        "import sys; sys.path.remove(''); from engine.cli import main; sys.exit(main())"
-    )
-    flags = ["--workers", "apart", "--threads", "1", "--no-progress"]
-    done = python(here, script, "run", "graphs.grpo:grpo", *FLAGS, "--steps", "1", *flags)
-    assert done.returncode == 0, done.stderr
-    done = python(here, script, "resume", "runs/grpo", "--steps", "2")
-    assert done.returncode == 0, done.stderr
+    flags = "--steps 1 --workers apart --threads 1 --no-progress"
+    dataflow(here, f"run {GRPO} my_rewards:same {flags}", start=CONSOLE_SCRIPT)
+    done = dataflow(here, "resume runs/grpo --steps 2", start=CONSOLE_SCRIPT)
     assert done.stderr.startswith(f"imports my_rewards from {here / 'my_rewards.py'}\n")

@@ -5,23 +5,19 @@ run ends.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
-from run_graphs import leaves, leaves_in_its_loss, with_score
-from run_processes import ENVIRONMENT
 
 from dataflow.errors import KernelError
-from engine.api import run
-from tests.kit.processes import children
+from tests.kit.processes import call_python, children
+from tests.kit.run_graphs import leaves, leaves_in_its_loss, with_score
+from tests.kit.tiny_runs import TinyRuns
 
-Options = Callable[..., Any]
 pytestmark = pytest.mark.timeout(180)
 
+STUCK = "nothing has moved for 1 s: main is in {} (chunk 3, 8 rows), in code that {}. "
 HOLDS = """
 import re, sys
 from engine.run import stop
@@ -64,75 +60,56 @@ with stop.Stop(0.5, lambda: "who waits for whom"):
 """
 
 
-def script(text: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", text],
-        env=ENVIRONMENT | changes,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_what_holds_the_interpreters_lock_is_named_from_outside_and_ended() -> None:
-    done = script(HOLDS)
+    done = call_python("-c", HOLDS)
     assert done.stdout == "begun\n"
     assert done.returncode == -signal.SIGKILL
-    said = (
-        "nothing has moved for 1 s: main is in holds (chunk 3, 8 rows), in code that holds the"
-        " interpreter's lock. "
-    )
-    assert said in done.stderr
+    assert STUCK.format("holds", "holds the interpreter's lock") in done.stderr
     assert "in holds\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_what_cannot_be_interrupted_is_ended_from_outside() -> None:
-    done = script(CANNOT_BE_INTERRUPTED)
+    done = call_python("-c", CANNOT_BE_INTERRUPTED)
     assert done.stdout == "interrupted\n"
     assert done.returncode == -signal.SIGKILL
     assert "nothing has moved for 0.5 s; who waits for whom" in done.stderr
-    assert (
-        "nothing has moved for 1 s: main is in waits (chunk 3, 8 rows), in code that cannot be"
-        " interrupted. " in done.stderr
-    )
+    assert STUCK.format("waits", "cannot be interrupted") in done.stderr
+
+
+LEAVES_NO_WATCHER = """
+import os, time
+from engine.run.outside import STACK_SIGNAL
+from engine.run.stop import Stop
+
+with Stop(1.0, lambda: ''):
+    os.kill(os.getpid(), STACK_SIGNAL)
+os.kill(os.getpid(), STACK_SIGNAL)
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print('alone')
+"""
 
 
 def test_a_run_that_ends_leaves_no_watcher_and_none_of_its_signals_ends_the_process() -> None:
-    done = script(
-        "import os, time\n"
-        "from engine.run.outside import STACK_SIGNAL\n"
-        "from engine.run.stop import Stop\n"
-        "with Stop(1.0, lambda: ''):\n"
-        "    os.kill(os.getpid(), STACK_SIGNAL)\n"
-        "os.kill(os.getpid(), STACK_SIGNAL)\n"
-        "try:\n"
-        "    os.waitpid(-1, 0)\n"
-        "except ChildProcessError:\n"
-        "    print('alone')\n"
-    )
+    done = call_python("-c", LEAVES_NO_WATCHER)
     assert (done.returncode, done.stdout) == (0, "alone\n")
     assert done.stderr.count("(most recent call first)") == 1, "the first went to the watcher"
 
 
-@pytest.mark.parametrize(
-    "make, told",
-    [
-        (lambda folder: with_score(folder, leaves), "leaves: "),
-        (lambda folder: with_score(folder, None, leaves_in_its_loss), "train_policy: step 1"),
-    ],
-    ids=["operator", "loss"],
-)
+@pytest.mark.parametrize("make,told", [
+    (partial(with_score, change=leaves), "leaves: "),
+    (partial(with_score, loss_of=leaves_in_its_loss), "train_policy: step 1"),
+], ids=["operator", "loss"])  # fmt: skip
 @pytest.mark.parametrize("inproc", [False, True])
 def test_an_exit_in_the_users_code_is_an_error_of_its_node(
-    tiny: Path, options: Options, make: Any, told: str, inproc: bool
+    tiny: TinyRuns, make: Any, told: str, inproc: bool
 ) -> None:
     with pytest.raises(KernelError) as caught:
-        run(make(tiny), options(2, inproc=inproc))
-    for part in (told, "raised SystemExit: ", "run_graphs.py"):
-        assert part in str(caught.value), part
+        tiny.run(make, 2, inproc=inproc)
+    parts = (told, "raised SystemExit: ", "run_graphs.py")
+    assert [part for part in parts if part not in str(caught.value)] == []
     assert not children()

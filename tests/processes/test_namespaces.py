@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.namespaces import heals, make_inputs, two_hosts, why_not
+from tests.chaos.namespaces import heals, two_hosts, why_not
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
@@ -17,6 +17,5 @@ def test_a_short_partition_heals(tmp_path: Path) -> None:
     """The Steps of one host, to the bit."""
     if reason := why_not():
         pytest.skip(reason)
-    make_inputs(tmp_path)
-    with two_hosts(tmp_path, 30.0) as hosts:
-        heals(hosts, tmp_path, 4, 3.0)
+    with two_hosts(tmp_path) as hosts:
+        heals(hosts, 4, 3.0)

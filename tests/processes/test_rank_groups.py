@@ -6,27 +6,27 @@ import os
 from dataclasses import dataclass, replace
 
 import pytest
-from host_plans import plan
 
 from dataflow.errors import PlanError, RunError
 from dataflow.kernel import Layout
 from engine.launch.failures import Failures
 from engine.launch.ranks import groups, meetings
+from tests.kit.host_plans import plan
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:
     of = {"a": ("a", "b"), "b": ("a", "b")}
-    found = meetings(["a", "b", "c"], of)
-    assert found.keys() == {"a", "b"}
-    seats = [found[name].seat(name) for name in ("a", "b")]
-    assert [(s.rank, s.world) for s in seats] == [(0, 2), (1, 2)]
-    ends = [found[name].descriptor() for name in ("a", "b")]
+    there = meetings(["a", "b", "c"], of)
+    assert there.keys() == {"a", "b"}
+    seats = [there[name].seat(name) for name in ("a", "b")]
+    assert [(seat.rank, seat.world) for seat in seats] == [(0, 2), (1, 2)]
+    ends = [there[name].descriptor() for name in ("a", "b")]
     assert os.fstat(ends[0]).st_ino == os.fstat(ends[1]).st_ino
     for end in ends:
         os.close(end)
-    found["a"].close()
+    there["a"].close()
     with pytest.raises(PlanError, match="ranks begin together, and b would not"):
         meetings(["a"], of)
 
@@ -43,7 +43,7 @@ def test_the_ranks_of_a_plan() -> None:
 
 
 @dataclass
-class Somebody:
+class StandInChild:
     """As much of a Child as is looked at."""
 
     name: str
@@ -56,7 +56,7 @@ class Somebody:
 
 
 def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> None:
-    children = {name: Somebody(name) for name in ("a", "b", "alone")}
+    children = {name: StandInChild(name) for name in ("a", "b", "alone")}
     failures, error = Failures({"a": ("a", "b"), "b": ("a", "b")}), RunError("lost its peer")
     failures.told(children["alone"], error, 0.0)
     assert failures.judged(children, 0.0) is error
@@ -64,9 +64,8 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
     failures = Failures({"a": ("a", "b"), "b": ("a", "b")})
     failures.told(children["a"], error, 1.0)
     assert failures.judged({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
-    assert failures.judged(children, 1.5) is None, (
-        "the end of the other may not have been noticed yet"
-    )
+    # the end of the other may not have been noticed yet
+    assert failures.judged(children, 1.5) is None
     children["b"].gone = True
     assert failures.judged(children, 1.6) is None
     assert children["a"].killed, "whoever waits for an answer of it is told"

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plain_loop as loop
 import pytest
 import torch
-from plain_loop import Learner, Step
-from run_graphs import vowels
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,9 +23,7 @@ from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.schema import Preference, Reward, Rollout
 from dataflow.user import Columns, operator
-from engine.api import run
 from operators.advantage import gae, group_advantage, kl_in_reward, whiten
-from operators.data import prompts
 from operators.forward import logprobs, values
 from operators.generate import generate
 from operators.losses import (
@@ -44,239 +39,223 @@ from operators.optimizers import AdamW
 from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import train
+from tests.kit import plain_loop as loop
+from tests.kit.plain_loop import Learner, TrainedStep
+from tests.kit.run_graphs import policy_and_prompts, vowels
+from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
-Options = Callable[..., Any]
 LR, T = 2e-3, 0.8
 
 
-def sampled(tiny: Path, n: int, **how: Any) -> tuple[Model, Port[Rollout], Port[Reward], Model]:
-    """Policy, rows, rewards, reference."""
-    base = str(tiny / "model")
-    policy = Model("policy", base, trainable=True)
-    source = prompts(str(tiny / "train.parquet"), batch=4)
-    rollout = generate(
-        policy, source, n=n, max_tokens=5, name="rollout", **{"temperature": T} | how
-    )
-    return policy, rollout, reward(vowels, rollout, name="score"), Model("reference", base)
+class Ours:
+    """The engine's side: graphs on the tiny model, and what its train kernels did with them."""
+
+    def __init__(self, tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.base = str(tiny.folder / "model")
+        self._tiny, self._monkeypatch = tiny, monkeypatch
+
+    def sampled(self, n: int, **how: Any) -> tuple[Model, Port[Rollout], Port[Reward], Model]:
+        """Policy, rows, rewards, reference."""
+        policy, asked = policy_and_prompts(self._tiny.folder)
+        heat = {"temperature": T} | how
+        rollout = generate(policy, asked, n=n, max_tokens=5, name="rollout", **heat)
+        return policy, rollout, reward(vowels, rollout, name="score"), Model("reference", self.base)
+
+    def run(self, *sinks: Node, steps: int = 2) -> list[TrainedStep]:
+        """What our train kernels did; `self.trained` is what they left."""
+        watched = loop.watched(self._monkeypatch)
+        result = self._tiny.run(Graph("compared", *sinks), steps, inproc=True)
+        self.trained = {name: Path(path) for name, path in result.trained.items()}
+        return watched
+
+    def rewards(self, step: TrainedStep) -> list[float]:
+        return loop.rewards(self.base, step.rows, vowels)
+
+    def require_weights(self, learner: Learner, model: str = "policy") -> None:
+        """Those on disk are those that the loop came to, and not those that both began with."""
+        saved, moved = load_file(self.trained[model] / "model.safetensors"), 0.0
+        for name, weight in learner.module.named_parameters():
+            if name in saved:
+                wanted = weight.detach()
+                loop.require_close([saved[name]], [wanted], name)
+                moved = max(moved, float((wanted - learner.versions[0][name]).abs().max()))
+        assert moved > 1e-4
+
+
+@pytest.fixture
+def ours(tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> Ours:
+    return Ours(tiny, monkeypatch)
 
 
 def updated(model: Model, rollout: Port[Rollout], loss: Any, **how: Any) -> Node:
     return train(model, rollout, loss=loss, lr=LR, optimizer=AdamW(eps=loop.EPS), **how)
 
 
-def run_watched(
-    graph: Graph, options: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[Step], dict[str, Path]]:
-    """What our train kernels did, and what they left."""
-    steps = loop.watched(monkeypatch)
-    result = run(graph, options)
-    return steps, {name: Path(path) for name, path in result.trained.items()}
-
-
-def same_weights(learner: Learner, folder: Path) -> None:
-    """Ours on disk are those that the loop came to, and not those that both began with."""
-    saved, moved = load_file(folder / "model.safetensors"), 0.0
-    for name, wanted in learner.module.named_parameters():
-        if name in saved:
-            torch.testing.assert_close(
-                saved[name],
-                wanted.detach(),
-                rtol=1e-4,
-                atol=2e-5,
-                msg=lambda m, n=name: f"{n}: {m}",
-            )
-            moved = max(moved, float((wanted.detach() - learner.versions[0][name]).abs().max()))
-    assert moved > 1e-4
-
-
-def scored(base: str, step: Step) -> list[float]:
-    return loop.rewards(base, step.rows, vowels)
-
-
-def sampled_by(learner: Learner, step: Step) -> list[Tensor]:
+def sampled_by(learner: Learner, step: TrainedStep) -> list[Tensor]:
     """The log-probs of the Step's rows, which have to be those that we recorded."""
+    own = without_gradient(learner, step)
+    require_column(step, "rows", "sampler_logprobs", own)
+    return own
+
+
+def without_gradient(learner: Learner, step: TrainedStep, temperature: float = T) -> list[Tensor]:
+    """Log-probs of a Step's rows."""
     with torch.no_grad():
-        found = loop.logprobs(learner.module, step.rows, T)
-    loop.same(loop.column(step, "rows", "sampler_logprobs"), found, "sampler_logprobs")
-    return found
+        return loop.logprobs(learner.module, step.rows, temperature)
 
 
-def test_grpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny / "model")
-    policy, rollout, score, reference = sampled(tiny, 4)
+def require_column(
+    step: TrainedStep, key: str, name: str, wanted: Sequence[Tensor], atol: float = 2e-5
+) -> None:
+    """Our column is what the loop computed."""
+    loop.require_close(loop.column(step, key, name), wanted, f"{key} {name}", atol)
+
+
+def against_their_group(numbers: Sequence[float], step: TrainedStep) -> list[Tensor]:
+    """Each row's number against the mean of its group, in its standard deviations."""
+    array, gains = np.array(numbers), np.zeros(len(numbers))
+    for rows in loop.groups(step.rows):
+        gains[rows] = (array[rows] - array[rows].mean()) / (array[rows].std(ddof=1) + 1e-4)
+    return loop.spread(gains.tolist(), step.rows)
+
+
+def test_grpo(ours: Ours) -> None:
+    policy, rollout, score, reference = ours.sampled(4)
     advantage = group_advantage(rollout, score, name="advantage")
     loss = clipped_policy_loss(advantage, reference=logprobs(reference, rollout), beta=0.04)
-    steps, trained = run_watched(
-        Graph("grpo", updated(policy, rollout, loss, epochs=2)),
-        options(2, inproc=True),
-        monkeypatch,
-    )
-    learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
+    steps = ours.run(updated(policy, rollout, loss, epochs=2))
+    learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
     for step in steps:
-        old, score_of = sampled_by(learner, step), np.array(scored(base, step))
-        with torch.no_grad():
-            anchor = loop.logprobs(fixed.module, step.rows, T)
-        loop.same(
-            loop.column(step, "clipped_policy_loss.reference", "logprobs"), anchor, "reference"
-        )
-        gains = np.zeros(len(score_of))
-        for rows in loop.groups(step.rows):
-            gains[rows] = (score_of[rows] - score_of[rows].mean()) / (
-                score_of[rows].std(ddof=1) + 1e-4
-            )
-        gain = loop.spread(gains.tolist(), step.rows)
-        loop.same(
-            loop.column(step, "clipped_policy_loss.advantage", "advantage"), gain, "advantage"
-        )
-        for ours in step.updates:
+        old, anchor = sampled_by(learner, step), without_gradient(fixed, step)
+        require_column(step, "clipped_policy_loss.reference", "logprobs", anchor)
+        gain = against_their_group(ours.rewards(step), step)
+        require_column(step, "clipped_policy_loss.advantage", "advantage", gain)
+        for update in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
             away = [n - a for n, a in zip(now, anchor, strict=True)]
-            parts = [
-                s + 0.04 * (torch.exp(-d) - 1 + d)
-                for s, d in zip(loop.surrogate(now, old, gain), away, strict=True)
-            ]
-            learner.update(loop.token_mean(parts), ours, loop.by_row(parts))
+            pairs = zip(loop.surrogate(now, old, gain), away, strict=True)
+            parts = [s + 0.04 * (torch.exp(-d) - 1 + d) for s, d in pairs]
+            learner.update(loop.token_mean(parts), update, loop.by_row(parts))
         learner.end_step()
     assert [len(step.updates) for step in steps] == [2, 2]
-    same_weights(learner, trained["policy"])
+    ours.require_weights(learner)
 
 
 @pytest.mark.long
-def test_rloo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny / "model")
-    policy, rollout, score, reference = sampled(tiny, 4)
+def test_rloo(ours: Ours) -> None:
+    policy, rollout, score, reference = ours.sampled(4)
     shaped = kl_in_reward(rollout, score, logprobs(reference, rollout), beta=0.05)
-    advantage = group_advantage(
-        rollout, shaped, baseline="leave_one_out", scale="none", name="advantage"
-    )
-    node = updated(policy, rollout, policy_gradient_loss(advantage), aggregate="sequence_sum")
-    steps, trained = run_watched(Graph("rloo", node), options(2, inproc=True), monkeypatch)
-    learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
+    how: Any = {"baseline": "leave_one_out", "scale": "none", "name": "advantage"}
+    loss = policy_gradient_loss(group_advantage(rollout, shaped, **how))
+    steps = ours.run(updated(policy, rollout, loss, aggregate="sequence_sum"))
+    learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
     for step in steps:
-        own = sampled_by(learner, step)
-        with torch.no_grad():
-            anchor = loop.logprobs(fixed.module, step.rows, T)
+        own, anchor = sampled_by(learner, step), without_gradient(fixed, step)
         kl = np.array([float((a - b).sum()) for a, b in zip(own, anchor, strict=True)])
-        total, gains = np.array(scored(base, step)) - 0.05 * kl, np.zeros(len(own))
+        total, gains = np.array(ours.rewards(step)) - 0.05 * kl, np.zeros(len(own))
         for rows in loop.groups(step.rows):
             for row in rows:
                 gains[row] = total[row] - np.mean([total[r] for r in rows if r != row])
         gain = loop.spread(gains.tolist(), step.rows)
-        loop.same(
-            loop.column(step, "policy_gradient_loss.advantage", "advantage"), gain, "advantage"
-        )
-        (ours,) = step.updates
-        parts = [
-            -g * n for g, n in zip(gain, loop.logprobs(learner.module, step.rows, T), strict=True)
-        ]
-        learner.update(sum(p.sum() for p in parts) / len(parts), ours, loop.by_row(parts))
+        require_column(step, "policy_gradient_loss.advantage", "advantage", gain)
+        (update,) = step.updates
+        now = loop.logprobs(learner.module, step.rows, T)
+        parts = [-g * n for g, n in zip(gain, now, strict=True)]
+        learner.update(sum(p.sum() for p in parts) / len(parts), update, loop.by_row(parts))
         learner.end_step()
-    same_weights(learner, trained["policy"])
+    ours.require_weights(learner)
 
 
-def test_ppo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny / "model")
-    policy, rollout, score, reference = sampled(tiny, 1)
-    critic = Model("critic", base, trainable=True, head="scalar")
+def test_ppo(ours: Ours) -> None:
+    policy, rollout, score, reference = ours.sampled(1)
+    critic = Model("critic", ours.base, trainable=True, head="scalar")
     old, value = logprobs(policy, rollout, name="old"), values(critic, rollout)
     shaped = kl_in_reward(rollout, score, logprobs(reference, rollout), beta=0.05)
     returns = gae(rollout, shaped, value, gamma=0.99, lam=0.9)
-    graph = Graph(
-        "ppo",
+    steps = ours.run(
         updated(policy, rollout, clipped_policy_loss(whiten(returns, rollout), old=old), epochs=2),
         updated(critic, rollout, value_loss(returns, old=value, clip=0.2), epochs=2),
     )
-    steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
-    actor, judge, fixed = loop.policy(base, LR), loop.critic(base, LR), loop.policy(base, LR)
+    actor, judge, fixed = (
+        loop.policy(ours.base, LR),
+        loop.critic(ours.base, LR),
+        loop.policy(ours.base, LR),
+    )
     for step, of_critic in zip(steps[::2], steps[1::2], strict=True):
-        own = sampled_by(actor, step)
-        loop.same(loop.column(step, "clipped_policy_loss.old", "logprobs"), own, "old")
+        own, anchor = sampled_by(actor, step), without_gradient(fixed, step)
+        require_column(step, "clipped_policy_loss.old", "logprobs", own)
         with torch.no_grad():
-            anchor, before = (
-                loop.logprobs(fixed.module, step.rows, T),
-                loop.values(judge.module, step.rows),
-            )
-        loop.same(loop.column(of_critic, "value_loss.old", "values"), before, "values")
+            before = loop.values(judge.module, step.rows)
+        require_column(of_critic, "value_loss.old", "values", before)
         raw, goals = [], []
-        for row, number in enumerate(scored(base, step)):
+        for row, number in enumerate(ours.rewards(step)):
             by_token = -0.05 * (own[row] - anchor[row])
             by_token[-1] += number
             raw.append(loop.generalised(by_token, before[row], 0.99, 0.9))
             goals.append(raw[-1] + before[row])
-        loop.same(loop.column(of_critic, "value_loss.returns", "returns"), goals, "returns")
+        require_column(of_critic, "value_loss.returns", "returns", goals)
         every = torch.cat(raw)
         gain = [(g - every.mean()) / (every.var(unbiased=True) + 1e-8).sqrt() for g in raw]
-        loop.same(
-            loop.column(step, "clipped_policy_loss.advantage", "advantage"), gain, "advantage", 1e-4
-        )
-        for ours, theirs in zip(step.updates, of_critic.updates, strict=True):
+        require_column(step, "clipped_policy_loss.advantage", "advantage", gain, 1e-4)
+        for update, critics in zip(step.updates, of_critic.updates, strict=True):
             parts = loop.surrogate(loop.logprobs(actor.module, step.rows, T), own, gain)
-            actor.update(loop.token_mean(parts), ours, loop.by_row(parts))
+            actor.update(loop.token_mean(parts), update, loop.by_row(parts))
             errors = []
             for v, b, goal in zip(loop.values(judge.module, step.rows), before, goals, strict=True):
                 held = b + (v - b).clamp(-0.2, 0.2)
                 errors.append(0.5 * torch.maximum((v - goal) ** 2, (held - goal) ** 2))
-            judge.update(loop.token_mean(errors), theirs, loop.by_row(errors))
-        actor.end_step(), judge.end_step()
+            judge.update(loop.token_mean(errors), critics, loop.by_row(errors))
+        actor.end_step()
+        judge.end_step()
     assert [step.node for step in steps] == ["train_policy", "train_critic"] * 2
-    same_weights(actor, trained["policy"])
-    same_weights(judge, trained["critic"])
+    ours.require_weights(actor)
+    ours.require_weights(judge, "critic")
 
 
 @operator(scope="group")
 def better_of_two(score: Columns[Reward]) -> Columns[Preference]:
     """Of each two answers the better one, the first where they are equal."""
     first, second = score["reward"][::2], score["reward"][1::2]
-    signs = np.stack(
-        [np.where(first >= second, 1, -1), np.where(first >= second, -1, 1)], 1
-    ).ravel()
-    return Columns.make(
-        Preference, like=score, keep=np.ones(len(signs), np.uint8), sign=signs.astype(np.int8)
-    )
+    sign = np.where(first >= second, 1, -1)
+    signs = np.stack([sign, -sign], 1).ravel().astype(np.int8)
+    keep = np.ones(len(signs), np.uint8)
+    return Columns.make(Preference, like=score, keep=keep, sign=signs)
 
 
 Tokens = Sequence[Tensor]
 """Log-probs of each row's tokens."""
 Numbers = Sequence[float]
 """The reward of each row."""
+GroupLoss = Callable[[Sequence[int], Tokens, Tokens, Numbers], Any]
 
 
-def trained_on_groups(
-    base: str,
-    steps: Sequence[Any],
-    trained: Any,
-    loss_of: Callable[[Sequence[int], Tokens, Tokens, Numbers], Any],
-) -> None:
-    """The weights of a plain loop whose loss is the mean over groups of `loss_of(rows, now,
-    reference, rewards)`.
+def require_trained_on_groups(ours: Ours, steps: Sequence[TrainedStep], loss_of: GroupLoss) -> None:
+    """The weights are those of a plain loop whose loss is the mean over groups of `loss_of(rows,
+    now, reference, rewards)`.
     """
-    learner, fixed = loop.policy(base, LR), loop.policy(base, LR)
+    learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
     for step in steps:
         sampled_by(learner, step)
-        numbers = scored(base, step)
-        with torch.no_grad():
-            anchor = loop.logprobs(fixed.module, step.rows, T)
-        for ours in step.updates:
+        numbers, anchor = ours.rewards(step), without_gradient(fixed, step)
+        for update in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
-            losses = {
-                rows[0]: loss_of(rows, now, anchor, numbers) for rows in loop.groups(step.rows)
-            }
+            groups = loop.groups(step.rows)
+            losses = {rows[0]: loss_of(rows, now, anchor, numbers) for rows in groups}
             whole = torch.stack(list(losses.values())).mean()
-            learner.update(whole, ours, {row: float(loss.detach()) for row, loss in losses.items()})
+            by_row = {row: float(loss.detach()) for row, loss in losses.items()}
+            learner.update(whole, update, by_row)
         learner.end_step()
-    same_weights(learner, trained["policy"])
+    ours.require_weights(learner)
 
 
 @pytest.mark.long
-def test_online_dpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny / "model")
-    policy, rollout, score, reference = sampled(tiny, 2)
+def test_online_dpo(ours: Ours) -> None:
+    policy, rollout, score, reference = ours.sampled(2)
     pairs = better_of_two(score)
     rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
     loss = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.3)
-    graph = Graph("online_dpo", updated(policy, rollout, loss, epochs=2))
-    steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
+    steps = ours.run(updated(policy, rollout, loss, epochs=2))
 
     def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
         first, second = rows
@@ -285,108 +264,85 @@ def test_online_dpo(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatc
         return -torch.nn.functional.logsigmoid(0.3 * margin)
 
     # The very first update has all margins at 0, where each pair has the slope of one half.
-    trained_on_groups(base, steps, trained, loss_of)
+    require_trained_on_groups(ours, steps, loss_of)
 
 
 @pytest.mark.long
-def test_the_best_of_several_at_a_low_temperature(
-    tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = str(tiny / "model")
-    policy, rollout, score, _ = sampled(tiny, 4, temperature=0.3)
-    best = select(rollout, where=best_of(score, k=1))
-    graph = Graph("best_of", updated(policy, best, supervised_loss()))
-    steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
-    learner = loop.policy(base, LR)
-    for step in steps:
-        assert len(step.rows) == 4
-        with torch.no_grad():
-            cold = loop.logprobs(learner.module, step.rows, 0.3)
-        loop.same(loop.column(step, "rows", "sampler_logprobs"), cold, "sampler_logprobs", 1e-4)
-        (ours,) = step.updates
-        parts = [-x for x in loop.logprobs(learner.module, step.rows, 1.0)]
-        learner.update(loop.token_mean(parts), ours, loop.by_row(parts))
-        learner.end_step()
-    same_weights(learner, trained["policy"])
-
-
-@pytest.mark.long
-def test_trajectory_balance(tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny / "model")
-    policy, rollout, score, reference = sampled(tiny, 4)
+def test_trajectory_balance(ours: Ours) -> None:
+    policy, rollout, score, reference = ours.sampled(4)
     loss = trajectory_balance_loss(score, reference=logprobs(reference, rollout), beta=0.5)
-    graph = Graph("tba", updated(policy, rollout, loss, epochs=2))
-    steps, trained = run_watched(graph, options(2, inproc=True), monkeypatch)
+    steps = ours.run(updated(policy, rollout, loss, epochs=2))
 
     def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
-        log_z = np.mean(
-            [float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows]
-        )
-        return torch.stack(
-            [(log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5) ** 2 for r in rows]
-        ).mean()
+        fixed = [float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows]
+        log_z = np.mean(fixed)
+        errors = [log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5 for r in rows]
+        return torch.stack([error**2 for error in errors]).mean()
 
-    trained_on_groups(base, steps, trained, loss_of)
+    require_trained_on_groups(ours, steps, loss_of)
 
 
-def test_decoupled_at_lag_1_behind_top_p(
-    tiny: Path, options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, top_p = str(tiny / "model"), 0.7
-    policy, rollout, score, _ = sampled(tiny, 4, top_p=top_p, max_lag=1)
+@pytest.mark.long
+def test_the_best_of_several_at_a_low_temperature(ours: Ours) -> None:
+    policy, rollout, score, _ = ours.sampled(4, temperature=0.3)
+    best = select(rollout, where=best_of(score, k=1))
+    steps = ours.run(updated(policy, best, supervised_loss()))
+    learner = loop.policy(ours.base, LR)
+    for step in steps:
+        assert len(step.rows) == 4
+        cold = without_gradient(learner, step, 0.3)
+        require_column(step, "rows", "sampler_logprobs", cold, 1e-4)
+        (update,) = step.updates
+        parts = [-x for x in loop.logprobs(learner.module, step.rows, 1.0)]
+        learner.update(loop.token_mean(parts), update, loop.by_row(parts))
+        learner.end_step()
+    ours.require_weights(learner)
+
+
+def test_decoupled_at_lag_1_behind_top_p(ours: Ours) -> None:
+    top_p = 0.7
+    policy, rollout, score, _ = ours.sampled(4, top_p=top_p, max_lag=1)
     proximal = logprobs(policy, rollout, name="proximal")
     loss = decoupled_policy_loss(group_advantage(rollout, score), proximal=proximal, cap=2.0)
-    graph = Graph("areal", updated(policy, rollout, loss, epochs=2))
-    steps, trained = run_watched(graph, options(4, inproc=True), monkeypatch)
-    learner, stale = loop.policy(base, LR), 0
+    steps = ours.run(updated(policy, rollout, loss, epochs=2), steps=4)
+    learner, stale = loop.policy(ours.base, LR), 0
     for step in steps:
-        recorded, mass = (
-            loop.column(step, "rows", name) for name in ("sampler_logprobs", "sampler_mass")
+        stale += sum(
+            int((v < len(learner.versions) - 1).sum()) for v in loop.column(step, "rows", "version")
         )
-        versions = loop.column(step, "rows", "version")
-        stale += sum(int((v < len(learner.versions) - 1).sum()) for v in versions)
-        with torch.no_grad():
-            near = loop.logprobs(learner.module, step.rows, T)
-            whole, cut = [torch.zeros_like(x) for x in near], [torch.zeros_like(x) for x in near]
-            for version in {int(x) for v in versions for x in v}:
-                then = learner.at(version)
-                every, kept = (
-                    loop.logprobs(then, step.rows, T),
-                    behaviour(then, step, versions, version, top_p),
-                )
-                for row, made_by in enumerate(versions):
-                    whole[row][made_by == version] = every[row][made_by == version]
-                    cut[row][made_by == version] = kept[row][made_by == version]
-        loop.same(recorded, whole, "sampler_logprobs")
-        loop.same(
-            [a - b for a, b in zip(recorded, mass, strict=True)],
-            cut,
-            "sampler_logprobs - sampler_mass",
-            1e-4,
-        )
-        assert min(float(m.min()) for m in mass) < -0.05, "nothing was cut: this compares nothing"
-        loop.same(loop.column(step, "decoupled_policy_loss.proximal", "logprobs"), near, "proximal")
-        score_of, gains = np.array(scored(base, step)), np.zeros(len(near))
-        for rows in loop.groups(step.rows):
-            gains[rows] = (score_of[rows] - score_of[rows].mean()) / (
-                score_of[rows].std(ddof=1) + 1e-4
-            )
-        gain = loop.spread(gains.tolist(), step.rows)
-        weight = [(n - c).exp() for n, c in zip(near, cut, strict=True)]
-        kept_weight = [torch.where(w > 2.0, 0.0, w) for w in weight]
-        for ours in step.updates:
+        cut = sampled_behind_top_p(learner, step, top_p)
+        near = without_gradient(learner, step)
+        require_column(step, "decoupled_policy_loss.proximal", "logprobs", near)
+        gain = against_their_group(ours.rewards(step), step)
+        weights = [(n - c).exp() for n, c in zip(near, cut, strict=True)]
+        kept = [torch.where(w > 2.0, 0.0, w) for w in weights]
+        for update in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
-            parts = [
-                w * s for w, s in zip(kept_weight, loop.surrogate(now, near, gain), strict=True)
-            ]
-            learner.update(loop.token_mean(parts), ours, loop.by_row(parts))
+            pairs = zip(kept, loop.surrogate(now, near, gain), strict=True)
+            parts = [weight * part for weight, part in pairs]
+            learner.update(loop.token_mean(parts), update, loop.by_row(parts))
         learner.end_step()
     assert stale > 0, "no row was stale: this is no test of a lag"
-    same_weights(learner, trained["policy"])
+    ours.require_weights(learner)
 
 
-def behaviour(
-    module: Any, step: Step, versions: list[Tensor], version: int, top_p: float
-) -> list[Tensor]:
-    """What top-p left of a version's distribution, for the tokens that this version wrote."""
-    return loop.cut_logprobs(module, step.rows, T, top_p, [v == version for v in versions])
+def sampled_behind_top_p(learner: Learner, step: TrainedStep, top_p: float) -> list[Tensor]:
+    """The log-probs of the Step's rows among what top-p left of the version that wrote each token;
+    what we recorded has to be that.
+    """
+    names = ("sampler_logprobs", "sampler_mass", "version")
+    recorded, mass, versions = (loop.column(step, "rows", name) for name in names)
+    whole, cut = [torch.zeros_like(x) for x in recorded], [torch.zeros_like(x) for x in recorded]
+    for version in {int(x) for of_row in versions for x in of_row}:
+        then, wrote = learner.at(version), [of_row == version for of_row in versions]
+        with torch.no_grad():
+            every = loop.logprobs(then, step.rows, T)
+            kept = loop.cut_logprobs(then, step.rows, T, top_p, wrote)
+        for row, by_it in enumerate(wrote):
+            whole[row][by_it] = every[row][by_it]
+            cut[row][by_it] = kept[row][by_it]
+    loop.require_close(recorded, whole, "sampler_logprobs")
+    behind = [a - b for a, b in zip(recorded, mass, strict=True)]
+    loop.require_close(behind, cut, "sampler_logprobs - sampler_mass", 1e-4)
+    assert min(float(x.min()) for x in mass) < -0.05, "nothing was cut: this compares nothing"
+    return cut

@@ -1,20 +1,15 @@
 """The run that is tortured: every writer of a run in one process, in a second or two.
 
-Owns: the graph. Does not own: its parts (tests/processes/run_graphs.py), nor what is done to it.
+Owns: the graph. Does not own: its parts (tests/kit/run_graphs.py), nor what is done to it.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "processes"), str(TESTS / "unit")]
-
-import run_graphs  # noqa: E402
-
-from dataflow.graph import Graph  # noqa: E402
-from graphs.grpo import grpo  # noqa: E402
+from dataflow.graph import Graph
+from graphs.grpo import grpo
+from tests.kit import run_graphs
 
 
 def evaluated(folder: str) -> Graph:

@@ -1,13 +1,13 @@
 """A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW; and
-what our kernels did.
+what our train kernel did.
 
-Owns: the other side of the comparison, written out without anything of the engine or the operators,
-and the watch on our train kernel. Does not own: the graphs, nor which of their numbers are
-compared.
+Owns: the other side of the comparison, without anything of the engine or the operators, and the
+watch on our kernel. Does not own: the graphs, nor which of their numbers are compared.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +30,8 @@ EPS = 1e-3
 
 @dataclass(slots=True)
 class Update:
-    """One update of ours: each row's summed token losses (or its group's loss, on the group's first
-    row), and the gradient before it is clipped.
+    """One update of ours. by_row: summed token losses, or a group's loss on its first row;
+    gradient: before it is clipped.
     """
 
     by_row: dict[int, float]
@@ -39,7 +39,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Step:
+class TrainedStep:
     """One Step of one train node of ours."""
 
     node: str
@@ -51,14 +51,14 @@ class Step:
         return self.inputs["rows"]
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
     """All Steps that train kernels of this process make from now on."""
-    steps: list[Step] = []
+    steps: list[TrainedStep] = []
     by_row: dict[int, float] = {}
     step, reduced, optimize = TorchTrain.step, train_kernel.reduced, Optimizer.step
 
     def note_step(self: Any, assignment: Any) -> Any:
-        steps.append(Step(self._name, assignment.inputs))
+        steps.append(TrainedStep(self._name, assignment.inputs))
         return step(self, assignment)
 
     def note_terms(
@@ -66,12 +66,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     ) -> Tensor:
         loss = terms.loss.detach()
         sums = now.row_sum(loss) if scope == "token" else loss
-        first = (
-            [int(torch.nonzero(now.row_group == g)[0, 0]) for g in range(now.groups)]
-            if scope == "group"
-            else rows
-        )
-        at = rows[first] if scope == "group" else rows
+        at = rows
+        if scope == "group":
+            at = rows[[int(torch.nonzero(now.row_group == g)[0, 0]) for g in range(now.groups)]]
         by_row.update(zip(at.tolist(), sums.tolist(), strict=True))
         return reduced(terms, scope, name, now, weights, rows)  # type: ignore[arg-type]
 
@@ -96,14 +93,14 @@ class Learner:
         self.adam = torch.optim.AdamW(
             module.parameters(), lr=lr, betas=(0.9, 0.99), eps=EPS, weight_decay=0.0
         )
-        self.versions = [{name: p.detach().clone() for name, p in module.named_parameters()}]
+        self.versions: list[dict[str, Tensor]] = []
+        self.end_step()
 
     def update(self, loss: Tensor, ours: Update, by_row: Mapping[int, float]) -> None:
-        """One update with this loss; its parts by row, and its gradient, have to be those of ours."""
+        """One update with this loss; its parts by row, and its gradient, are those of ours."""
         for row, wanted in by_row.items():
-            assert ours.by_row[row] == pytest.approx(wanted, rel=1e-4, abs=2e-5), (
-                f"loss of row {row}"
-            )
+            close = pytest.approx(wanted, rel=1e-4, abs=2e-5)
+            assert ours.by_row[row] == close, f"loss of row {row}"
         self.adam.zero_grad()
         loss.backward()
         grads = {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
@@ -117,14 +114,11 @@ class Learner:
 
     def end_step(self) -> None:
         """This version is what the next Step begins with."""
-        self.versions.append(
-            {name: p.detach().clone() for name, p in self.module.named_parameters()}
-        )
+        named = self.module.named_parameters()
+        self.versions.append({name: weight.detach().clone() for name, weight in named})
 
     def at(self, version: int) -> nn.Module:
         """A copy with the weights of a version."""
-        import copy
-
         other = copy.deepcopy(self.module)
         other.load_state_dict(self.versions[version], strict=False)
         return other
@@ -135,7 +129,7 @@ def policy(base: str, lr: float) -> Learner:
 
 
 def critic(base: str, lr: float) -> Learner:
-    """The base's backbone with a head of zeros, from which a critic without one of its own begins."""
+    """The base's backbone with a head of zeros, as a critic without one begins."""
     module = AutoModelForTokenClassification.from_pretrained(
         base, num_labels=1, attn_implementation="eager"
     ).eval()
@@ -154,25 +148,18 @@ def ids_of(rows: Batch, row: int) -> Tensor:
 def logprobs(module: nn.Module, rows: Batch, temperature: float = 1.0) -> list[Tensor]:
     """Of each row's completion tokens."""
     logits = padded_logits(module, rows)
-    return [
-        (x / temperature).log_softmax(-1)[range(len(x)), ids_of(rows, i)]
-        for i, x in enumerate(logits)
-    ]
+    chances = [(x / temperature).log_softmax(-1) for x in logits]
+    return [x[range(len(x)), ids_of(rows, i)] for i, x in enumerate(chances)]
 
 
 def cut_logprobs(
     module: nn.Module, rows: Batch, temperature: float, top_p: float, wanted: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Of each row's wanted completion tokens among those that top-p keeps, token by token; 0 for
-    the others.
-    """
+    """Of each row's wanted completion tokens among those that top-p keeps; 0 for the others."""
     found = []
     for i, logits in enumerate(padded_logits(module, rows)):
-        chances, ids, one = (
-            (logits / temperature).double().softmax(-1),
-            ids_of(rows, i),
-            torch.zeros(len(logits)),
-        )
+        chances = (logits / temperature).double().softmax(-1)
+        ids, one = ids_of(rows, i), torch.zeros(len(logits))
         for t in torch.nonzero(wanted[i]).flatten().tolist():
             order = chances[t].argsort(descending=True)
             before = chances[t][order].cumsum(0) - chances[t][order]
@@ -191,10 +178,8 @@ def values(module: nn.Module, rows: Batch) -> list[Tensor]:
 def rewards(base: str, rows: Batch, fn: Callable[..., Sequence[float | None]]) -> list[float]:
     """What the user's function says of the rows' texts."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    texts = [
-        tokenizer.decode(ids_of(rows, i).tolist(), skip_special_tokens=True)
-        for i in range(len(rows))
-    ]
+    ids = [ids_of(rows, i).tolist() for i in range(len(rows))]
+    texts = [tokenizer.decode(one, skip_special_tokens=True) for one in ids]
     return [float(x or 0.0) for x in fn(completions=texts)]
 
 
@@ -205,22 +190,19 @@ def groups(rows: Batch) -> list[list[int]]:
     return list(found.values())
 
 
-def column(step: Step, key: str, name: str) -> list[Tensor]:
+def column(step: TrainedStep, key: str, name: str) -> list[Tensor]:
     """One of our columns, by row."""
     ragged = step.inputs[key].ragged(name)
     return [torch.from_numpy(ragged[i].copy()) for i in range(len(ragged))]
 
 
-def same(ours: Sequence[Tensor], wanted: Sequence[Tensor], what: str, atol: float = 2e-5) -> None:
+def require_close(
+    ours: Sequence[Tensor], wanted: Sequence[Tensor], what: str, atol: float = 2e-5
+) -> None:
     """Row by row, token by token."""
     for row, (a, b) in enumerate(zip(ours, wanted, strict=True)):
-        torch.testing.assert_close(
-            a,
-            b.detach().float(),
-            rtol=1e-4,
-            atol=atol,
-            msg=lambda m, r=row: f"{what} of row {r}: {m}",
-        )
+        said = lambda m, r=row: f"{what} of row {r}: {m}"
+        torch.testing.assert_close(a, b.detach().float(), rtol=1e-4, atol=atol, msg=said)
 
 
 # --- formulas -------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Plans of several Workers whose kernels start fast (no torch), and functions that misbehave on
-request.
+"""Plans of several Workers whose kernels start fast (no torch), and operators that misbehave.
 
-Owns: the plans. Does not own: what is asserted of the Supervisor that runs them
-(test_supervisor.py).
+Owns: the plans, and what their Workers are told. Does not own: what is asserted of whoever runs
+them.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Prompt, Reward
 from dataflow.user import Columns, OperatorDeclaration, operator
-from engine.coordinator.messages import RunChunk
+from engine.coordinator.messages import ChunkDone, From, Reported, RunChunk
 from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
 from operators.data import prompts
 from operators.kernels.scoring_process import Children
-
-HERE = "host_plans"
 
 
 class Numbers:
@@ -39,26 +36,21 @@ class Numbers:
     rows = 100
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Nothing to load."""
         self._session = session
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """The positions as texts."""
         self._session.metric("numbers/made", 1.0, len(chunk.keys))
-        yield Batch.make(
-            chunk.keys, {"prompt": [str(p) for p in chunk.keys.position.tolist()]}, Prompt
-        )
+        texts = [str(position) for position in chunk.keys.position.tolist()]
+        yield Batch.make(chunk.keys, {"prompt": texts}, Prompt)
 
     def close(self) -> None:
-        """Say so in the log."""
         print("numbers closed")
 
 
-class Closed(Numbers):
+class ClosedToday(Numbers):
     """Refuses to open."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Always."""
         raise DataError(f"{node.name}: closed today. Fix: come tomorrow.")
 
 
@@ -66,32 +58,38 @@ class WithChild(Numbers):
     """Has a process for a function, as the kernel of rewards has."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Start it."""
         super().open(node, layout, session)
         self._children = Children(["waits"], [waits], 60.0)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """Never gets an answer."""
+        """It never gets an answer."""
         self._children.score({0: pa.record_batch({"completion": ["x"]})})
         yield from super().run(chunk)
 
     def close(self) -> None:
-        """End it."""
         self._children.close()
 
 
 def waits(completions: Sequence[str], **columns: object) -> list[float]:
-    """For nothing."""
     threading.Event().wait()
     return []
+
+
+class PickleBomb:
+    """Unpickled, it ends the process with a code of its own."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (99,)
 
 
 @operator()
 def doubled(prompt: Columns[Prompt]) -> Columns[Reward]:
     print("doubling", len(prompt), "rows")
-    return Columns.make(
-        Reward, like=prompt, reward=np.array([2.0 * float(p) for p in prompt["prompt"]], np.float32)
-    )
+    rewards = np.array([2.0 * float(p) for p in prompt["prompt"]], np.float32)
+    return Columns.make(Reward, like=prompt, reward=rewards)
 
 
 @operator()
@@ -127,22 +125,10 @@ def exits(prompt: Columns[Prompt]) -> Columns[Reward]:
 
 @operator()
 def garbles(prompt: Columns[Prompt]) -> Columns[Reward]:
-    """Writes a frame that is a pickle to the control socket; the process of the run must not read
-    it.
-    """
-    payload = pickle.dumps(Bomb(prompt["prompt"][0]))
+    """Writes a pickle to the control socket; the process of the run must not read it."""
+    payload = pickle.dumps(PickleBomb(prompt["prompt"][0]))
     os.write(int(sys.argv[3]), len(payload).to_bytes(8, "little") + b"\0" + payload)
     return hangs.fn(prompt)
-
-
-class Bomb:
-    """Unpickled, it ends the process with a code of its own."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (99,)
 
 
 @operator()
@@ -153,75 +139,74 @@ def environment(prompt: Columns[Prompt]) -> Columns[Reward]:
 
 
 def plan(
-    second: OperatorDeclaration = doubled,
-    *,
-    workers: tuple[str, str] = ("source", "host"),
-    source: str = f"{HERE}:Numbers",
-    threads: int = 1,
+    second: OperatorDeclaration = doubled, *, source: type[Numbers] = Numbers, threads: int = 1
 ) -> Plan:
-    """`numbers` -> an operator, each in a Worker of its own."""
-    origin = prompts("none.parquet", batch=4, name="numbers")
-    node = second(origin)
-    program = Graph("host", node.node)
-    layout = Layout(threads=threads)
+    """`numbers` in the Worker `source` -> an operator in the Worker `host`."""
+    node = second(prompts("none.parquet", batch=4, name="numbers")).node
+    fetch = Fetch(producer="numbers", columns=("prompt",))
+    usual = {"scope": "row", "region": "stream", "source": "numbers"}
     numbers = PlannedNode(
         name="numbers",
         operator="prompts",
         work="source",
-        scope="row",
-        region="stream",
         relation="source",
-        source="numbers",
-        kernel=source,
-        workers=(workers[0],),
+        kernel=f"{__name__}:{source.__name__}",
+        workers=("source",),
         returns=("prompt",),
+        **usual,
     )
     planned = PlannedNode(
-        name=node.node.name,
-        operator=node.node.name,
+        name=node.name,
+        operator=node.name,
         work="host",
-        scope="row",
-        region="stream",
         relation="same",
-        source="numbers",
-        inputs=(
-            PlannedInput(
-                name="prompt",
-                gate="numbers",
-                fetches=(Fetch(producer="numbers", columns=("prompt",)),),
-            ),
-        ),
+        inputs=(PlannedInput(name="prompt", gate="numbers", fetches=(fetch,)),),
         kernel="operators.kernels.host:ColumnFunction",
-        workers=(workers[1],),
-        layout=layout,
+        workers=("host",),
+        layout=Layout(threads=threads),
         returns=("reward",),
+        **usual,
     )
+    graph = Graph("host", node)
+    nodes = (numbers, planned)
     return Plan(
-        graph="host",
-        digest="",
-        seed=1,
-        nodes=(numbers, planned),
-        sources=(),
-        recorder=workers[0],
-        program=program,
+        graph="host", digest="", seed=1, nodes=nodes, sources=(), recorder="source", program=graph
     )
 
 
-def chunk(number: int, positions: range, worker: str = "source") -> RunChunk:
+def chunk(number: int, positions: range) -> RunChunk:
     """Rows of the source."""
-    return RunChunk(id=number, node="numbers", worker=worker, step=1, keys=Keys.of(positions))
+    return RunChunk(id=number, node="numbers", worker="source", step=1, keys=Keys.of(positions))
 
 
-def chunk_of(number: int, ref: Ref, *, node: str = "doubled", worker: str = "host") -> RunChunk:
-    """The operator on the rows of one block."""
+def gathered(ref: Ref, column: str = "prompt", *, producer: str = "numbers") -> Gather:
+    """A column of all rows of one block."""
     rows = np.arange(len(ref.keys))
-    gather = Gather(
-        producer="numbers",
-        columns=("prompt",),
-        refs=((ref.worker, ref.block),),
-        block=np.zeros(len(rows), np.int64),
-        row=rows,
-    )
-    return RunChunk(
-        id=number, node=node, worker=worker, step=1, keys=ref.keys, inputs={"prompt": (gather,)}
-    )
+    block = np.zeros(len(rows), np.int64)
+    refs = ((ref.worker, ref.block),)
+    return Gather(producer=producer, columns=(column,), refs=refs, block=block, row=rows)
+
+
+def chunk_of(number: int, ref: Ref, *, node: str = "doubled") -> RunChunk:
+    """The operator on the rows of one block."""
+    inputs = {"prompt": (gathered(ref),)}
+    return RunChunk(id=number, node=node, worker="host", step=1, keys=ref.keys, inputs=inputs)
+
+
+def until(workers: Any, *kinds: type, seconds: float = 30.0) -> list[Any]:
+    """What comes of a run's Workers, up to the first of one of these kinds."""
+    found: list[Any] = []
+    while not found or not isinstance(found[-1], kinds):
+        event = workers.next(seconds)
+        assert event is not None, f"nothing came after {found}"
+        found.append(event.event if isinstance(event, From) else event)
+    return found
+
+
+def produced_block(workers: Any, number: int = 1, rows: range = range(4)) -> Ref:
+    """A block of the source; its metrics come with it."""
+    workers.tell(chunk(number, rows))
+    reported, produced, _ = until(workers, ChunkDone)
+    of_chunk = (("numbers/made", 1.0, float(len(rows))),)
+    assert reported == Reported(id=number, worker="source", metrics=of_chunk)
+    return produced.ref

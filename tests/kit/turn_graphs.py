@@ -1,8 +1,7 @@
 """Small graphs with two generations, whose rewards go up by mean_over; importable, so that a run
 can be resumed.
 
-Owns: what is run, and what its operators saw where they run in this process. Does not own: what is
-asserted.
+Owns: what is run, and what its operators saw in this process. Does not own: what is asserted.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import numpy as np
 
 from dataflow.batch import Keys, Ragged
 from dataflow.graph import Graph
+from dataflow.loss import Loss
 from dataflow.model import Model
-from dataflow.node import Port
+from dataflow.node import Node, Port
 from dataflow.schema import Advantage, Completion, Keep, Logprobs, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import baseline_advantage, group_advantage, returns
@@ -27,6 +27,7 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, select
 from operators.train import evaluate, train
+from tests.kit.run_graphs import policy_and_prompts, rolled_out
 
 SEEN: dict[str, list[tuple[Keys, np.ndarray]]] = {}
 """Node -> keys and rewards of each chunk."""
@@ -40,16 +41,12 @@ def told_apart(completions: Sequence[str], **columns: object) -> list[float]:
 def not_all(
     completions: Sequence[str], answer: Sequence[str], **columns: object
 ) -> list[float | None]:
-    """Does not apply to three of four answers to the prompts with the gold answer "a": at most 3
-    prompts of 24.
+    """Does not apply to three of four answers to the 3 prompts of 24 with the gold answer "a".
 
-    By the prompt, as what is generated with lag depends on the clock, and the error budget is 10
-    prompts.
+    By the prompt, as what is generated with lag depends on the clock; the error budget is 10.
     """
-    numbers = [sum(map(ord, text)) for text in completions]
-    return [
-        None if g == "a" and x % 4 else x % 97 / 97 for x, g in zip(numbers, answer, strict=True)
-    ]
+    given = zip([sum(map(ord, text)) for text in completions], answer, strict=True)
+    return [None if gold == "a" and x % 4 else x % 97 / 97 for x, gold in given]
 
 
 @operator()
@@ -66,33 +63,29 @@ def asked_again(rollout: Columns[Rollout]) -> Columns[Prompt]:
 @operator()
 def wide(rollout: Columns[Completion]) -> Columns[Keep]:
     """About two of three answers, by what is written in them."""
-    return Columns.make(
-        Keep,
-        like=rollout,
-        keep=[int(sum(map(ord, text)) % 3 > 0) for text in rollout["completion"]],
-    )
+    keep = [int(sum(map(ord, text)) % 3 > 0) for text in rollout["completion"]]
+    return Columns.make(Keep, like=rollout, keep=keep)
 
 
-def policy_of(folder: Path) -> tuple[Model, Port[Prompt]]:
-    return Model("policy", str(folder / "model"), trainable=True), prompts(
-        str(folder / "train.parquet"), batch=4
-    )
+def watched_mean(score: Port[Reward], rows: Port[Rollout] | Port[Prompt]) -> Port[Reward]:
+    """The mean of the scores onto these rows; both are in SEEN, as `below` and `above`."""
+    return seen.named("above")(mean_over(seen.named("below")(score, by="below"), rows), by="above")
 
 
-def remax(folder: Path, *, n: int = 2, greedy: int = 1, max_lag: int = 0) -> Graph:
+def trained(name: str, policy: Model, rows: Port[Rollout], loss: Loss, *more: Node) -> Graph:
+    return Graph(name, train(policy, rows, loss=loss, lr=1e-3), *more)
+
+
+def remax(folder: Path, *, n: int = 2, greedy: int = 1) -> Graph:
     """Several answers against the mean of others (one greedy answer: ReMax) to the same prompt."""
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=n, max_tokens=6, max_lag=max_lag, name="rollout")
+    policy, asked = policy_and_prompts(folder)
+    rollout = generate(policy, asked, n=n, max_tokens=6, name="rollout")
     heat = 0.0 if greedy == 1 else 1.0
-    other = generate(
-        policy, asked, n=greedy, max_tokens=6, temperature=heat, max_lag=max_lag, name="greedy"
-    )
-    below = seen.named("below")(reward(told_apart, other, name="greedy_score"), by="below")
-    baseline = seen.named("above")(mean_over(below, asked), by="above")
-    advantage = baseline_advantage(
-        rollout, reward(told_apart, rollout, name="score"), baseline, name="advantage"
-    )
-    return Graph("remax", train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3))
+    other = generate(policy, asked, n=greedy, max_tokens=6, temperature=heat, name="greedy")
+    baseline = watched_mean(reward(told_apart, other, name="greedy_score"), asked)
+    score = reward(told_apart, rollout, name="score")
+    advantage = baseline_advantage(rollout, score, baseline, name="advantage")
+    return trained("remax", policy, rollout, policy_gradient_loss(advantage))
 
 
 def turns(
@@ -105,18 +98,14 @@ def turns(
     drops: bool = False,
 ) -> Graph:
     """Turn 1 gets the mean reward of what turn 2 made of it, of as much as a selection leaves."""
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=n, max_tokens=6, max_lag=max_lag, name="rollout")
-    later = generate(
-        policy, asked_again(rollout), n=second, max_tokens=6, max_lag=max_lag, name="later"
-    )
-    score = reward(
-        not_all if drops else told_apart, later, on_error="drop_group", name="later_score"
-    )
-    score = seen.named("below")(select(score, where=wide(later)) if selects else score, by="below")
-    score = seen.named("above")(mean_over(score, rollout), by="above")
+    policy, rollout = rolled_out(folder, n, max_lag=max_lag)
+    asked = asked_again(rollout)
+    later = generate(policy, asked, n=second, max_tokens=6, max_lag=max_lag, name="later")
+    fn = not_all if drops else told_apart
+    score = reward(fn, later, on_error="drop_group", name="later_score")
+    score = watched_mean(select(score, where=wide(later)) if selects else score, rollout)
     advantage = returns(rollout, score) if n == 1 else group_advantage(rollout, score)
-    return Graph("turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
+    return trained("turns", policy, rollout, clipped_policy_loss(advantage))
 
 
 @operator()
@@ -127,32 +116,25 @@ def sure(rows: Columns[Logprobs]) -> Columns[Reward]:
 
 
 def sure_turns(folder: Path) -> Graph:
-    """Turn 1 gets how likely turn 2 is to the policy as the Step finds it: the mean is taken below
-    the cut.
-    """
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
+    """Turn 1 gets how likely turn 2 is to the policy as the Step finds it: a mean below the cut."""
+    policy, rollout = rolled_out(folder, 2)
     later = generate(policy, asked_again(rollout), n=3, max_tokens=6, name="later")
-    below = seen.named("below")(sure(logprobs(policy, later, name="now")), by="below")
-    score = seen.named("above")(mean_over(below, rollout), by="above")
+    score = watched_mean(sure(logprobs(policy, later, name="now")), rollout)
     loss = clipped_policy_loss(group_advantage(rollout, score))
-    return Graph("sure_turns", train(policy, rollout, loss=loss, lr=1e-3))
+    return trained("sure_turns", policy, rollout, loss)
 
 
 def evaluated_turns(folder: Path) -> Graph:
     """An evaluation by the mean of several judgements of each answer."""
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
+    policy, rollout = rolled_out(folder, 2)
     advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
     held = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
     answer = generate(policy, held, n=2, max_tokens=6, name="answer")
-    judged = generate(
-        Model("judge", str(folder / "model")), asked_again(answer), n=3, max_tokens=6, name="judged"
-    )
-    below = seen.named("below")(reward(told_apart, judged, name="verdict"), by="below")
-    score = seen.named("above")(mean_over(below, answer), by="above")
-    step = train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3)
-    return Graph("evaluated_turns", step, evaluate(policy, score, every=2))
+    judge = Model("judge", str(folder / "model"))
+    judged = generate(judge, asked_again(answer), n=3, max_tokens=6, name="judged")
+    score = watched_mean(reward(told_apart, judged, name="verdict"), answer)
+    evaluation = evaluate(policy, score, every=2)
+    return trained("evaluated_turns", policy, rollout, clipped_policy_loss(advantage), evaluation)
 
 
 @operator(parent="first", reads={"later": ["prompt"]})
@@ -166,12 +148,11 @@ def linked(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Reward]:
 
 def linked_turns(folder: Path, *, n: int = 2, second: int = 2) -> Graph:
     """Turn 2 is trained on a reward that reads turn 1 by key."""
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=n, max_tokens=6, name="rollout")
+    policy, rollout = rolled_out(folder, n)
     later = generate(policy, asked_again(rollout), n=second, max_tokens=6, name="later")
-    kept, first = select(later, where=wide(later)), rollout
-    loss = policy_gradient_loss(returns(kept, seen(linked(kept, first), by="linked")))
-    return Graph("linked_turns", train(policy, kept, loss=loss, lr=1e-3))
+    kept = select(later, where=wide(later))
+    loss = policy_gradient_loss(returns(kept, seen(linked(kept, rollout), by="linked")))
+    return trained("linked_turns", policy, kept, loss)
 
 
 @operator()
@@ -180,9 +161,8 @@ def one_token_less(rollout: Columns[Rollout]) -> Columns[Advantage]:
     lengths = rollout["completion_mask"].lengths
     lengths[2] -= 1
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return Columns.make(
-        Advantage, like=rollout, advantage=Ragged(np.ones(offsets[-1], np.float32), offsets)
-    )
+    ones = Ragged(np.ones(offsets[-1], np.float32), offsets)
+    return Columns.make(Advantage, like=rollout, advantage=ones)
 
 
 @operator()
@@ -192,33 +172,29 @@ def one_token_more(rollout: Columns[Rollout]) -> Columns[Completion]:
     for name in ("completion_ids", "completion_mask"):
         rows = [[*rollout[name][i], rollout[name][i][-1]] for i in range(len(rollout))]
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-        columns[name] = Ragged(
-            np.array([x for row in rows for x in row], rollout[name].values.dtype), offsets
-        )
+        values = np.array([x for row in rows for x in row], rollout[name].values.dtype)
+        columns[name] = Ragged(values, offsets)
     return rollout.set(**columns)
 
 
 def misaligned(folder: Path, *, made: bool) -> Graph:
-    """Tokens that do not fit: where an operator makes them (made), or where log-probs of another
+    """Tokens that do not fit where an operator makes them (made), or where log-probs of another
     text are joined.
     """
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=2, max_tokens=6, name="rollout")
+    policy, rollout = rolled_out(folder, 2)
     if made:
-        loss = clipped_policy_loss(one_token_less(rollout))
-    else:
-        reference = logprobs(Model("reference", str(folder / "model")), one_token_more(rollout))
-        advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
-        loss = clipped_policy_loss(advantage, reference=reference, beta=0.1)
-    return Graph("misaligned", train(policy, rollout, loss=loss, lr=1e-3))
+        return trained("misaligned", policy, rollout, clipped_policy_loss(one_token_less(rollout)))
+    reference = logprobs(Model("reference", str(folder / "model")), one_token_more(rollout))
+    advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
+    loss = clipped_policy_loss(advantage, reference=reference, beta=0.1)
+    return trained("misaligned", policy, rollout, loss)
 
 
 def best_turns(folder: Path) -> Graph:
     """Turn 1 is kept by the score that its turn 2 got."""
-    policy, asked = policy_of(folder)
-    rollout = generate(policy, asked, n=4, max_tokens=6, name="rollout")
+    policy, rollout = rolled_out(folder, 4)
     later = generate(policy, asked_again(rollout), max_tokens=6, name="later")
     score = mean_over(reward(told_apart, later, name="later_score"), rollout, name="score")
     rollout, score = select(rollout, score, where=best_of(score, k=2))
     advantage = group_advantage(rollout, score, ragged=True, name="advantage")
-    return Graph("best_turns", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
+    return trained("best_turns", policy, rollout, clipped_policy_loss(advantage))

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from engine.launch.keyfile import make_keys
 from engine.plan.cluster import read_cluster
-from tests.kit.processes import ROOT, children
+from tests.kit.processes import COMMAND_LINE, ROOT, children, ended, kill
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
-SERVE = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def cluster_file(
@@ -32,10 +31,8 @@ def cluster_file(
     path = folder / "cluster.toml"
     parts = [f"lease = {lease}"]
     for name, address in hosts.items():
-        parts.append(
-            f'[hosts.{name}]\naddress = "{address}"\nport ='
-            f" {7373 if addresses else free_port(address)}"
-        )
+        port = 7373 if addresses else free_port(address)
+        parts.append(f'[hosts.{name}]\naddress = "{address}"\nport = {port}')
     path.write_text("\n".join(parts) + "\n")
     cluster = read_cluster(path)
     assert cluster.keys is not None
@@ -45,17 +42,17 @@ def cluster_file(
 
 def with_lease(path: Path, lease: float, *, private: bool = False) -> Path:
     """The same cluster, for the side that starts runs, with another lease."""
-    found = path.with_name(f"lease_{lease:g}.toml")
+    changed = path.with_name(f"lease_{lease:g}.toml")
     lines = [f"lease = {lease}", f"private = {str(private).lower()}", f'keys = "{path.stem}.keys"']
-    found.write_text("\n".join([*lines, *path.read_text().splitlines()[1:]]) + "\n")
-    return found
+    changed.write_text("\n".join([*lines, *path.read_text().splitlines()[1:]]) + "\n")
+    return changed
 
 
 def free_port(address: str) -> int:
     """A port that nobody has at the moment."""
-    with socket.socket() as found:
-        found.bind((address, 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
 
 
 class HostProcess:
@@ -64,7 +61,7 @@ class HostProcess:
     def __init__(self, cluster: Path, name: str, *, before: Sequence[str] = ()) -> None:
         """before: words before the command, such as those that enter a namespace."""
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-c", SERVE, "host", str(cluster), name],
+            [*before, sys.executable, "-c", COMMAND_LINE, "host", str(cluster), name],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,8 +86,8 @@ class HostProcess:
     @property
     def serving(self) -> int:
         """The process that serves a run, or waits for one."""
-        (found,) = children(self.process.pid)
-        return found
+        (process,) = children(self.process.pid)
+        return process
 
     def workers(self) -> list[int]:
         """The processes of the Workers."""
@@ -98,14 +95,11 @@ class HostProcess:
 
     def close(self) -> None:
         """End it; everything below it ends with it."""
-        handles = [os.pidfd_open(pid) for pid in children(self.process.pid)]
-        for handle in handles:
-            signal.pidfd_send_signal(handle, signal.SIGCONT)
+        below = children(self.process.pid)
+        kill(below, signal.SIGCONT)
         self.process.kill()
         self.process.wait()
-        for handle in handles:
-            assert select.select([handle], [], [], 10.0)[0], "what served a run is there still"
-            os.close(handle)
+        assert all(ended(pid, 10.0) for pid in below), "what served a run is there still"
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -113,9 +107,9 @@ class HostProcess:
 @contextlib.contextmanager
 def host(cluster: Path, name: str = "b", *, before: Sequence[str] = ()) -> Iterator[HostProcess]:
     """One that waits for a run."""
-    found = HostProcess(cluster, name, before=before)
+    process = HostProcess(cluster, name, before=before)
     try:
-        found.until("waiting for a run")
-        yield found
+        process.until("waiting for a run")
+        yield process
     finally:
-        found.close()
+        process.close()

@@ -1,7 +1,7 @@
-"""Small graphs, rewards, an operator and a loss for tests of whole runs; importable, so that a run
-can be resumed.
+"""Small graphs on the tiny model, and rewards, operators and losses for them; importable, so that
+Workers find them and a run can be resumed.
 
-Owns: what is run. Does not own: model and data (conftest.py), nor what is asserted.
+Owns: what is run. Does not own: model and data (tiny_runs.py), nor what is asserted.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model
-from dataflow.schema import Advantage, Reward, Rollout
+from dataflow.node import Port
+from dataflow.schema import Advantage, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from operators.advantage import gae, group_advantage, kl_in_reward, returns
@@ -31,10 +33,17 @@ from operators.rewards import RewardFn
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
 
+# --- rewards --------------------------------------------------------------------------------------
+
 
 def vowels(completions: Sequence[str], **columns: object) -> list[float]:
     """The share of vowels; random text has some, so groups differ."""
     return [sum(letter in "aeiouAEIOU" for letter in text) / 6 for text in completions]
+
+
+def consonants(completions: Sequence[str], **columns: object) -> list[float]:
+    """The less, the more vowels there are."""
+    return [-1.0 - share for share in vowels(completions)]
 
 
 def digits(completions: Sequence[str], **columns: object) -> list[float | None]:
@@ -79,6 +88,9 @@ def verl_score(
     return {"score": float(ground_truth in solution_str) + len(solution_str) / 10}
 
 
+# --- operators and losses -------------------------------------------------------------------------
+
+
 @operator(scope="group")
 def centred(
     rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 2.0
@@ -117,20 +129,16 @@ def leaves_in_its_loss(now: Now, advantage: Tensors[Advantage]) -> Terms:
 
 
 @loss(scope="token")
-def plain(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Terms:
-    return Terms(
-        -scale * now.logprobs * advantage["advantage"],
-        {"policy/mine": (now.mask.sum(), now.mask.sum())},
-    )
+def scaled(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Terms:
+    """The policy gradient, and a metric of its own."""
+    metrics = {"policy/mine": (now.mask.sum(), now.mask.sum())}
+    return Terms(-scale * now.logprobs * advantage["advantage"], metrics)
 
 
 @loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
     """In Step 3 the second rank of several kills itself, once: it leaves that file."""
-    import torch.distributed as dist  # reward children import this file, too, and are to begin soon
-
-    several = dist.is_initialized() and dist.get_rank() == 1
-    if several and now.step == 3 and not Path(marker).exists():
+    if now.step == 3 and _is_second_rank() and not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return Terms(-now.logprobs * advantage["advantage"])
@@ -139,11 +147,15 @@ def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
 @loss(scope="token")
 def unlucky(now: Now, advantage: Tensors[Advantage]) -> Terms:
     """In Step 2 it fails on the second rank of several, and on no other."""
-    import torch.distributed as dist
-
-    if now.step == 2 and dist.is_initialized() and dist.get_rank() == 1:
+    if now.step == 2 and _is_second_rank():
         raise RuntimeError("out of luck")
     return Terms(-now.logprobs * advantage["advantage"])
+
+
+def _is_second_rank() -> bool:
+    import torch.distributed as dist  # reward children import this file, too, and are to begin soon
+
+    return dist.is_initialized() and dist.get_rank() == 1
 
 
 @loss(scope="token")
@@ -151,54 +163,57 @@ def not_a_number(now: Now, advantage: Tensors[Advantage]) -> Terms:
     return Terms(now.logprobs * advantage["advantage"] / 0.0 * 0.0, {})
 
 
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def policy_and_prompts(folder: Path, data: str = "train") -> tuple[Model, Port[Prompt]]:
+    policy = Model("policy", str(folder / "model"), trainable=True)
+    return policy, prompts(str(folder / f"{data}.parquet"), batch=4)
+
+
+def rolled_out(folder: Path, n: int = 1, **how: Any) -> tuple[Model, Port[Rollout]]:
+    """The policy, and n answers of at most 6 tokens to each prompt. how: as of `generate`."""
+    policy, asked = policy_and_prompts(folder)
+    return policy, generate(policy, asked, n=n, name="rollout", **{"max_tokens": 6} | how)
+
+
 def small(
     folder: Path, fn: RewardFn = vowels, *, n: int = 4, batch: int = 4, max_lag: int = 0
 ) -> Graph:
-    """GRPO on the tiny model."""
+    """GRPO."""
     base, data = str(folder / "model"), str(folder / "train.parquet")
     return grpo(base, data, fn, n=n, batch=batch, max_tokens=6, lr=1e-3, max_lag=max_lag)
 
 
-def with_score(folder: Path, change: object, loss_of: object = None) -> Graph:
+def with_score(
+    folder: Path,
+    change: Callable[[Any], Port[Reward]] | None = None,
+    loss_of: Callable[[Any], Any] = policy_gradient_loss,
+) -> Graph:
     """GRPO whose score goes through an operator of the user's, or with a loss of the user's."""
-    policy = Model("policy", str(folder / "model"), trainable=True)
-    rollout = generate(
-        policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout"
-    )
+    policy, rollout = rolled_out(folder, 2)
     score = reward(vowels, rollout, name="score")
-    score = change(score) if callable(change) else score
-    advantage = group_advantage(rollout, score, name="advantage")
-    made = loss_of(advantage) if callable(loss_of) else policy_gradient_loss(advantage)
-    return Graph("scored", train(policy, rollout, loss=made, lr=1e-3))
+    advantage = group_advantage(rollout, change(score) if change else score, name="advantage")
+    return Graph("scored", train(policy, rollout, loss=loss_of(advantage), lr=1e-3))
 
 
 def dapo(folder: Path, *, max_lag: int = 0) -> Graph:
     """Groups of one reward only are made up for by others; the clip is not symmetric."""
-    policy = Model("policy", str(folder / "model"), trainable=True)
-    asked = prompts(str(folder / "train.parquet"), batch=4)
-    rollout = generate(policy, asked, n=2, max_tokens=3, max_lag=max_lag, name="rollout")
+    policy, rollout = rolled_out(folder, 2, max_tokens=3, max_lag=max_lag)
     score = reward(vowels, rollout, name="score")
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True, max_attempts=20)
     advantage = group_advantage(rollout, score, name="advantage")
-    return Graph(
-        "dapo",
-        train(policy, rollout, loss=clipped_policy_loss(advantage, clip=(0.2, 0.28)), lr=1e-3),
-    )
+    loss = clipped_policy_loss(advantage, clip=(0.2, 0.28))
+    return Graph("dapo", train(policy, rollout, loss=loss, lr=1e-3))
 
 
 def reinforce(folder: Path) -> Graph:
     """KL against the base in the reward, token by token."""
-    base = str(folder / "model")
-    policy = Model("policy", base, trainable=True)
-    rollout = generate(
-        policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout"
-    )
-    reference = logprobs(Model("reference", base), rollout)
+    policy, rollout = rolled_out(folder)
+    reference = logprobs(Model("reference", str(folder / "model")), rollout)
     score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
-    return Graph(
-        "reinforce",
-        train(policy, rollout, loss=policy_gradient_loss(returns(rollout, score)), lr=1e-3),
-    )
+    loss = policy_gradient_loss(returns(rollout, score))
+    return Graph("reinforce", train(policy, rollout, loss=loss, lr=1e-3))
 
 
 def several(folder: Path) -> Graph:
@@ -210,23 +225,17 @@ def several(folder: Path) -> Graph:
 
 def own_parts(folder: Path) -> Graph:
     """An operator and a loss of the user's own."""
-    policy = Model("policy", str(folder / "model"), trainable=True)
-    rollout = generate(
-        policy, prompts(str(folder / "train.parquet"), batch=4), n=2, max_tokens=6, name="rollout"
-    )
+    policy, rollout = rolled_out(folder, 2)
     advantage = centred(rollout, reward(vowels, rollout, name="score"), weight=3.0)
-    return Graph("own", train(policy, rollout, loss=plain(advantage, scale=0.5), lr=1e-3))
+    return Graph("own", train(policy, rollout, loss=scaled(advantage, scale=0.5), lr=1e-3))
 
 
 def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
     """A critic whose slow copy makes the values, and a slow copy of the policy as the reference."""
     base = str(folder / "model")
-    policy = Model("policy", base, trainable=True)
+    policy, rollout = rolled_out(folder)
     critic = Model("critic", base, trainable=True, head="scalar")
     slow = Model("slow", base, head="scalar", follows=critic, every=every, rate=rate)
-    rollout = generate(
-        policy, prompts(str(folder / "train.parquet"), batch=4), max_tokens=6, name="rollout"
-    )
     reference = logprobs(Model("past", base, follows=policy, every=3), rollout)
     score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
     value = values(slow, rollout)
@@ -244,27 +253,20 @@ def evaluated(folder: Path, *, every: int = 2, keep_best: int = 0, batch: int = 
     held_out = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
     greedy = generate(policy, held_out, max_tokens=6, temperature=0.0, name="greedy_rollout")
     sampled = generate(policy, held_out, max_tokens=6, name="sampled_rollout")
+    greedy_score = reward(vowels, greedy, name="greedy_reward")
+    sampled_score = reward(vowels, sampled, name="sampled_reward")
     return small(folder, batch=batch).extend(
-        evaluate(
-            policy, reward(vowels, greedy, name="greedy_reward"), every=every, keep_best=keep_best
-        ),
-        evaluate(
-            policy, reward(vowels, sampled, name="sampled_reward"), every=every, name="sampled"
-        ),
+        evaluate(policy, greedy_score, every=every, keep_best=keep_best),
+        evaluate(policy, sampled_score, every=every, name="sampled"),
     )
 
 
-def consonants(completions: Sequence[str], **columns: object) -> list[float]:
-    """Nothing but what `vowels` does not count, less."""
-    return [-1.0 - share for share in vowels(completions)]
-
-
-def two_policies(base: str, data: str) -> Graph:
+def two_policies(folder: Path) -> Graph:
     """Two Models with rows, a reward and training of their own, on the same prompts."""
-    prompt = prompts(data, batch=2)
+    prompt = prompts(str(folder / "train.parquet"), batch=2)
     sinks = []
     for name, fn in (("red", vowels), ("blue", consonants)):
-        model = Model(name, base, trainable=True)
+        model = Model(name, str(folder / "model"), trainable=True)
         rollout = generate(model, prompt, n=4, max_tokens=6, name=name)
         score = reward(fn, rollout, name=f"{name}_score")
         advantage = group_advantage(rollout, score, name=f"{name}_advantage")

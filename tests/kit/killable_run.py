@@ -1,0 +1,81 @@
+"""A run in a process of its own, to be killed or stopped.
+
+    python -m tests.kit.killable_run GRAPH FOLDER OPTIONS [resume] [hold=N]
+
+GRAPH: a name of GRAPHS; FOLDER: that of model and data; OPTIONS: the run's, as JSON. It prints
+`step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard input.
+
+Owns: that process, and starting it. Does not own: the graphs (run_graphs.py), nor who is killed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from dataflow.graph import Graph
+from engine.api import resume, run
+from engine.options import RunOptions, from_json, to_json
+from tests.kit import run_graphs
+from tests.kit.processes import limited, start_python
+from tests.kit.runs import metrics, steps_stored
+
+GRAPHS: Mapping[str, Callable[[Path], Graph]] = {
+    "small": run_graphs.small,
+    "lagging": partial(run_graphs.small, max_lag=1),
+    "followed": run_graphs.followed,
+    "evaluated": partial(run_graphs.evaluated, every=3, keep_best=1),
+    "evaluated every 4": partial(run_graphs.evaluated, every=4, keep_best=1),
+    "stuck": partial(run_graphs.small, fn=run_graphs.says_and_hangs),
+}
+
+
+def words(graph: str, folder: Path, options: RunOptions, *flags: str) -> list[str]:
+    """What Python is given to start one."""
+    return ["-m", "tests.kit.killable_run", graph, str(folder), to_json(options), *flags]
+
+
+@contextmanager
+def killable_run(
+    graph: str, folder: Path, options: RunOptions, *flags: str
+) -> Iterator[subprocess.Popen[str]]:
+    """One in a session of its own; whatever happens, it has ended afterwards."""
+    given = words(graph, folder, options, *flags)
+    with limited(start_python(*given, stdin=subprocess.PIPE, start_new_session=True)) as process:
+        yield process
+
+
+def require_stopped(process: subprocess.Popen[str], run: Path, by: str, code: int) -> str:
+    """It ends by itself, says why, and has a checkpoint of its last Step. Returns its errors."""
+    out, err = process.communicate()
+    assert process.returncode == code, err
+    assert f"stopped by {by}" in out
+    assert "Traceback" not in err
+    assert metrics(run)[-1]["step"] in steps_stored(run)
+    return err
+
+
+def main() -> None:
+    graph, folder, text, *flags = sys.argv[1:]
+    options = from_json(text, {})[0]
+
+    def tell(step: int) -> None:
+        print(f"step {step}", flush=True)
+        if f"hold={step}" in flags:
+            sys.stdin.readline()
+
+    told = [lambda row: tell(row["step"])]
+    if "resume" in flags:
+        result = resume(options.runs / str(options.name), on_step=told)
+    else:
+        result = run(GRAPHS[graph](Path(folder)), options, on_step=told)
+    print(result.reason, flush=True)
+    sys.exit(128 + result.signal if result.signal else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Runs on the tiny model: its folder, and short quiet runs on it.
+
+Owns: model, data and the usual options. Does not own: the graphs (run_graphs.py), nor what a run
+leaves (runs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataflow.graph import Graph
+from engine.api import Result, run
+from engine.attempts import OnStep, Until
+from engine.options import RunOptions
+
+PROMPTS = [a + b for a in "abcdefgh" for b in "xyz"]
+
+
+def save_tiny_inputs(folder: Path) -> None:
+    """model/ of a few thousand weights; train, test, demos and verl.parquet."""
+    from tests.kit.models import save_tiny
+
+    save_tiny(folder / "model", layers=1)
+    answers = [prompt[0] for prompt in PROMPTS]
+    tables = {
+        "train": {"prompt": PROMPTS, "answer": answers},
+        "test": {"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]},
+        "demos": {"prompt": PROMPTS, "completion": [answer * 3 for answer in answers]},
+        "verl": {
+            "data_source": ["letters"] * len(PROMPTS),
+            "prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS],
+            "ability": ["letters"] * len(PROMPTS),
+            "reward_model": [{"style": "rule", "ground_truth": answer} for answer in answers],
+            "extra_info": [{"split": "train", "index": i} for i in range(len(PROMPTS))],
+        },
+    }
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyRuns:
+    """Runs of one test. folder: as of `save_tiny_inputs`; runs: where run folders go."""
+
+    folder: Path
+    runs: Path
+
+    def options(self, steps: int | None = 3, **changes: Any) -> RunOptions:
+        usual = {"runs": self.runs, "threads": 1, "progress": False, "workers": "one"}
+        return RunOptions(**{"steps": steps, "watchdog": 150.0} | usual | changes)
+
+    def run(
+        self,
+        graph: Graph | Callable[[Path], Graph],
+        steps: int | None = 3,
+        *,
+        on_step: Sequence[OnStep] = (),
+        until: Until | None = None,
+        **options: Any,
+    ) -> Result:
+        """Run a graph, or what a function makes of the folder. options: those that differ."""
+        graph = graph if isinstance(graph, Graph) else graph(self.folder)
+        return run(graph, self.options(steps, **options), on_step=on_step, until=until)
