@@ -299,9 +299,10 @@ def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[list[
     rows = gather("rollout", "completion_ids", "main", kept.block, np.array([1, 4]) % 3)
     trained(worker, train_step(name, 4, giver="main", inputs={"rows": () if rank else (rows,)}))
     came = sum(value for metric, value, _ in worker.reports() if metric == "edge/broadcast/bytes")
+    asked = kernels["train_policy"].asked
     worker.close()
     cast.close()
-    return kernels["train_policy"].asked, came
+    return asked, came
 
 
 def test_ranks_with_the_same_rows_are_given_them_after_go(tiny_folder: Path) -> None:

@@ -4,135 +4,96 @@ Owns: the inputs, and that each ends in one line with its place, without a trace
 not own: the commands.
 
 Each goes through the command line, in this process: `peek` for data (check, plan, open), `explain`
-for cluster files, `resume` for run folders, `run` for names, `check` for graph files. Those of
-RIGHT look odd and are right.
+for cluster files, `resume` for run folders, `run` for names, `check` for graph files. RIGHT looks
+odd and is right.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.cli import main as dataflow
-from tests.torture.outcome import Outcome
+from tests.kit.models import save_tiny
+from tests.torture.outcome import CaseResult, timed
 
 Writer = Callable[[Path], str]
 """Makes the input in a folder; returns what the command is given."""
 
 
-def torture(short: bool, seed: int) -> list[Outcome]:
+def torture(short: bool, seed: int) -> list[CaseResult]:
     """All cases; they are the same however long and whatever the seed."""
     del short, seed
     with tempfile.TemporaryDirectory(prefix="dataflow-torture-") as name:
         folder = Path(name)
         base = _model(folder)
+        peek = ["peek", "tests.torture.victim:asking", "prompts", "--rows", "1", "--base", base]
+        asking = ["tests.torture.victim:asking", "--base", base, "--data", f"{folder}/good.jsonl"]
         groups = (
-            (DATA, lambda given: _peek(base, given), 1),
-            (RIGHT, lambda given: _peek(base, given), 0),
-            (CLUSTERS, lambda given: [*_with("explain", base, folder), "--cluster", given], 1),
+            (DATA, lambda given: [*peek, "--data", given], 1),
+            (RIGHT, lambda given: [*peek, "--data", given], 0),
+            (CLUSTERS, lambda given: ["explain", *asking, "--cluster", given], 1),
             (RUNS, lambda given: ["resume", given, "--no-progress"], 3),
-            (OPTIONS, lambda given: [*_with("explain", base, folder), *json.loads(given)], 1),
-            (NAMES, lambda given: [*_with("run", base, folder), *json.loads(given)], 3),
+            (OPTIONS, lambda given: ["explain", *asking, *json.loads(given)], 1),
+            (NAMES, lambda given: ["run", *asking, *json.loads(given)], 3),
             (TARGETS, lambda given: ["check", given], 1),
         )
-        cases = [
-            (title, write, command, code)
+        number = itertools.count()
+        return [
+            timed(
+                "data",
+                title,
+                partial(_judged, folder / f"case-{next(number)}", write, command, code),
+            )
             for table, command, code in groups
             for title, write in table.items()
         ]
-        return [_case(folder / f"case-{i}", *case) for i, case in enumerate(cases)]
 
 
-def _model(folder: Path) -> Path:
-    from tests.kit.models import save_tiny
-
-    save_tiny(folder / "model", layers=1)
+def _model(folder: Path) -> str:
     (folder / "good.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    return folder / "model"
+    return save_tiny(folder / "model", layers=1)
 
 
-def _with(command: str, base: Path, folder: Path) -> list[str]:
-    return [
-        command,
-        "tests.torture.victim:asking",
-        "--base",
-        str(base),
-        "--data",
-        str(folder / "good.jsonl"),
-    ]
-
-
-def _peek(base: Path, data: str) -> list[str]:
-    return [
-        "peek",
-        "tests.torture.victim:asking",
-        "prompts",
-        "--rows",
-        "1",
-        "--base",
-        str(base),
-        "--data",
-        data,
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What a command showed."""
-
-    code: int
-    errors: str
-
-
-def _shown(arguments: list[str]) -> Shown:
-    errors, output = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(output):
-        code = dataflow(arguments)
-    return Shown(code=code, errors=errors.getvalue())
-
-
-def _case(
-    folder: Path, title: str, write: Writer, command: Callable[[str], list[str]], code: int
-) -> Outcome:
+def _judged(
+    folder: Path, write: Writer, command: Callable[[str], list[str]], code: int
+) -> tuple[str, str]:
+    """What is wrong (empty where nothing is), and the last line that was said."""
     folder.mkdir()
-    given = write(folder)
-    start = time.monotonic()
-    try:
-        shown = _shown(command(given))
-        fault = _fault(shown, code)
-    except Exception as error:  # a traceback of ours is what this looks for
-        shown, fault = Shown(code=-1, errors=""), f"a traceback: {type(error).__name__}: {error}"
-    seconds = time.monotonic() - start
-    lines = shown.errors.strip().splitlines()
-    return Outcome(
-        part="data", case=title, fault=fault, said=lines[-1] if lines else "", seconds=seconds
-    )
+    errors, words = io.StringIO(), command(write(folder))
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            ended = dataflow(words)
+        except Exception as error:  # a traceback of ours is what this looks for
+            return f"a traceback: {type(error).__name__}: {error}", ""
+    lines = errors.getvalue().strip().splitlines()
+    return _fault(ended, errors.getvalue(), code), lines[-1] if lines else ""
 
 
-def _fault(shown: Shown, code: int) -> str:
+def _fault(ended: int, said: str, code: int) -> str:
     """What is wrong with it; empty where nothing is."""
     if code == 0:
-        return "" if shown.code == 0 else f"exit {shown.code} for what is right"
-    lines = shown.errors.strip().splitlines()
+        return "" if ended == 0 else f"exit {ended} for what is right"
+    lines = said.strip().splitlines()
     checks = {
-        f"exit {shown.code}, not {code}": shown.code not in (code, 1, 2),
-        "a traceback": "Traceback" in shown.errors,
+        f"exit {ended}, not {code}": ended not in (code, 1, 2),
+        "a traceback": "Traceback" in said,
         f"{len(lines)} lines, not one": len(lines) != 1,
-        "no fix": "Fix: " not in shown.errors,
-        "an internal error": "internal error" in shown.errors,
-        "no place": not any(mark in shown.errors for mark in (".", "/")),
-        "control characters": any(ord(c) < 32 and c != "\n" for c in shown.errors),
-        f"{len(shown.errors)} characters": len(shown.errors) > 1500,
+        "no fix": "Fix: " not in said,
+        "an internal error": "internal error" in said,
+        "no place": not any(mark in said for mark in (".", "/")),
+        "control characters": any(ord(c) < 32 and c != "\n" for c in said),
+        f"{len(said)} characters": len(said) > 1500,
     }
     return next((fault for fault, holds in checks.items() if holds), "")
 
@@ -171,8 +132,8 @@ def _folder(**files: Writer) -> Writer:
         (folder / "all").mkdir()
         for name, writer in files.items():
             (folder / name).mkdir()
-            made = Path(writer(folder / name))
-            os.rename(made, folder / "all" / f"{name}{made.suffix}")
+            written = Path(writer(folder / name))
+            os.rename(written, folder / "all" / f"{name}{written.suffix}")
         return str(folder / "all")
 
     return write
@@ -184,6 +145,15 @@ def _at(make: Callable[[Path], object], name: str = "a.jsonl") -> Writer:
         return str(folder / name)
 
     return write
+
+
+def _spoilt(at: slice, data: bytes = b"") -> Writer:
+    """Parquet with other bytes in the place of some."""
+    return _parquet(_TEXTS, lambda whole: whole.__setitem__(at, data))
+
+
+def _halve(data: bytearray) -> None:
+    del data[len(data) // 2 :]
 
 
 def _loop(path: Path) -> None:
@@ -253,19 +223,11 @@ DATA: Mapping[str, Writer] = {
     "an ending .json": _jsonl(_GOOD, "a.json"),
     "an ending .csv": _jsonl("prompt\na\n", "a.csv"),
     "no ending": _jsonl(_GOOD, "a"),
-    "truncated Parquet": _parquet(
-        _TEXTS, lambda data: data.__delitem__(slice(len(data) // 2, None))
-    ),
-    "Parquet without its footer": _parquet(_TEXTS, lambda data: data.__delitem__(slice(-8, None))),
-    "Parquet with a damaged page": _parquet(
-        _TEXTS, lambda data: data.__setitem__(slice(4, 60), bytes(56))
-    ),
-    "Parquet with damaged lengths": _parquet(
-        _TEXTS, lambda data: data.__setitem__(slice(60, 90), b"\xff" * 30)
-    ),
-    "Parquet with a damaged footer": _parquet(
-        _TEXTS, lambda data: data.__setitem__(slice(-60, -8), b"\xff" * 52)
-    ),
+    "truncated Parquet": _parquet(_TEXTS, _halve),
+    "Parquet without its footer": _spoilt(slice(-8, None)),
+    "Parquet with a damaged page": _spoilt(slice(4, 60), bytes(56)),
+    "Parquet with damaged lengths": _spoilt(slice(60, 90), b"\xff" * 30),
+    "Parquet with a damaged footer": _spoilt(slice(-60, -8), b"\xff" * 52),
     "empty Parquet": _jsonl(b"", "a.parquet"),
     "text that is called Parquet": _jsonl(_GOOD, "a.parquet"),
     "texts in Parquet that are no UTF-8": _parquet(_NOT_TEXT),
@@ -322,26 +284,26 @@ RIGHT: Mapping[str, Writer] = {
 _HOST = '[hosts.a]\naddress = "10.0.0.1"\n'
 
 
+_ABSURD_OF_A_HOST = {
+    "port": "nan 0 -1 70000 7373.5 true",
+    "cores": "nan -2 2.5 0 1e9 inf",
+    "memory_gib": "nan inf -1 0 1e30",
+}
+
+
 def _toml(data: bytes | str) -> Writer:
     return _jsonl(data, "cluster.toml")
 
 
 CLUSTERS: Mapping[str, Writer] = {
     **{
-        f"lease = {value}": _toml(f"lease = {value}\n{_HOST}")
-        for value in ("nan", "inf", "-1", "0", "true", '"30"')
+        f"lease = {v}": _toml(f"lease = {v}\n{_HOST}")
+        for v in ["nan", "inf", "-1", "0", "true", '"30"']
     },
     **{
-        f"port = {value}": _toml(f"{_HOST}port = {value}\n")
-        for value in ("nan", "0", "-1", "70000", "7373.5", "true")
-    },
-    **{
-        f"cores = {value}": _toml(f"{_HOST}cores = {value}\n")
-        for value in ("nan", "-2", "2.5", "0", "1e9", "inf")
-    },
-    **{
-        f"memory_gib = {value}": _toml(f"{_HOST}memory_gib = {value}\n")
-        for value in ("nan", "inf", "-1", "0", "1e30")
+        f"{name} = {value}": _toml(f"{_HOST}{name} = {value}\n")
+        for name, values in _ABSURD_OF_A_HOST.items()
+        for value in values.split()
     },
     "an address that is none": _toml('[hosts.a]\naddress = "host-a"\n'),
     "an address of two hosts": _toml(_HOST + _HOST.replace("hosts.a", "hosts.b")),
@@ -366,11 +328,9 @@ def _run_folder(**files: str | bytes) -> Writer:
     """A run folder with these contents (`options` for options.json) in the place of its own."""
 
     def write(folder: Path) -> str:
-        found: dict[str, str | bytes] = {"versions": "{}", "options": "{}", "graph": "{}"} | files
-        for name, data in found.items():
-            (folder / f"{name}.json").write_bytes(
-                data if isinstance(data, bytes) else data.encode()
-            )
+        contents: dict[str, str | bytes] = dict.fromkeys(("versions", "options", "graph"), "{}")
+        for name, data in (contents | files).items():
+            _jsonl(data, f"{name}.json")(folder)
         return str(folder)
 
     return write
@@ -398,39 +358,34 @@ RUNS: Mapping[str, Writer] = {
     "a folder that is no run's": lambda folder: str(folder),
 }
 
+
+def _named(runs: Callable[[Path], str], name: str = "a") -> Writer:
+    """A run's name, and the folder of runs."""
+    return lambda folder: json.dumps(["--name", name, "--runs", runs(folder)])
+
+
 NAMES: Mapping[str, Writer] = {
-    "a run's name of 300 characters": lambda folder: json.dumps(
-        ["--name", "a" * 300, "--runs", str(folder)]
-    ),
-    "a run's name with a slash": lambda folder: json.dumps(
-        ["--name", "../a", "--runs", str(folder)]
-    ),
-    "a folder of runs that is a file": lambda folder: json.dumps(
-        ["--name", "a", "--runs", _jsonl("x")(folder)]
-    ),
-    "a folder of runs below a file": lambda folder: json.dumps(
-        ["--name", "a", "--runs", str(Path(_jsonl("x")(folder)) / "runs")]
-    ),
-    "a folder of runs of 300 characters": lambda folder: json.dumps(
-        ["--name", "a", "--runs", str(folder / ("a" * 300))]
-    ),
-    "a folder of runs in /proc": lambda folder: json.dumps(["--name", "a", "--runs", "/proc/runs"]),
-    "a folder of runs that is a broken link": lambda folder: json.dumps(
-        ["--name", "a", "--runs", _at(lambda p: p.symlink_to("nowhere"), "runs")(folder)]
+    "a run's name of 300 characters": _named(str, "a" * 300),
+    "a run's name with a slash": _named(str, "../a"),
+    "a folder of runs that is a file": _named(_jsonl("x")),
+    "a folder of runs below a file": _named(lambda folder: _jsonl("x")(folder) + "/runs"),
+    "a folder of runs of 300 characters": _named(lambda folder: str(folder / ("a" * 300))),
+    "a folder of runs in /proc": _named(lambda folder: "/proc/runs"),
+    "a folder of runs that is a broken link": _named(
+        _at(lambda path: path.symlink_to("nowhere"), "runs")
     ),
 }
 
 
-def _option(*words: str) -> Writer:
-    return lambda folder: json.dumps(words)
+_ABSURD = """
+--keep 0, --samples-every 0, --steps -1, --checkpoint-every -2, --threads 0, --watchdog nan,
+--watchdog -1, --heartbeat inf, --heartbeat 0
+"""
 
-
-_ABSURD = (
-    ("--keep", "0"), ("--samples-every", "0"), ("--steps", "-1"), ("--checkpoint-every", "-2"), ("--threads", "0"),
-    ("--watchdog", "nan"), ("--watchdog", "-1"), ("--heartbeat", "inf"), ("--heartbeat", "0"),
-)  # fmt: skip
-
-OPTIONS: Mapping[str, Writer] = {" ".join(words): _option(*words) for words in _ABSURD}
+OPTIONS: Mapping[str, Writer] = {
+    words.strip(): lambda folder, words=words: json.dumps(words.split())
+    for words in _ABSURD.split(",")
+}
 
 
 # --- graph files ----------------------------------------------------------------------------------

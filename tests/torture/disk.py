@@ -4,18 +4,18 @@ a small tmpfs.
 Owns: the cases, and what must hold after each. Does not own: how a fault is injected (faults.py),
 nor the run (victim.py).
 
-    a fault at call k      exit 3 (or 0, where nothing depends on the file, and that was said), one last line that says
-                           what could not be written, where and what is safe; no traceback
-    SIGKILL at call k      nothing of that
-    then                   `dataflow resume` ends the run with metrics, samples and weights of an undisturbed one, to
-                           the bit; nothing half-written is left
+    a fault at call k   exit 3 (or 0, where nothing depends on the file, and that was said), one
+                        last line that says what could not be written, where and what is safe; no
+                        traceback
+    SIGKILL at call k   nothing of that
+    then                `dataflow resume` ends the run with metrics, samples and weights of an
+                        undisturbed one, to the bit; nothing half-written is left
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import re
@@ -23,31 +23,28 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from tests.kit.runs import column, require_same_runs, steps_stored
+from tests.kit.tiny_runs import save_tiny_inputs
 from tests.torture.faults import KINDS
-from tests.torture.outcome import Outcome
-from tests.torture.zygote import Ended, Zygote
+from tests.torture.outcome import CaseResult, timed
+from tests.torture.zygote import CommandEnd, Zygote
 
 STEPS = 4
 SAFE = re.compile(r"Safe: the checkpoint of step (\d+), from which `dataflow resume .*` goes on\.$")
-_PLACED = ("time/", "throughput/", "worker/", "edge/", "coordinator/")
 
 
-def torture(short: bool, seed: int) -> list[Outcome]:
+def torture(short: bool, seed: int) -> list[CaseResult]:
     """All cases, two at a time."""
     draw = random.Random(seed)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dataflow-torture-")))
-        _inputs(folder)
+        save_tiny_inputs(folder)
         zygotes = [stack.enter_context(Zygote()) for _ in range(2)]
         bench = Bench(folder, zygotes)
         cases = [*_at_calls(bench, draw, short), *_limited(bench, draw, short)]
@@ -55,62 +52,10 @@ def torture(short: bool, seed: int) -> list[Outcome]:
         return bench.all(cases)
 
 
-def _inputs(folder: Path) -> None:
-    from tests.kit.models import save_tiny
-
-    save_tiny(folder / "model", layers=1)
-    asked = [a + b for a in "abcdefgh" for b in "xyz"]
-    pq.write_table(
-        pa.table({"prompt": asked, "answer": [a[0] for a in asked]}), folder / "train.parquet"
-    )
-    pq.write_table(
-        pa.table({"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]}), folder / "test.parquet"
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What a run leaves that must not depend on what happened to it."""
-
-    metrics: list[dict[str, Any]]
-    weights: dict[str, bytes]
-    samples: dict[str, pa.Table]
-
-    @staticmethod
-    def of(run: Path) -> Kept:
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        last = max(
-            (run / "checkpoints").glob("step_*"), key=lambda p: int(p.name.removeprefix("step_"))
-        )
-        best = sorted((run / "checkpoints").glob("best_*/step_*/*.safetensors"))
-        files = [*sorted(last.rglob("*.safetensors")), *best]
-        return Kept(
-            metrics=[{k: v for k, v in row.items() if not k.startswith(_PLACED)} for row in rows],
-            weights={str(p.relative_to(run)): p.read_bytes() for p in files},
-            samples={
-                p.name: pq.ParquetFile(p).read()
-                for p in sorted((run / "samples").glob("*.parquet"))
-            },
-        )
-
-    def differs(self, other: Kept) -> str:
-        """What differs first; empty where nothing does."""
-        if len(self.metrics) != len(other.metrics):
-            return f"{len(self.metrics)} Steps, not {len(other.metrics)}"
-        for mine, theirs in zip(self.metrics, other.metrics, strict=True):
-            if mine != theirs:
-                return f"the metrics of step {theirs['step']} differ"
-        if self.weights.keys() != other.weights.keys():
-            return f"the weights are {sorted(self.weights)}, not {sorted(other.weights)}"
-        wrong = [name for name in self.weights if self.weights[name] != other.weights[name]]
-        wrong += [name for name in other.samples if self.samples.get(name) != other.samples[name]]
-        return f"{wrong[0]} differs" if wrong else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One run with a fault. expected: of an undisturbed one; None: only its Steps count. limit: see
-    Zygote.run.
+class DiskCase:
+    """One run with a fault. expected: the folder of an undisturbed one; None: only its Steps count.
+    limit: see Zygote.run.
     """
 
     name: str
@@ -119,13 +64,19 @@ class Case:
     target: str = "evaluated"
     faults: dict[str, Any] | None = None
     limit: int = 0
-    expected: Kept | None = None
+    expected: Path | None = None
     before: Callable[[], object] = lambda: None
     after: Callable[[], object] = lambda: None
 
     @property
     def run(self) -> Path:
         return self.runs / "v"
+
+    def log(self) -> str:
+        """Of the process of the run."""
+        logs = self.run / "logs"
+        main = logs / "main.log"
+        return (main if main.exists() else logs / "coordinator.log").read_text()
 
 
 class Bench:
@@ -135,118 +86,110 @@ class Bench:
         self.folder = folder
         self._free = list(zygotes)
         self._count = itertools.count()
-        self._known: dict[tuple[str, ...], tuple[Kept, Ended]] = {}
+        self._known: dict[tuple[str, ...], tuple[Path, CommandEnd]] = {}
 
     def place(self) -> Path:
         """A new folder for runs."""
         return self.folder / f"runs-{next(self._count)}"
 
-    def command(self, case: Case, *more: str) -> list[str]:
+    def command(self, case: DiskCase, *more: str) -> list[str]:
         """Arguments of its `dataflow run`."""
-        target = f"tests.torture.victim:{case.target}"
-        where = ["--folder", str(self.folder), "--name", "v", "--runs", str(case.runs)]
-        how = ["--steps", str(STEPS), "--checkpoint-every", "2", "--threads", "1", "--no-progress"]
-        return ["run", target, *where, *how, *case.options, *more]
+        target = f"run tests.torture.victim:{case.target}"
+        where = f"--folder {self.folder} --name v --runs {case.runs}"
+        how = f"--steps {STEPS} --checkpoint-every 2 --threads 1 --no-progress"
+        return [*f"{target} {where} {how}".split(), *case.options, *more]
 
-    def undisturbed(self, target: str, options: Sequence[str]) -> tuple[Kept, Ended]:
-        """What such a run leaves, and its calls; made once."""
+    def undisturbed(self, target: str, options: Sequence[str]) -> tuple[Path, CommandEnd]:
+        """The folder of such a run, and its calls; made once."""
         if (known := self._known.get((target, *options))) is not None:
             return known
-        case = Case(name="", runs=self.place(), options=tuple(options), target=target)
+        case = DiskCase(name="", runs=self.place(), options=tuple(options), target=target)
         output = self.place().with_suffix(".out")
-        ended = self._free[0].run(self.command(case), output, {"folder": str(case.run)})
-        assert ended.code == 0, ended.text
-        self._known[target, *options] = Kept.of(case.run), ended
-        return self._known[target, *options]
+        end = self._free[0].run(self.command(case), output, {"folder": str(case.run)})
+        assert end.code == 0, end.text
+        self._known[target, *options] = case.run, end
+        return case.run, end
 
-    def all(self, cases: Sequence[Case]) -> list[Outcome]:
+    def all(self, cases: Sequence[DiskCase]) -> list[CaseResult]:
         """As many at a time as there are zygotes."""
         with ThreadPoolExecutor(len(self._free)) as pool:
-            return list(pool.map(self._one, cases))
+            return list(pool.map(lambda c: timed("disk", c.name, lambda: self._one(c)), cases))
 
-    def _one(self, case: Case) -> Outcome:
+    def _one(self, case: DiskCase) -> tuple[str, str]:
+        """What did not hold (empty where all did), and the last line."""
         zygote = self._free.pop()
-        start = time.monotonic()
-        said = [""]
+        output = self.place().with_suffix(".out")  # not on a disk that is full
         try:
-            fault = self._fault(case, zygote, said)
+            end = self._disturbed(case, zygote, output)
+            if fault := _of_ending(case, end):
+                return f"{fault}\n{end.text[-3000:]}", end.last
+            return self._of_going_on(case, end, zygote, output) or _of_run(case), end.last
         finally:
             self._free.append(zygote)
-        shutil.rmtree(case.runs, ignore_errors=True)
-        seconds = time.monotonic() - start
-        return Outcome(part="disk", case=case.name, fault=fault, said=said[0], seconds=seconds)
+            shutil.rmtree(case.runs, ignore_errors=True)
 
-    def _fault(self, case: Case, zygote: Zygote, said: list[str]) -> str:
-        """What did not hold; empty where all did."""
-        output = self.place().with_suffix(".out")  # not on a disk that is full
+    def _disturbed(self, case: DiskCase, zygote: Zygote, output: Path) -> CommandEnd:
         case.before()
         try:
-            ended = zygote.run(self.command(case), output, case.faults, case.limit)
+            return zygote.run(self.command(case), output, case.faults, case.limit)
         finally:
             case.after()
-        said[0] = ended.last
-        fault = _of_ending(case, ended)
-        if fault:
-            return f"{fault}\n{ended.text[-3000:]}"
-        return self._of_going_on(case, ended, zygote, output)
 
-    def _of_going_on(self, case: Case, ended: Ended, zygote: Zygote, output: Path) -> str:
-        if ended.code != 0:
-            again = zygote.run(["resume", str(case.run), "--no-progress"], output)
-            if again.code != 0 and not list(
-                case.run.glob("checkpoints/step_*")
-            ):  # it had not begun
-                again = zygote.run(self.command(case, "--overwrite"), output)
-            if again.code != 0:
-                return f"going on: exit {again.code}\n{again.text[-3000:]}"
-            safe = SAFE.search(ended.last)
-            if (
-                safe
-                and f"begins after step {safe[1]}"
-                not in (case.run / "logs").joinpath(_log_of(case)).read_text()
-            ):
-                return f"it did not go on from step {safe[1]}, which was said to be safe"
-        left = [str(p.relative_to(case.run)) for p in case.run.rglob("*") if _is_leftover(p.name)]
-        if left:
-            return f"left: {left}"
-        found = Kept.of(case.run)
+    def _of_going_on(self, case: DiskCase, end: CommandEnd, zygote: Zygote, output: Path) -> str:
+        """What is wrong with going on from where it ended."""
+        if end.code == 0:
+            return ""
+        again = zygote.run(["resume", str(case.run), "--no-progress"], output)
+        if again.code != 0 and not steps_stored(case.run):  # it had not begun
+            again = zygote.run(self.command(case, "--overwrite"), output)
+        if again.code != 0:
+            return f"going on: exit {again.code}\n{again.text[-3000:]}"
+        safe = SAFE.search(end.last)
+        if safe and f"begins after step {safe[1]}" not in case.log():
+            return f"it did not go on from step {safe[1]}, which was said to be safe"
+        return ""
+
+
+def _of_run(case: DiskCase) -> str:
+    """What is wrong with what the run left once it was complete."""
+    left = [str(p.relative_to(case.run)) for p in case.run.rglob("*") if _is_leftover(p.name)]
+    if left:
+        return f"left: {left}"
+    steps = column(case.run, "step")
+    if steps != list(range(1, STEPS + 1)):
+        return f"Steps {steps}"
+    try:
         if case.expected is not None:
-            return found.differs(case.expected)
-        steps = [row["step"] for row in found.metrics]
-        return "" if steps == list(range(1, STEPS + 1)) else f"Steps {steps}"
-
-
-def _log_of(case: Case) -> str:
-    return "main.log" if (case.run / "logs" / "main.log").exists() else "coordinator.log"
+            require_same_runs(case.run, case.expected)
+    except AssertionError as error:
+        return f"it is not an undisturbed run: {error}"
+    return ""
 
 
 def _is_leftover(name: str) -> bool:
     return name.startswith((".tmp", ".replaced")) or name.endswith(".tmp")
 
 
-def _of_ending(case: Case, ended: Ended) -> str:
+def _of_ending(case: DiskCase, end: CommandEnd) -> str:
     """What is wrong with how it ended."""
-    if "Traceback" in ended.text:
+    if "Traceback" in end.text:
         return "a traceback"
-    if ended.left:
-        return f"{ended.left} processes left"
+    if end.left:
+        return f"{end.left} processes left"
     kind = case.faults["kind"] if case.faults else "full"
     if kind in ("kill", "torn"):
-        return "" if ended.code == -signal.SIGKILL else f"exit {ended.code}, not a kill"
-    if ended.code == 3:
-        told = "could not be written" in ended.last or "expected room" in ended.last
-        return (
-            ""
-            if told and "Safe: " in ended.last
-            else "the last line does not say what could not be written"
-        )
-    if ended.code == 0 and case.faults and case.name.split()[1] in ("delete", "mkdir", "truncate"):
-        return ""  # it could be done another way, or did not matter
-    if ended.code == 0 and not case.faults:
-        return ""  # there was room enough
-    return (
-        "" if ended.code == 0 and "The run goes on without" in ended.text else f"exit {ended.code}"
-    )
+        return "" if end.code == -signal.SIGKILL else f"exit {end.code}, not a kill"
+    if end.code == 3:
+        told = "could not be written" in end.last or "expected room" in end.last
+        right = told and "Safe: " in end.last
+        return "" if right else "the last line does not say what could not be written"
+    return "" if end.code == 0 and _may_succeed(case, end) else f"exit {end.code}"
+
+
+def _may_succeed(case: DiskCase, end: CommandEnd) -> bool:
+    """There was room enough, it could be done another way, or it did not matter, which was said."""
+    another_way = case.name.split()[1] in ("delete", "mkdir", "truncate")
+    return not case.faults or another_way or "The run goes on without" in end.text
 
 
 # --- a fault at every call ------------------------------------------------------------------------
@@ -254,47 +197,34 @@ def _of_ending(case: Case, ended: Ended) -> str:
 _INPROC = ("--inproc", "--workers", "one")
 
 
-def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[Case]:
+def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[DiskCase]:
     """For each kind of call on each kind of file one of its occurrences, with each fault; in the
     short form some.
     """
-    expected, ended = bench.undisturbed("evaluated", _INPROC)
+    expected, end = bench.undisturbed("evaluated", _INPROC)
     places: dict[tuple[str, str], list[int]] = {}
-    for number, (call, path) in enumerate(ended.calls, 1):
+    for number, (call, path) in enumerate(end.calls, 1):
         places.setdefault((call, re.sub(r"\d+", "N", path)), []).append(number)
-    wanted = [
-        (call, path, kind)
-        for call, path in places
-        for kind in KINDS
-        if kind != "torn" or call == "write"
-    ]
+    wanted = [(*place, kind) for place in places for kind in KINDS]
+    wanted = [each for each in wanted if each[2] != "torn" or each[0] == "write"]
     if short:
         wanted = draw.sample(wanted, 10)
     for call, path, kind in wanted:
         at, runs = draw.choice(places[call, path]), bench.place()
-        yield Case(
-            name=f"{kind} {call} {path} (call {at})",
-            runs=runs,
-            options=_INPROC,
-            faults={"folder": str(runs / "v"), "at": at, "kind": kind},
-            expected=expected,
-        )
+        name, faults = f"{kind} {call} {path} (call {at})", {"at": at, "kind": kind}
+        faults["folder"] = str(runs / "v")
+        yield DiskCase(name=name, runs=runs, options=_INPROC, faults=faults, expected=expected)
 
 
 # --- a limit on the size of files (ulimit -f) -----------------------------------------------------
 
 
-def _limited(bench: Bench, draw: random.Random, short: bool) -> Iterator[Case]:
+def _limited(bench: Bench, draw: random.Random, short: bool) -> Iterator[DiskCase]:
     expected, _ = bench.undisturbed("evaluated", _INPROC)
     for _ in range(1 if short else 10):
         limit = int(2 ** draw.uniform(6, 18))
-        yield Case(
-            name=f"ulimit of {limit} bytes",
-            runs=bench.place(),
-            options=_INPROC,
-            limit=limit,
-            expected=expected,
-        )
+        name, usual = f"ulimit of {limit} bytes", {"options": _INPROC, "expected": expected}
+        yield DiskCase(name=name, runs=bench.place(), limit=limit, **usual)
 
 
 # --- a file system that is full -------------------------------------------------------------------
@@ -332,9 +262,8 @@ def why_no_mount() -> str:
     if shutil.which("mount") is None or os.geteuid() != 0:
         return "mounting needs root"
     with tempfile.TemporaryDirectory() as where:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, text=True, check=False
-        )
+        command = ["mount", "-t", "tmpfs", "tmpfs", where]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             subprocess.run(["umount", where], check=True)
         return done.stderr.strip()
@@ -350,7 +279,7 @@ def mounted(where: Path, size: int, stack: contextlib.ExitStack) -> Path:
 
 def _on_small_disks(
     bench: Bench, draw: random.Random, short: bool, stack: contextlib.ExitStack
-) -> list[Case]:
+) -> list[DiskCase]:
     if reason := why_no_mount():
         print(f"disk: no small tmpfs: {reason}")
         return []
@@ -362,7 +291,7 @@ def _on_small_disks(
             where = mounted(bench.folder / f"disk-{name}-{number}", _DISK, stack)
             disk = Disk(where=where, free=int(2 ** draw.uniform(12, 18.5)))
             cases.append(
-                Case(
+                DiskCase(
                     name=f"{name} with {disk.free >> 10} KiB left",
                     runs=where / "runs",
                     options=options,

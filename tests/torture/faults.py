@@ -31,7 +31,7 @@ _GROWS = ("open", "write", "mkdir", "rename", "truncate")
 
 
 @dataclass(kw_only=True)
-class Faults:
+class WriteFaults:
     """folder: whose calls count. at: the call that fails, from 1; 0 for none. kind: see above."""
 
     folder: str
@@ -81,18 +81,16 @@ class _Hooks:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def put(self, where: Any, name: str, value: Any) -> None:
-        """In this place until the end."""
         self._undo.append((where, name, getattr(where, name)))
         setattr(where, name, value)
 
     def undo(self) -> None:
-        """Everything as it was."""
         while self._undo:
             setattr(*self._undo.pop())
 
 
-def install(faults: Faults) -> None:
-    """From now on, in this process. Call it before what writes is made, and after it is imported."""
+def install(faults: WriteFaults) -> None:
+    """From now on, in this process. Call it after imports, before what writes is made."""
     hooks = _Hooks()
     _hook_files(faults, hooks)
     _hook_os(faults, hooks)
@@ -100,7 +98,7 @@ def install(faults: Faults) -> None:
 
 
 @contextmanager
-def installed(faults: Faults) -> Iterator[Faults]:
+def installed(faults: WriteFaults) -> Iterator[WriteFaults]:
     """For a while, for what neither Rust nor C++ writes."""
     hooks = _Hooks()
     try:
@@ -111,7 +109,7 @@ def installed(faults: Faults) -> Iterator[Faults]:
         hooks.undo()
 
 
-def _hook_files(faults: Faults, hooks: _Hooks) -> None:
+def _hook_files(faults: WriteFaults, hooks: _Hooks) -> None:
     real = builtins.open
 
     class Raw(io.FileIO):
@@ -141,16 +139,16 @@ def _hook_files(faults: Faults, hooks: _Hooks) -> None:
     hooks.put(io, "open", opened)
 
 
-def _hook_os(faults: Faults, hooks: _Hooks) -> None:
+def _hook_os(faults: WriteFaults, hooks: _Hooks) -> None:
     def wrap(name: str, call: str, place: Callable[..., Any], writes: bool = False) -> None:
         real = getattr(os, name)
 
         def called(*args: Any, **named: Any) -> Any:
             where = place(*args, **named)
-            if where is not None:
-                faults.hit(
-                    call, where, *((args[1], lambda part: real(args[0], part)) if writes else ())
-                )
+            if where is not None and writes:
+                faults.hit(call, where, args[1], lambda part: real(args[0], part))
+            elif where is not None:
+                faults.hit(call, where)
             return real(*args, **named)
 
         hooks.put(os, name, called)
@@ -172,14 +170,12 @@ def _hook_os(faults: Faults, hooks: _Hooks) -> None:
 
 
 def _at(path: Any, folder: int | None) -> Any:
-    return (
-        path
-        if folder is None
-        else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
-    )
+    if folder is None:
+        return path
+    return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
 
 
-def _hook_libraries(faults: Faults, hooks: _Hooks) -> None:
+def _hook_libraries(faults: WriteFaults, hooks: _Hooks) -> None:
     import pyarrow as pa
     from safetensors import SafetensorError
     from transformers import modeling_utils
@@ -202,9 +198,8 @@ def _hook_libraries(faults: Faults, hooks: _Hooks) -> None:
         try:
             faults.hit("write", filename, b"", half)
         except OSError as error:
-            raise SafetensorError(
-                f"Error while serializing: I/O error: {error} (os error {error.errno})"
-            ) from None
+            said = f"Error while serializing: I/O error: {error} (os error {error.errno})"
+            raise SafetensorError(said) from None
         real(tensors, filename, *rest, **named)
 
     hooks.put(modeling_utils, "safe_save_file", save)

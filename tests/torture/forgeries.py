@@ -54,23 +54,19 @@ def param(node: str, key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda d: node_of(d, node)["params"].update({key: value})
 
 
+def node(name: str, **fields: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda d: node_of(d, name).update(fields)
+
+
 def operator(**changed: Any) -> Callable[[dict[str, Any]], Any]:
     """A declared operator of the user's with these fields, in the place of `advantage`'s."""
 
     def change(document: dict[str, Any]) -> None:
         path = f"{LOUD}:f"
         same = {"record": "dataflow.operator:Same", "fields": {"of": "rows"}}
-        fields = {
-            "path": path,
-            "name": "f",
-            "work": "host",
-            "rows": same,
-            "outputs": {"tuple": []},
-        } | changed
-        document["declared"]["operators"][path] = {
-            "record": "dataflow.operator:Operator",
-            "fields": fields,
-        }
+        usual = {"path": path, "name": "f", "work": "host", "rows": same, "outputs": {"tuple": []}}
+        declared = {"record": "dataflow.operator:Operator", "fields": usual | changed}
+        document["declared"]["operators"][path] = declared
         node_of(document, "advantage")["operator"] = path
 
     return change
@@ -85,66 +81,39 @@ def names(document: dict[str, Any]) -> None:
 
 def graphs() -> Iterator[tuple[str, Forge, bool]]:
     """Documents that name what they must not. The last: whether a look at it may succeed."""
-    yield (
-        "an operator os:system",
-        edit(lambda d: node_of(d, "rollout").update(operator="os:system")),
-        False,
-    )
-    yield (
-        "an operator of a module beside it",
-        edit(lambda d: node_of(d, "rollout").update(operator=f"{LOUD}:f")),
-        False,
-    )
-    yield "a reward os:system", edit(reward({"function": "os:system"})), True
-    yield "a reward of a module beside it", edit(reward({"function": f"{LOUD}:f"})), True
-    yield (
-        "a record of a module beside it",
-        edit(reward({"record": f"{LOUD}:C", "fields": {"a": 1}})),
-        True,
-    )
-    yield (
-        "a class of a module beside it",
-        edit(lambda d: node_of(d, "rollout").update(schemas=[{"class": f"{LOUD}:C"}])),
-        False,
-    )
-    yield (
-        "a record subprocess:Popen",
-        edit(reward({"record": "subprocess:Popen", "fields": {"args": "touch x"}})),
-        True,
-    )
-    yield "data read by os:rename", edit(operator(work="source", data_columns="os:rename")), False
-    yield (
-        "a kernel of a package beside it",
-        edit(operator(kernels={"dict": [["host", "forged_package.inner:K"]]})),
-        False,
-    )
-    yield (
-        "a path of ours that is none",
-        edit(lambda d: node_of(d, "rollout").update(operator="operators.data_files:os")),
-        False,
-    )
-    yield (
-        "a path upwards",
-        edit(lambda d: node_of(d, "rollout").update(operator=f"operators../../{LOUD}:f")),
-        False,
-    )
-    yield "names with escapes", edit(names), False
+    popen = {"record": "subprocess:Popen", "fields": {"args": "touch x"}}
+    loss = {"record": "dataflow.loss:Loss", "fields": {}}
+    kernels = {"dict": [["host", "forged_package.inner:K"]]}
+    for name, change in (
+        ("a reward os:system", reward({"function": "os:system"})),
+        ("a reward of a module beside it", reward({"function": f"{LOUD}:f"})),
+        ("a record of a module beside it", reward({"record": f"{LOUD}:C", "fields": {"a": 1}})),
+        ("a record subprocess:Popen", reward(popen)),
+        ("half a character", lambda d: d.update(name="\ud800")),
+    ):
+        yield name, edit(change), True
+    for name, change in (
+        ("an operator os:system", node("rollout", operator="os:system")),
+        ("an operator of a module beside it", node("rollout", operator=f"{LOUD}:f")),
+        ("a class of a module beside it", node("rollout", schemas=[{"class": f"{LOUD}:C"}])),
+        ("data read by os:rename", operator(work="source", data_columns="os:rename")),
+        ("a kernel of a package beside it", operator(kernels=kernels)),
+        ("a path of ours that is none", node("rollout", operator="operators.data_files:os")),
+        ("a path upwards", node("rollout", operator=f"operators../../{LOUD}:f")),
+        ("names with escapes", names),
+        ("data upwards", param("prompts", "data", "../../../../etc/passwd")),
+        ("data with a null", param("prompts", "data", "a\0b")),
+        ("a gigantic batch", param("prompts", "batch", HUGE)),
+        ("a gigantic n", param("rollout", "n", HUGE)),
+        ("a NaN", param("train_policy", "lr", float("nan"))),
+        ("a list in the place of a number", param("rollout", "n", [8])),
+        ("a loss that is none", param("train_policy", "loss", loss)),
+        ("no parameters", node("train_policy", params={})),
+        ("nodes in a circle", lambda d: d["states"][0].update(follows=0)),
+        ("declarations that are none", lambda d: d.update(declared=5)),
+    ):
+        yield name, edit(change), False
     yield "data that is a pipe", pipe_as_data, False
-    yield "data upwards", edit(param("prompts", "data", "../../../../etc/passwd")), False
-    yield "data with a null", edit(param("prompts", "data", "a\0b")), False
-    yield "a gigantic batch", edit(param("prompts", "batch", HUGE)), False
-    yield "a gigantic n", edit(param("rollout", "n", HUGE)), False
-    yield "a NaN", edit(param("train_policy", "lr", float("nan"))), False
-    yield "half a character", edit(lambda d: d.update(name="\ud800")), True
-    yield "a list in the place of a number", edit(param("rollout", "n", [8])), False
-    yield (
-        "a loss that is none",
-        edit(param("train_policy", "loss", {"record": "dataflow.loss:Loss", "fields": {}})),
-        False,
-    )
-    yield "no parameters", edit(lambda d: node_of(d, "train_policy").update(params={})), False
-    yield "nodes in a circle", edit(lambda d: d["states"][0].update(follows=0)), False
-    yield "declarations that are none", edit(lambda d: d.update(declared=5)), False
 
 
 def pipe_as_data(folder: Path) -> None:
@@ -172,20 +141,8 @@ def written(name: str, data: bytes) -> Forge:
 
 def random_edit(seed: int) -> Forge:
     """Some value of the document becomes another."""
-    values: tuple[Any, ...] = (
-        None,
-        True,
-        -1,
-        HUGE,
-        1e300,
-        "",
-        ESCAPES,
-        [],
-        {},
-        [[]],
-        {"tuple": 5},
-        {"function": "os:system"},
-    )
+    numbers: tuple[Any, ...] = (None, True, -1, HUGE, 1e300)
+    values = (*numbers, "", ESCAPES, [], {}, [[]], {"tuple": 5}, {"function": "os:system"})
 
     def forge(folder: Path) -> None:
         chance = random.Random(seed)
@@ -218,16 +175,16 @@ def replaced(name: str, make: Callable[[Path], Any]) -> Forge:
 
 
 def link(name: str, to: str) -> Forge:
-    return replaced(
-        name, lambda path: path.symlink_to(path.parents[len(Path(name).parts)] / "victim" / to)
-    )
+    return replaced(name, lambda path: path.symlink_to(_victim(path, name) / to))
 
 
 def hard_link(name: str) -> Forge:
-    return replaced(
-        name,
-        lambda path: os.link(path.parents[len(Path(name).parts)] / "victim" / "notes.txt", path),
-    )
+    return replaced(name, lambda path: os.link(_victim(path, name) / "notes.txt", path))
+
+
+def _victim(path: Path, name: str) -> Path:
+    """What lies beside the run folder in which this path has that name."""
+    return path.parents[len(Path(name).parts)] / "victim"
 
 
 class Touch:
@@ -253,10 +210,8 @@ def sealed(change: Callable[[Path], Any], files: dict[str, Any] | None = None) -
         old.rename(aside)
         (aside / MANIFEST).unlink()
         change(aside)
-        store = CheckpointStore(old.parent)
-        store.write(
-            2, lambda to: shutil.copytree(aside, to, dirs_exist_ok=True) and None, {"graph": "grpo"}
-        )
+        copy = lambda to: shutil.copytree(aside, to, dirs_exist_ok=True) and None
+        CheckpointStore(old.parent).write(2, copy, {"graph": "grpo"})
         shutil.rmtree(aside)
         if files is not None:
             name_files(old / MANIFEST, files)
@@ -265,10 +220,10 @@ def sealed(change: Callable[[Path], Any], files: dict[str, Any] | None = None) -
 
 
 def name_files(manifest: Path, files: dict[str, Any]) -> None:
-    found = msgspec.json.decode(manifest.read_bytes(), type=store._Manifest)
-    found = msgspec.structs.replace(found, files=msgspec.convert(files, dict[str, store._File]))
-    found.sha256 = found.digest()
-    manifest.write_bytes(msgspec.json.encode(found))
+    forged = msgspec.json.decode(manifest.read_bytes(), type=store._Manifest)
+    forged = msgspec.structs.replace(forged, files=msgspec.convert(files, dict[str, store._File]))
+    forged.sha256 = forged.digest()
+    manifest.write_bytes(msgspec.json.encode(forged))
 
 
 def cut(**changed: Any) -> Callable[[Path], Any]:
@@ -295,9 +250,8 @@ def pickled(word: str) -> Callable[[Path], Any]:
 
     def change(at: Path) -> None:
         data = pickle.dumps(Touch(str(at.parents[1] / "victim" / "touched")))
-        for file in [
-            f for f in at.rglob("*") if f.is_file() and word in f.name and "config" not in f.name
-        ]:
+        named = [path for path in at.rglob("*") if word in path.name and "config" not in path.name]
+        for file in [path for path in named if path.is_file()]:
             file.write_bytes(data)
             if word == "model":
                 file.rename(file.with_name("pytorch_model.bin"))
@@ -312,13 +266,8 @@ def weights(at: Path) -> None:
 
 def code_in_config(at: Path) -> None:
     for file in at.rglob("config.json"):
-        config = json.loads(file.read_text())
-        file.write_text(
-            json.dumps(
-                config
-                | {"auto_map": {"AutoConfig": f"{LOUD}.C", "AutoModelForCausalLM": f"{LOUD}.M"}}
-            )
-        )
+        code = {"AutoConfig": f"{LOUD}.C", "AutoModelForCausalLM": f"{LOUD}.M"}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": code}))
         shutil.copy(at.parents[1] / f"{LOUD}.py", file.with_name(f"{LOUD}.py"))
 
 

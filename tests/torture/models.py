@@ -2,17 +2,20 @@
 cannot read.
 
 Owns: running the cases (spoilt_models.py). One child process makes a small good model, spoils a
-copy of it for each case, and runs each on the command line; what is held to is one line that names
-node and file:line with its fix, an exit code, nothing generated, no traceback, and no process left.
+copy of it for each case, and runs each on the command line. What has to hold: one line that names
+node and file:line with its fix, an exit code, nothing generated, no traceback, no process left.
 `python -m tests.torture.models FOLDER ...` is that child.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,13 +23,23 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
-from tests.torture.outcome import Outcome
-from tests.torture.spoilt_models import Case, cases
+from engine.cli import main as dataflow
+from tests.kit.models import save_tiny
+from tests.kit.processes import (
+    COMMAND_LINE,
+    ROOT,
+    call_python,
+    command_of,
+    of_session,
+    start_python,
+)
+from tests.torture.outcome import CaseResult, timed
+from tests.torture.spoilt_models import ModelCase, cases
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 900.0
 """Seconds for all cases together."""
 
@@ -61,7 +74,8 @@ def rows_of(base, data="text", **asked):
 
 def trained(policy, rollout, score=None, **asked):
     advantage = group_advantage(rollout, score or reward(seen, rollout))
-    return Graph("bad", train(policy, rollout, loss=clipped_policy_loss(advantage, **asked), lr=1e-3))
+    loss = clipped_policy_loss(advantage, **asked)
+    return Graph("bad", train(policy, rollout, loss=loss, lr=1e-3))
 
 
 def plain(base: str) -> Graph:
@@ -94,7 +108,8 @@ def of_a_type(base: str) -> Graph:
 
 def judged(base: str) -> Graph:
     policy, rollout = rows_of(GOOD)
-    return trained(policy, rollout, scores(Model("judge", base, head="scalar"), rollout, name="judge"))
+    judge = Model("judge", base, head="scalar")
+    return trained(policy, rollout, scores(judge, rollout, name="judge"))
 
 
 def valued(base: str) -> Graph:
@@ -125,115 +140,72 @@ class Said:
     err: str
 
 
-def arguments(case: Case, folder: Path, *more: str) -> list[str]:
+def arguments(case: ModelCase, folder: Path, *more: str) -> list[str]:
     """Of `dataflow run`."""
-    target = [
-        str(folder / "bad.py") + f":{case.graph}",
-        "--base",
-        str(folder / "bases" / named(case)),
-    ]
-    return [
-        "run",
-        *target,
-        "--runs",
-        str(folder / "runs"),
-        "--name",
-        named(case),
-        "--steps",
-        "1",
-        "--threads",
-        "1",
-        *more,
-    ]
+    name = named(case)
+    target = f"{folder}/bad.py:{case.graph} --base {folder}/bases/{name}"
+    options = f"--runs {folder}/runs --name {name} --steps 1 --threads 1 --no-progress"
+    return ["run", *target.split(), *options.split(), *more]
 
 
-def named(case: Case) -> str:
+def named(case: ModelCase) -> str:
     return re.sub("[^a-z]+", "_", case.name.lower())
 
 
-def here(case: Case, folder: Path) -> Said:
+def here(case: ModelCase, folder: Path) -> Said:
     """The command line as a call in this process."""
-    from engine.cli import main
-
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = main(arguments(case, folder, "--no-progress"))
+        code = dataflow(arguments(case, folder))
     return Said(code=code, out=out.getvalue(), err=err.getvalue())
 
 
-def apart(case: Case, folder: Path, *more: str) -> Said:
+def apart(case: ModelCase, folder: Path, *more: str) -> Said:
     """The command line as a process, which has to leave none behind."""
-    command = [sys.executable, "-c", "import sys; from engine.cli import main; sys.exit(main())"]
-    made = subprocess.Popen(
-        [*command, *arguments(case, folder, "--no-progress", *more)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    words = arguments(case, folder, *more)
+    process = start_python("-c", COMMAND_LINE, *words, cwd=ROOT, start_new_session=True)
     try:
-        out, err = made.communicate(timeout=300)
+        out, err = process.communicate(timeout=300)
     except subprocess.TimeoutExpired:
-        os.killpg(made.pid, 9)
-        out, err = made.communicate()
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
         err += "\nhangs"
-    left = _of_session(made.pid)
-    return Said(
-        code=made.returncode, out=out, err=err + "".join(f"\nprocess left: {each}" for each in left)
-    )
+    err += "".join(f"\nprocess left: {each}" for each in left_of(process.pid))
+    return Said(code=process.returncode, out=out, err=err)
 
 
-def _of_session(session: int) -> list[str]:
-    """Processes of a session that are not gone, a second later at most."""
+def left_of(session: int) -> list[str]:
+    """Processes of a session that have not ended a second later, this one excepted."""
     end = time.monotonic() + 1.0
-    while (
-        len(found := list(_members(session))) > (session == os.getsid(0)) and time.monotonic() < end
-    ):
+    while (left := set(of_session(session)) - {os.getpid()}) and time.monotonic() < end:
         time.sleep(0.05)
-    return found
+    return [f"{pid} {' '.join(command_of(pid))}" for pid in sorted(left)]
 
 
-def _members(session: int) -> list[str]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().rpartition(")")
-        except OSError:
-            continue
-        fields = rest.split()
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(name)
-    return found
-
-
-def fault_of(case: Case, folder: Path, said: Said) -> tuple[str, str]:
+def fault_of(case: ModelCase, folder: Path, call: Callable[[], Said]) -> tuple[str, str]:
     """(what did not hold, the line that the user sees)."""
+    said = call()
     lines = [line for line in said.err.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
-    wrong = []
-    if said.code == 0:
-        wrong.append("exit code 0")
-    if "Traceback" in said.err + said.out:
-        wrong.append("a traceback")
-    if not re.search(r"\bbad\.py:\d+ ", last):
-        wrong.append("no file and line in the last line")
-    wrong += [f"{part!r} is not in it" for part in (case.says, "Fix: ") if part not in last]
-    if (
-        case.node not in last and "train_policy" not in last
-    ):  # of several Workers that read it any may be the first
-        wrong.append(f"{case.node!r} is not in it")
-    if (folder / "generated").exists():
-        wrong.append("something was generated")
-        (folder / "generated").unlink()
-    if list((folder / "runs" / named(case)).glob("samples/*")):
-        wrong.append("a Step was made")
-    wrong += [line for line in lines if line.startswith(("process left", "hangs"))]
-    return "; ".join(wrong), last
+    generated = folder / "generated"
+    wrong = {
+        "exit code 0": said.code == 0,
+        "a traceback": "Traceback" in said.err + said.out,
+        "no file and line in the last line": not re.search(r"\bbad\.py:\d+ ", last),
+        f"{case.says!r} is not in it": case.says not in last,
+        "'Fix: ' is not in it": "Fix: " not in last,
+        # of several Workers that read it any may be the first
+        f"{case.node!r} is not in it": case.node not in last and "train_policy" not in last,
+        "something was generated": generated.exists(),
+        "a Step was made": any((folder / "runs" / named(case)).glob("samples/*")),
+    }
+    generated.unlink(missing_ok=True)
+    left = [line for line in lines if line.startswith(("process left", "hangs"))]
+    return "; ".join([*(fault for fault, holds in wrong.items() if holds), *left]), last
 
 
 def prepare(folder: Path, seed: int) -> None:
     """A good model, a spoilt copy for each case, the graphs, and their data."""
-    import shutil
-
-    from tests.kit.models import save_tiny
-
     save_tiny(folder / "good")
     for case in cases():
         copy = folder / "bases" / named(case)
@@ -241,103 +213,54 @@ def prepare(folder: Path, seed: int) -> None:
         case.spoil(copy, random.Random(f"{seed}/{case.name}"))
     (folder / "bad.py").write_text(GRAPHS)
     texts = {
-        "text": [{"prompt": "2+2"}] * 8,
-        "long": [{"prompt": "a prompt of some length, " * 2}] * 8,
-        "messages": [{"prompt": [{"role": "user", "content": "2+2"}]}] * 8,
-        "demos": [{"prompt": "2+2", "completion": "it is four, I am told"}] * 8,
+        "text": {"prompt": "2+2"},
+        "long": {"prompt": "a prompt of some length, " * 2},
+        "messages": {"prompt": [{"role": "user", "content": "2+2"}]},
+        "demos": {"prompt": "2+2", "completion": "it is four, I am told"},
     }
-    for name, rows in texts.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, row in texts.items():
+        (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
 
 
-def run(folder: Path, seed: int, *, short: bool) -> list[Outcome]:
+def run(folder: Path, seed: int, *, short: bool) -> list[CaseResult]:
     """Short: as calls in this process, some of those of open kernels, and one in several Workers.
     Else all, each as a process of its own, and those of open kernels once more in several Workers.
     """
     prepare(folder, seed)
-    every, late = cases(), [case for case in cases() if case.at_open]
-    drawn = (
-        random.Random(seed).sample([case.name for case in late], 6)
-        if short
-        else [case.name for case in late]
-    )
-    outcomes = []
-    for case in every:
-        if case.at_open and case.name not in drawn:
-            continue
-        call = here if short else apart
-        outcomes.append(outcome(case, folder, lambda case=case, call=call: call(case, folder)))
+    late = [case for case in cases() if case.at_open]
+    drawn = random.Random(seed).sample(late, 6) if short else late
+    asked = [case for case in cases() if not case.at_open or case.name in {c.name for c in drawn}]
+    call = here if short else apart
+    calls = [(case, "", partial(call, case, folder)) for case in asked]
     for case in late[:1] if short else late:
-        more = ("--workers", "apart", "--overwrite")
-        outcomes.append(
-            outcome(
-                case,
-                folder,
-                lambda case=case, more=more: apart(case, folder, *more),
-                kind=", apart",
-            )
-        )
+        again = partial(apart, case, folder, "--workers", "apart", "--overwrite")
+        calls.append((case, ", apart", again))
+    results = [
+        timed("models", case.name + kind, partial(fault_of, case, folder, call))
+        for case, kind, call in calls
+    ]
     if Path("hostile").exists() or (folder / "hostile").exists():
-        outcomes.append(
-            Outcome(part="models", case="weights that run code", fault="the code was run")
-        )
-    left = [name for name in _of_session(os.getsid(0)) if not name.startswith(f"{os.getpid()} ")]
-    return [*outcomes, Outcome(part="models", case="processes left", fault=", ".join(left))]
+        fault = "the code was run"
+        results.append(CaseResult(part="models", case="weights that run code", fault=fault))
+    left = ", ".join(left_of(os.getsid(0)))
+    return [*results, CaseResult(part="models", case="processes left", fault=left)]
 
 
-def outcome(case: Case, folder: Path, call: Callable[[], Said], kind: str = "") -> Outcome:
-    """One case, timed."""
-    begun = time.monotonic()
-    fault, line = fault_of(case, folder, call())
-    return Outcome(
-        part="models",
-        case=case.name + kind,
-        fault=fault,
-        said=line,
-        seconds=time.monotonic() - begun,
-    )
-
-
-def torture(short: bool, seed: int) -> list[Outcome]:
+def torture(short: bool, seed: int) -> list[CaseResult]:
     """Every case, in a child: what it imports and what it leaves is its own."""
     with tempfile.TemporaryDirectory(prefix="torture-models-") as name:
-        folder = Path(name)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.torture.models",
-            name,
-            str(seed),
-            "short" if short else "long",
-        ]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        made = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-            start_new_session=True,  # what is left is found by it
-        )
-        found = folder / "outcomes.json"
-        if not found.exists():
-            said = (made.stderr.strip().splitlines() or [""])[-1]
-            return [
-                Outcome(
-                    part="models",
-                    case="all",
-                    fault=f"the child ended with {made.returncode}",
-                    said=said,
-                )
-            ]
-        return [Outcome(**each) for each in json.loads(found.read_text())]
+        words = ["-m", "tests.torture.models", name, seed, "short" if short else "long"]
+        own = {"cwd": ROOT, "start_new_session": True}  # what is left is found by its session
+        done = call_python(*words, timeout=LIMIT, **own)
+        written = Path(name) / "results.json"
+        if not written.exists():
+            fault = f"the child ended with {done.returncode}"
+            said = (done.stderr.strip().splitlines() or [""])[-1]
+            return [CaseResult(part="models", case="all", fault=fault, said=said)]
+        return [CaseResult(**each) for each in json.loads(written.read_text())]
 
 
 if __name__ == "__main__":
-    import dataclasses
-
     place, drawn, length = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     told = [dataclasses.asdict(one) for one in run(place, drawn, short=length == "short")]
-    (place / "outcomes.json").write_text(json.dumps(told))
+    (place / "results.json").write_text(json.dumps(told))

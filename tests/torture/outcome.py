@@ -1,16 +1,17 @@
 """What one case of the torture came to.
 
-Owns: the record and the table. Does not own: any case.
+Owns: the record, its timing and the table. Does not own: any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CaseResult:
     """One case. `fault` is empty where everything held, else what did not; `said` the first line
     that a user sees.
     """
@@ -22,16 +23,24 @@ class Outcome:
     seconds: float = 0.0
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def timed(part: str, case: str, carry_out: Callable[[], tuple[str, str]]) -> CaseResult:
+    """One case, carried out now, which returns its fault and what was said."""
+    begun = time.monotonic()
+    fault, said = carry_out()
+    seconds = time.monotonic() - begun
+    return CaseResult(part=part, case=case, fault=fault, said=said[:300], seconds=seconds)
+
+
+def table(results: Sequence[CaseResult]) -> str:
     """One line a part: cases, how many held, seconds; then each case that did not hold, with its
     fault.
     """
     lines = [f"{'part':<12}{'cases':>7}{'held':>7}{'seconds':>10}"]
-    for part in dict.fromkeys(o.part for o in outcomes):
-        of_part = [o for o in outcomes if o.part == part]
-        held = sum(not o.fault for o in of_part)
-        lines.append(
-            f"{part:<12}{len(of_part):>7}{held:>7}{sum(o.seconds for o in of_part):>10.1f}"
-        )
-    lines += [f"FAILED {o.part}: {o.case}: {o.fault} (said: {o.said})" for o in outcomes if o.fault]
+    for part in dict.fromkeys(result.part for result in results):
+        of_part = [result for result in results if result.part == part]
+        held = sum(not result.fault for result in of_part)
+        seconds = sum(result.seconds for result in of_part)
+        lines.append(f"{part:<12}{len(of_part):>7}{held:>7}{seconds:>10.1f}")
+    wrong = [result for result in results if result.fault]
+    lines += [f"FAILED {r.part}: {r.case}: {r.fault} (said: {r.said})" for r in wrong]
     return "\n".join(lines)

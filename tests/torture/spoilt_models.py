@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+WEIGHTS, NORM = "model.safetensors", "model.norm.weight"
 Spoil = Callable[[Path, random.Random], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A way to spoil a good model; `says` is what the refusal has to contain, `node` the name that
-    it gives.
+class ModelCase:
+    """A way to spoil a good model. says: what the refusal has to contain; node: whom it names;
+    at_open: whether only the opened kernel can find it, which costs seconds.
     """
 
     name: str
@@ -29,7 +31,6 @@ class Case:
     graph: str = "plain"
     node: str = "rollout"
     at_open: bool = False
-    """Whether only the opened kernel can find it; such a case costs seconds."""
 
 
 # --- ways to spoil --------------------------------------------------------------------------------
@@ -70,39 +71,36 @@ def with_json(name: str, **changes: Any) -> Spoil:
     """Change fields of a JSON file; None takes one out."""
 
     def spoil(folder: Path, draw: random.Random) -> None:
-        found = json.loads((folder / name).read_text())
-        found = {k: v for k, v in (found | changes).items() if v is not None}
-        (folder / name).write_text(json.dumps(found))
+        fields = json.loads((folder / name).read_text()) | changes
+        kept = {key: value for key, value in fields.items() if value is not None}
+        (folder / name).write_text(json.dumps(kept))
 
     return spoil
 
 
 def cut_short(folder: Path, draw: random.Random) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[: draw.randrange(1, len(data))])
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: draw.randrange(1, len(data))])
 
 
 def noise(folder: Path, draw: random.Random) -> None:
-    (folder / "model.safetensors").write_bytes(draw.randbytes(4096))
+    (folder / WEIGHTS).write_bytes(draw.randbytes(4096))
 
 
 def flipped_header(folder: Path, draw: random.Random) -> None:
     """A bit of the header's length, which then points elsewhere."""
-    data = bytearray((folder / "model.safetensors").read_bytes())
+    data = bytearray((folder / WEIGHTS).read_bytes())
     data[draw.randrange(3)] ^= 1 << draw.randrange(8)
-    (folder / "model.safetensors").write_bytes(bytes(data))
+    (folder / WEIGHTS).write_bytes(bytes(data))
 
 
 def with_weights(change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Spoil:
     def spoil(folder: Path, draw: random.Random) -> None:
         from safetensors.torch import load_file, save_file
 
-        found = change(load_file(folder / "model.safetensors"))
-        save_file(
-            {k: v.contiguous() for k, v in found.items()},
-            folder / "model.safetensors",
-            {"format": "pt"},
-        )
+        weights = change(load_file(folder / WEIGHTS))
+        whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(whole, folder / WEIGHTS, {"format": "pt"})
 
     return spoil
 
@@ -127,30 +125,27 @@ def in_shards(*, lose: bool, index: str = "") -> Spoil:
     def spoil(folder: Path, draw: random.Random) -> None:
         from safetensors.torch import load_file, save_file
 
-        found = load_file(folder / "model.safetensors")
-        (folder / "model.safetensors").unlink()
+        weights = load_file(folder / WEIGHTS)
+        (folder / WEIGHTS).unlink()
         names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-        places = {tensor: names[i % 2] for i, tensor in enumerate(found)}
+        places = {tensor: names[i % 2] for i, tensor in enumerate(weights)}
         for name in names[: 1 if lose else 2]:
-            save_file(
-                {t: found[t] for t, p in places.items() if p == name},
-                folder / name,
-                {"format": "pt"},
-            )
+            shard = {tensor: weights[tensor] for tensor in weights if places[tensor] == name}
+            save_file(shard, folder / name, {"format": "pt"})
         text = index or json.dumps({"metadata": {}, "weight_map": places})
-        (folder / "model.safetensors.index.json").write_text(text)
+        (folder / f"{WEIGHTS}.index.json").write_text(text)
 
     return spoil
 
 
-class _Hostile:
+class RunsCode:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch hostile",)
 
 
 def hostile_pickle(folder: Path, draw: random.Random) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.norm.weight": _Hostile()}))
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.norm.weight": RunsCode()}))
 
 
 def scored(spoil: Spoil) -> Spoil:
@@ -161,85 +156,6 @@ def scored(spoil: Spoil) -> Spoil:
         spoil(folder, draw)
 
     return both
-
-
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
-ONE_LAYER = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
-
-
-def cases() -> list[Case]:
-    """All of them; those that only an open kernel finds are last."""
-    few = with_json(CONFIG, max_position_embeddings=16)
-    return [
-        Case(name="no such directory", spoil=gone, says="found nothing at"),
-        Case(name="a file for a directory", spoil=a_file, says="found a file"),
-        Case(name="an empty directory", spoil=empty, says="found an empty directory"),
-        Case(name="no config.json", spoil=without(CONFIG), says="expected config.json"),
-        Case(name="broken config.json", spoil=with_text(CONFIG, '{"model_type": '), says="expected JSON"),
-        Case(name="config.json that is a list", spoil=with_text(CONFIG, "[1]"), says="expected a JSON object"),
-        Case(name="config.json without a type", spoil=with_json(CONFIG, model_type=None), says="a model_type"),
-        Case(name="sizes that are no numbers", spoil=with_json(CONFIG, hidden_size="32"), says="hidden_size"),
-        Case(name="a dtype that is none in the files", spoil=with_json(CONFIG, dtype="float15"), says="'float15'"),
-        Case(name="a dtype that is none in the graph", spoil=nothing, says="'float15'", graph="of_a_type", node=""),
-        Case(name="no weights", spoil=without("model.safetensors"), says="expected weights"),
-        Case(name="weights cut short", spoil=cut_short, says="expected"),
-        Case(name="weights that are noise", spoil=noise, says="found no header"),
-        Case(name="a bit of the header flipped", spoil=flipped_header, says="model.safetensors: expected"),
-        Case(
-            name="a Git LFS pointer",
-            spoil=with_text("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-            says="Git LFS pointer",
-        ),
-        Case(name="a shard is missing", spoil=in_shards(lose=True), says="-of-00002.safetensors, found none"),
-        Case(name="a broken index", spoil=in_shards(lose=False, index="{"), says="expected JSON"),
-        Case(name="an embedding of another size", spoil=with_json(CONFIG, vocab_size=120), says="embed_tokens"),
-        Case(name="a layer is missing", spoil=with_json(CONFIG, **THREE_LAYERS), says="none of layer 2"),
-        Case(name="no tokenizer", spoil=without("tokenizer.json"), says="expected a tokenizer"),
-        Case(name="no tokenizer settings", spoil=without(TOKENIZER), says="expected tokenizer_config.json"),
-        Case(name="a broken tokenizer", spoil=with_text("tokenizer.json", "{"), says="tokenizer.json: expected JSON"),
-        Case(name="ids beyond the embedding", spoil=fewer_embeddings, says="beyond it"),
-        Case(
-            name="no end of sequence",
-            spoil=endless,
-            says="found no eos_token",
-        ),
-        Case(name="an end that is no id", spoil=with_json(GENERATION, eos_token_id="</s>"), says="to be token ids"),
-        Case(name="an end beyond the vocabulary", spoil=with_json(GENERATION, eos_token_id=151645), says="151645"),
-        Case(name="broken generation_config.json", spoil=with_text(GENERATION, "{"), says="expected JSON"),
-        Case(
-            name="messages without a template",
-            spoil=without("chat_template.jinja"),
-            says="no chat template",
-            graph="chat",
-        ),
-        Case(name="answers beyond the positions", spoil=few, says="has 16 positions", graph="long_answers"),
-        Case(name="a reward model without a head", spoil=nothing, says="score head", graph="judged", node="judge"),
-        Case(name="a critic without a head", spoil=nothing, says="score head", graph="valued", node="critic"),
-        Case(name="a head of two numbers", spoil=head(2, 0.5), says="of one number", graph="judged", node="judge"),
-        Case(name="a teacher with fewer positions", spoil=with_json(CONFIG, max_position_embeddings=4), says="teacher",
-             graph="taught"),
-        # What only an open kernel finds.
-        Case(name="an unknown architecture", spoil=with_json(CONFIG, model_type="quux"), says="quux", at_open=True),
-        Case(name="an unknown activation", spoil=with_json(CONFIG, hidden_act="foo"), says="foo", at_open=True),
-        Case(name="a tensor of another shape", spoil=with_weights(shorter), says="found (31,)", at_open=True),
-        Case(name="a tensor is missing", spoil=with_weights(headless), says="model.norm.weight", at_open=True),
-        Case(name="more layers than the config", spoil=with_json(CONFIG, **ONE_LAYER), says="layers.1", at_open=True),
-        Case(name="NaN", spoil=filled("model.norm.weight", float("nan")), says="found nan", at_open=True),
-        Case(name="infinity", spoil=filled("model.norm.weight", float("inf")), says="found inf", at_open=True),
-        Case(name="a head of zeros", spoil=head(1, 0.0), says="all zeros", graph="judged", node="judge", at_open=True),
-        Case(name="NaN in a head", spoil=scored(filled("score.weight", float("nan"))), says="nan", graph="valued",
-             node="critic", at_open=True),
-        Case(name="weights that run code", spoil=hostile_pickle, says="expected a model", at_open=True),
-        Case(name="a tokenizer of nothing", spoil=with_text("tokenizer.json", "{}"), says="tokenizer", at_open=True),
-        Case(name="a template that does not parse", spoil=with_text("chat_template.jinja", "{% for %}"),
-             says="chat template", graph="chat", at_open=True),
-        Case(name="prompts beyond the positions", spoil=few, says="expected at most 12 prompt tokens",
-             graph="long_prompts", at_open=True),
-        Case(name="no prompt fits", spoil=few, says="gave", graph="no_prompt_left", at_open=True),
-        Case(name="demonstrations beyond the positions", spoil=few, says="expected at most 16 tokens", graph="shown",
-             node="demonstrations", at_open=True),
-    ]  # fmt: skip
 
 
 def endless(folder: Path, draw: random.Random) -> None:
@@ -259,8 +175,102 @@ def fewer_embeddings(folder: Path, draw: random.Random) -> None:
 
 
 def shorter(weights: dict[str, Any]) -> Mapping[str, Any]:
-    return weights | {"model.norm.weight": weights["model.norm.weight"][:31]}
+    return weights | {NORM: weights[NORM][:31]}
 
 
 def headless(weights: dict[str, Any]) -> Mapping[str, Any]:
-    return {name: tensor for name, tensor in weights.items() if name != "model.norm.weight"}
+    return {name: tensor for name, tensor in weights.items() if name != NORM}
+
+
+# --- the cases ------------------------------------------------------------------------------------
+
+
+def cases() -> list[ModelCase]:
+    """All of them; those that only an open kernel finds are last."""
+    return [
+        *(_case(name, says, spoil, how) for name, says, spoil, *how in _early()),
+        *(_case(name, says, spoil, how, at_open=True) for name, says, spoil, *how in _late()),
+    ]
+
+
+def _case(name: str, says: str, spoil: Spoil, how: list[str], at_open: bool = False) -> ModelCase:
+    graph, node = (*how, *("plain", "rollout")[len(how) :])
+    return ModelCase(name=name, spoil=spoil, says=says, graph=graph, node=node, at_open=at_open)
+
+
+FEW = with_json(CONFIG, max_position_embeddings=16)
+THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+ONE_LAYER = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+Rows = list[tuple[Any, ...]]
+"""(name, what the refusal says, how it is spoilt), then the graph and the node where they are not
+`plain` and `rollout`.
+"""
+
+
+def _early() -> Rows:
+    """What the check finds."""
+    return [
+        ("no such directory", "found nothing at", gone),
+        ("a file for a directory", "found a file", a_file),
+        ("an empty directory", "found an empty directory", empty),
+        ("no config.json", "expected config.json", without(CONFIG)),
+        ("broken config.json", "expected JSON", with_text(CONFIG, '{"model_type": ')),
+        ("config.json that is a list", "expected a JSON object", with_text(CONFIG, "[1]")),
+        ("config.json without a type", "a model_type", with_json(CONFIG, model_type=None)),
+        ("sizes that are no numbers", "hidden_size", with_json(CONFIG, hidden_size="32")),
+        ("a dtype that is none in the files", "'float15'", with_json(CONFIG, dtype="float15")),
+        ("a dtype that is none in the graph", "'float15'", nothing, "of_a_type", ""),
+        ("no weights", "expected weights", without(WEIGHTS)),
+        ("weights cut short", "expected", cut_short),
+        ("weights that are noise", "found no header", noise),
+        ("a bit of the header flipped", f"{WEIGHTS}: expected", flipped_header),
+        ("a Git LFS pointer", "Git LFS pointer", with_text(WEIGHTS, LFS)),
+        ("a shard is missing", "-of-00002.safetensors, found none", in_shards(lose=True)),
+        ("a broken index", "expected JSON", in_shards(lose=False, index="{")),
+        ("an embedding of another size", "embed_tokens", with_json(CONFIG, vocab_size=120)),
+        ("a layer is missing", "none of layer 2", with_json(CONFIG, **THREE_LAYERS)),
+        ("no tokenizer", "expected a tokenizer", without("tokenizer.json")),
+        ("no tokenizer settings", "expected tokenizer_config.json", without(TOKENIZER)),
+        ("a broken tokenizer", "tokenizer.json: expected JSON", with_text("tokenizer.json", "{")),
+        ("ids beyond the embedding", "beyond it", fewer_embeddings),
+        ("no end of sequence", "found no eos_token", endless),
+        ("an end that is no id", "to be token ids", with_json(GENERATION, eos_token_id="</s>")),
+        ("an end beyond the vocabulary", "151645", with_json(GENERATION, eos_token_id=151645)),
+        ("broken generation_config.json", "expected JSON", with_text(GENERATION, "{")),
+        ("messages without a template", "no chat template", without("chat_template.jinja"), "chat"),
+        ("answers beyond the positions", "has 16 positions", FEW, "long_answers"),
+        ("a reward model without a head", "score head", nothing, "judged", "judge"),
+        ("a critic without a head", "score head", nothing, "valued", "critic"),
+        ("a head of two numbers", "of one number", head(2, 0.5), "judged", "judge"),
+        (
+            "a teacher with fewer positions", "teacher",
+            with_json(CONFIG, max_position_embeddings=4), "taught",
+        ),
+    ]  # fmt: skip
+
+
+def _late() -> Rows:
+    """What only an open kernel finds."""
+    nan, template = float("nan"), with_text("chat_template.jinja", "{% for %}")
+    nan_in_a_head = scored(filled("score.weight", nan))
+    return [
+        ("an unknown architecture", "quux", with_json(CONFIG, model_type="quux")),
+        ("an unknown activation", "foo", with_json(CONFIG, hidden_act="foo")),
+        ("a tensor of another shape", "found (31,)", with_weights(shorter)),
+        ("a tensor is missing", NORM, with_weights(headless)),
+        ("more layers than the config", "layers.1", with_json(CONFIG, **ONE_LAYER)),
+        ("NaN", "found nan", filled(NORM, nan)),
+        ("infinity", "found inf", filled(NORM, float("inf"))),
+        ("a head of zeros", "all zeros", head(1, 0.0), "judged", "judge"),
+        ("NaN in a head", "nan", nan_in_a_head, "valued", "critic"),
+        ("weights that run code", "expected a model", hostile_pickle),
+        ("a tokenizer of nothing", "tokenizer", with_text("tokenizer.json", "{}")),
+        ("a template that does not parse", "chat template", template, "chat"),
+        ("prompts beyond the positions", "expected at most 12 prompt tokens", FEW, "long_prompts"),
+        ("no prompt fits", "gave", FEW, "no_prompt_left"),
+        (
+            "demonstrations beyond the positions", "expected at most 16 tokens",
+            FEW, "shown", "demonstrations",
+        ),
+    ]  # fmt: skip

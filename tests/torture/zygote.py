@@ -3,8 +3,11 @@
 Owns: starting `dataflow ARGUMENTS` with a fault in a process of its own, and how it ended. Does not
 own: the faults (faults.py), nor what is asserted (disk.py).
 
-    parent  ->  {"arguments": [...], "output": path, "faults": {...}, "limit": bytes of a file}    one line of JSON
-    parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...], "left": processes that stayed}
+    parent  ->  {"arguments": [...], "output": path, "faults": {...}, "limit": bytes of a file}
+    parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...],
+                 "left": processes that stayed}
+
+Each is one line of JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import importlib
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -25,15 +27,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kit.nothing_left import GONE_WITHIN
+from tests.kit.processes import ROOT, ended, of_session, start_python
+
 LIMIT = 240
 """Seconds after which a command counts as hung."""
-GONE_WITHIN = 10.0
-"""Seconds after its end within which every process that it started has to be gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandEnd:
     """code: minus the signal where one ended it. text: all that it printed. calls: those that
     writers made. left: processes that it started and that stayed.
     """
@@ -53,15 +55,8 @@ class Zygote:
     """A context manager; one command at a time."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.zygote"],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stderr": None}
+        self._process = start_python("-m", "tests.torture.zygote", cwd=ROOT, **pipes)
 
     def __enter__(self) -> Zygote:
         return self
@@ -84,43 +79,22 @@ class Zygote:
         output: Path,
         faults: dict[str, Any] | None = None,
         limit: int = 0,
-    ) -> Ended:
+    ) -> CommandEnd:
         """`dataflow ARGUMENTS`, to its end. limit: bytes that a file may have (RLIMIT_FSIZE); 0:
         any.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        order = {
-            "arguments": list(arguments),
-            "output": str(output),
-            "faults": faults,
-            "limit": limit,
-        }
-        self._process.stdin.write(json.dumps(order) + "\n")
+        order = {"arguments": list(arguments), "output": str(output), "faults": faults}
+        self._process.stdin.write(json.dumps(order | {"limit": limit}) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         text = output.read_text(errors="replace")
         calls = [(call, path) for call, path in answer["calls"]]
-        return Ended(code=answer["code"], text=text, calls=calls, left=answer["left"])
+        return CommandEnd(code=answer["code"], text=text, calls=calls, left=answer["left"])
 
 
 # --- the process ----------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Import, then one fork for each line."""
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    for line in sys.stdin:
-        order = json.loads(line)
-        calls = Path(order["output"] + ".calls")
-        pid = os.fork()
-        if not pid:
-            _command(order, calls)
-        code, left = _waited(pid)
-        found = json.loads(calls.read_text()) if calls.exists() else []
-        calls.unlink(missing_ok=True)
-        print(json.dumps({"code": code, "calls": found, "left": left}), flush=True)
 
 
 _IMPORTED = (
@@ -135,6 +109,22 @@ _IMPORTED = (
     "tests.torture.faults",
     "tests.torture.victim",
 )
+
+
+def main() -> None:
+    """Import, then one fork for each line."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        order = json.loads(line)
+        calls = Path(order["output"] + ".calls")
+        pid = os.fork()
+        if not pid:
+            _command(order, calls)
+        code, left = _waited(pid)
+        made = json.loads(calls.read_text()) if calls.exists() else []
+        calls.unlink(missing_ok=True)
+        print(json.dumps({"code": code, "calls": made, "left": left}), flush=True)
 
 
 def _command(order: dict[str, Any], calls: Path) -> None:
@@ -158,10 +148,10 @@ def _command(order: dict[str, Any], calls: Path) -> None:
 
 def _with_faults(order: dict[str, Any], calls: Path) -> int:
     from engine.cli import main as dataflow
-    from tests.torture.faults import Faults, install
+    from tests.torture.faults import WriteFaults, install
 
     real = open
-    faults = Faults(**order["faults"]) if order["faults"] else None
+    faults = WriteFaults(**order["faults"]) if order["faults"] else None
     if faults is not None:
         install(faults)
     code = dataflow(order["arguments"])
@@ -175,35 +165,15 @@ def _waited(pid: int) -> tuple[int, int]:
     """The end of a child (minus SIGALRM's number for one that hung), and how many processes of its
     session stayed.
     """
-    hung = not _ends(pid, LIMIT)
+    hung = not ended(pid, LIMIT)
     if hung:
         os.killpg(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
     end = time.monotonic() + GONE_WITHIN
-    left = sum(not _ends(other, end - time.monotonic()) for other in _session(pid))
+    left = sum(not ended(other, end - time.monotonic()) for other in of_session(pid))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     return -signal.SIGALRM if hung else os.waitstatus_to_exitcode(status), left
-
-
-def _ends(pid: int, seconds: float) -> bool:
-    """Whether it has ended within that time."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    with os.fdopen(handle) as opened:
-        return bool(select.select([opened], [], [], max(0.0, seconds))[0])
-
-
-def _session(number: int) -> list[int]:
-    """Processes of a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if int(stat.read_text().rpartition(")")[2].split()[3]) == number:
-                found.append(int(stat.parent.name))
-    return found
 
 
 if __name__ == "__main__":
