@@ -7,83 +7,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import wait
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Keys
 from dataflow.errors import KernelError
-from dataflow.kernel import Chunk, KernelNode, Layout
-from dataflow.schema import Completion
-from operators.kernels.scoring import Reward
 from operators.kernels.scoring_process import Children, _stream
+from tests.kit.processes import ended, limited, start_python
+from tests.kit.scoring import answers, rewards, scoring
 
 pytestmark = pytest.mark.timeout(180)
-
-
-class Recorder:
-    """A Session that keeps what it is told."""
-
-    seed, rank, world = 0, 0, 1
-
-    def __init__(self) -> None:
-        self.metrics: list[tuple[str, float]] = []
-        self.tombstones: dict[tuple[int, int, int], str] = {}
-
-    def metric(self, name: str, value: float, count: float = 1.0) -> None:
-        self.metrics.append((name, value))
-
-    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
-        assert key not in self.tombstones
-        self.tombstones[key] = error
-
-    def row_seeds(self, keys: Keys) -> np.ndarray:
-        return np.zeros(len(keys), np.uint64)
-
-    def module(self, model: Any, make: Callable[[], Any]) -> Any:
-        return make()
-
-
-@contextmanager
-def kernel(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[Reward, Recorder]]:
-    made, session = Reward(), Recorder()
-    own = {name: params.pop(name) for name in ("scope", "inproc") if name in params}
-    try:
-        made.open(
-            KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own),
-            Layout(),
-            session,
-        )
-        yield made, session
-    finally:
-        made.close()
-
-
-def chunk(completions: list[str], keys: Keys | None = None, **columns: Any) -> Chunk:
-    rows = len(completions)
-    keys = keys if keys is not None else Keys.of(range(10, 10 + rows))
-    ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))
-    columns = {
-        "prompt": [f"p{i}" for i in range(rows)],
-        "completion": completions,
-        "completion_ids": ids,
-        **columns,
-    }
-    return Chunk(id=1, step=3, keys=keys, inputs={"rows": Batch.make(keys, columns, Completion)})
-
-
-def rewards(made: Reward, work: Chunk, name: str = "reward") -> list[float]:
-    [batch] = made.run(work)
-    return batch.array(name).to_pylist()
 
 
 def same(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
@@ -105,8 +44,8 @@ def picky(completions: list[str]) -> list[float | None]:
 
 
 def test_a_trl_function_in_a_child_gives_reward_and_its_own_column() -> None:
-    with kernel(same) as (made, _):
-        [batch] = made.run(chunk(["a", "b"], answer=["a", "a"]))
+    with scoring(same) as (kernel, _):
+        [batch] = kernel.run(answers(["a", "b"], answer=["a", "a"]))
         assert batch.names == ["reward", "reward/same"]
         assert batch.flat("reward").tolist() == [1.0, 0.0]
         assert batch.array("reward").type == "float"
@@ -122,7 +61,9 @@ def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path
             def _score(text: str) -> float:
                 return float(Counter(text)["a"])
 
-            def count_a(prompts, completions: list[list[dict]], solution, log_metric, **kwargs) -> list[float]:
+            def count_a(
+                prompts, completions: list[list[dict]], solution, log_metric, **kwargs
+            ) -> list[float]:
                 assert prompts[0][0]["role"] == "user"
                 log_metric("longest", max(len(c[0]["content"]) for c in completions))
                 return [_score(c[0]["content"]) + len(s) for c, s in zip(completions, solution)]
@@ -135,22 +76,19 @@ def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path
     spec.loader.exec_module(module)
     prompt = pa.array([[{"role": "user", "content": "q"}]] * 2)
     try:
-        with kernel(module.count_a) as (made, session):
-            assert rewards(made, chunk(["aab", "b"], solution=["", "xy"], prompt=prompt)) == [
-                2.0,
-                2.0,
-            ]
-            assert session.metrics == [("reward/count_a/longest", 3.0)]
+        with scoring(module.count_a) as (kernel, session):
+            chunk = answers(["aab", "b"], solution=["", "xy"], prompt=prompt)
+            assert rewards(kernel, chunk) == [2.0, 2.0]
+            assert session.logged() == [("reward/count_a/longest", 3.0)]
     finally:
         del sys.modules["my_rewards"]
 
 
 def test_weights_lambdas_closures_and_none_add_up_over_the_functions_that_apply() -> None:
     offset = 10.0
-    with kernel(
-        picky, lambda completions: [offset] * len(completions), picky, weights=(2.0, 0.5, 1.0)
-    ) as (made, _):
-        [batch] = made.run(chunk(["x", "none"]))
+    fns = (picky, lambda completions: [offset] * len(completions), picky)
+    with scoring(*fns, weights=(2.0, 0.5, 1.0)) as (kernel, _):
+        [batch] = kernel.run(answers(["x", "none"]))
         assert batch.flat("reward").tolist() == [8.0, 5.0]
         assert batch.array("reward/picky").to_pylist() == [1.0, None]
         assert batch.array("reward/picky_2").to_pylist() == [1.0, None]
@@ -163,15 +101,13 @@ def test_functions_run_at_the_same_time(tmp_path: Path) -> None:
 
     def meets(mine: str, other: str) -> Callable[..., list[float]]:
         def meet(completions: list[str]) -> list[float]:
-            with open(
-                tmp_path / min(mine, other), "w" if mine < other else "r"
-            ):  # opens once the other side does
-                return [1.0] * len(completions)
+            with open(tmp_path / min(mine, other), "w" if mine < other else "r"):
+                return [1.0] * len(completions)  # it opens once the other side does
 
         return meet
 
-    with kernel(meets("a", "b"), meets("b", "a"), timeout=20) as (made, _):
-        assert rewards(made, chunk(["x"])) == [2.0]
+    with scoring(meets("a", "b"), meets("b", "a"), timeout=20) as (kernel, _):
+        assert rewards(kernel, answers(["x"])) == [2.0]
 
 
 def test_async_functions_are_awaited() -> None:
@@ -183,8 +119,8 @@ def test_async_functions_are_awaited() -> None:
     async def self_score(text: str) -> float:
         return float(len(text))
 
-    with kernel(judge) as (made, _):
-        assert rewards(made, chunk(["x", "xyz"])) == [1.0, 3.0]
+    with scoring(judge) as (kernel, _):
+        assert rewards(kernel, answers(["x", "xyz"])) == [1.0, 3.0]
 
 
 def test_the_child_imports_no_torch_and_its_prints_reach_the_log(
@@ -194,19 +130,18 @@ def test_the_child_imports_no_torch_and_its_prints_reach_the_log(
         print("seen:", *completions, "\x1b[2J")
         return [float("torch" in sys.modules)] * len(completions)
 
-    with kernel(look) as (made, _):
-        assert rewards(made, chunk(["x"])) == [0.0]
-    assert [record.getMessage() for record in caplog.records] == [
-        "reward 'look' printed: seen: x \\x1b[2J"
-    ]
+    with scoring(look) as (kernel, _):
+        assert rewards(kernel, answers(["x"])) == [0.0]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["reward 'look' printed: seen: x \\x1b[2J"]
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:
     with (
-        kernel(same) as (made, _),
+        scoring(same) as (kernel, _),
         pytest.raises(KernelError, match="wants 'answer', data has: solution"),
     ):
-        list(made.run(chunk(["x"], solution=["y"])))
+        list(kernel.run(answers(["x"], solution=["y"])))
 
 
 @pytest.mark.parametrize(
@@ -222,29 +157,26 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
     ],
 )
 def test_every_failure_names_its_row_and_gives_up_only_that_row(bad: str, message: str) -> None:
-    work = chunk(["fine", bad, "good"])
-    with kernel(picky, timeout=2.0 if bad == "hang" else 30.0, on_error="drop_group") as (
-        made,
-        session,
-    ):
-        [batch] = made.run(work)
+    work = answers(["fine", bad, "good"])
+    how: Any = {"timeout": 2.0 if bad == "hang" else 30.0, "on_error": "drop_group"}
+    with scoring(picky, **how) as (kernel, session):
+        [batch] = kernel.run(work)
         assert batch.keys.position.tolist() == [10, 12]
-        assert list(session.tombstones) == [(11, 0, 0)]
-        said = session.tombstones[11, 0, 0]
+        assert list(session.failed) == [(11, 0, 0)]
+        said = session.failed[11, 0, 0]
         assert said.startswith(f"node 'score': {message}")
         assert f"(row 11/0, step 3); first completion: {bad!r}. Fix: " in said
         assert ("in picky" in said) == (bad in ("raise", "hang", "leave"))
         assert "drop_group" not in said, "that is what it does already"
-        assert rewards(made, chunk(["fine"])) == [1.0]  # a replaced child serves on
+        assert rewards(kernel, answers(["fine"])) == [1.0]  # a replaced child serves on
 
 
 def test_by_default_the_first_failing_row_stops_the_run() -> None:
-    with kernel(picky) as (made, session):
-        with pytest.raises(
-            KernelError, match=r'raised ValueError: boom \(row 11/0.*, or on_error="drop_group" to'
-        ):
-            list(made.run(chunk(["fine", "raise", "raise"])))
-        assert not session.tombstones
+    with scoring(picky) as (kernel, session):
+        told = r'raised ValueError: boom \(row 11/0.*, or on_error="drop_group" to'
+        with pytest.raises(KernelError, match=told):
+            list(kernel.run(answers(["fine", "raise", "raise"])))
+        assert not session.failed
 
 
 def test_a_group_function_is_repeated_by_whole_groups() -> None:
@@ -254,27 +186,24 @@ def test_a_group_function_is_repeated_by_whole_groups() -> None:
         return [float(i) for i in range(len(completions))]
 
     keys = Keys.of([1, 2, 3]).expand(2)
-    work = chunk(["a", "b", "c", "bad", "e", "f"], keys)
-    with kernel(ranked, scope="group", on_error="drop_group") as (made, session):
-        [batch] = made.run(work)
+    work = answers(["a", "b", "c", "bad", "e", "f"], keys)
+    with scoring(ranked, scope="group", on_error="drop_group") as (kernel, session):
+        [batch] = kernel.run(work)
         assert batch.keys.rows() == [(1, 0, 0), (1, 1, 0), (3, 0, 0), (3, 1, 0)]
-        assert list(session.tombstones) == [(2, 0, 0), (2, 1, 0)]
-        assert "rows 2/0 to 2/1, step 3" in session.tombstones[2, 0, 0]
+        assert list(session.failed) == [(2, 0, 0), (2, 1, 0)]
+        assert "rows 2/0 to 2/1, step 3" in session.failed[2, 0, 0]
 
 
-def test_a_function_that_is_wrong_only_for_rows_together_stops_the_run_whatever_the_policy() -> (
-    None
-):
+def test_a_function_that_is_wrong_only_for_rows_together_stops_the_run_in_any_case() -> None:
     def distinct(completions: list[str]) -> list[float]:
         return [1.0 for _ in set(completions)]
 
+    told = r"returned 1 values for 2 completions \(rows 10/0 to 11/0, step 3\)"
     with (
-        kernel(distinct, on_error="drop_group") as (made, _),
-        pytest.raises(
-            KernelError, match=r"returned 1 values for 2 completions \(rows 10/0 to 11/0, step 3\)"
-        ),
+        scoring(distinct, on_error="drop_group") as (kernel, _),
+        pytest.raises(KernelError, match=told),
     ):
-        list(made.run(chunk(["x", "x"])))
+        list(kernel.run(answers(["x", "x"])))
 
 
 def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(
@@ -286,18 +215,17 @@ def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(
             raise ConnectionError("try again")
         return [1.0] * len(completions)
 
-    with kernel(once) as (made, session):
-        assert rewards(made, chunk(["x", "y"])) == [1.0, 1.0]
-        assert session.metrics == [("reward/once/passed_when_repeated", 1.0)]
+    with scoring(once) as (kernel, session):
+        assert rewards(kernel, answers(["x", "y"])) == [1.0, 1.0]
+        assert session.logged() == [("reward/once/passed_when_repeated", 1.0)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_child_killed_or_stopped_from_outside_is_replaced_and_nothing_is_lost(
     how: signal.Signals,
 ) -> None:
-    large = (
-        "x" * 4_000_000
-    )  # more than a socket holds, so that a child that does not read is met while sending
+    # more than a socket holds, so that a child that does not read is met while sending
+    large = "x" * 4_000_000
     children = Children(["same"], [same], timeout=2.0 if how == signal.SIGSTOP else 30.0)
     try:
         [pid] = children.pids()
@@ -314,14 +242,14 @@ def test_a_child_killed_or_stopped_from_outside_is_replaced_and_nothing_is_lost(
 
 def test_rows_to_which_nothing_applies() -> None:
     with (
-        kernel(picky) as (made, _),
+        scoring(picky) as (kernel, _),
         pytest.raises(KernelError, match="no reward for row 11/0, step 3: picky returned"),
     ):
-        list(made.run(chunk(["x", "none"])))
-    with kernel(picky, on_error="drop_group") as (made, session):
-        assert rewards(made, chunk(["x", "none"])) == [1.0]
-        assert list(session.tombstones) == [(11, 0, 0)]
-        assert list(made.run(chunk(["none"]))) == []
+        list(kernel.run(answers(["x", "none"])))
+    with scoring(picky, on_error="drop_group") as (kernel, session):
+        assert rewards(kernel, answers(["x", "none"])) == [1.0]
+        assert list(session.failed) == [(11, 0, 0)]
+        assert list(kernel.run(answers(["none"]))) == []
 
 
 def test_inproc_calls_here_and_fails_the_same_way() -> None:
@@ -331,11 +259,11 @@ def test_inproc_calls_here_and_fails_the_same_way() -> None:
         where.append(os.getpid())
         return [1 / len(c) for c in completions]
 
-    with kernel(here, inproc=True) as (made, _):
-        assert rewards(made, chunk(["xx"])) == [0.5]
+    with scoring(here, inproc=True) as (kernel, _):
+        assert rewards(kernel, answers(["xx"])) == [0.5]
         assert where == [os.getpid()]
         with pytest.raises(KernelError, match=r"(?s)raised ZeroDivisionError.*row 11/0.*in here"):
-            list(made.run(chunk(["x", ""])))
+            list(kernel.run(answers(["x", ""])))
 
 
 def test_what_cannot_be_shipped_or_loaded_is_said_at_open() -> None:
@@ -357,9 +285,9 @@ def test_what_cannot_be_shipped_or_loaded_is_said_at_open() -> None:
         def __getstate__(self) -> dict[str, Any]:
             return {"a": 1}
 
-    with pytest.raises(KernelError, match="reward 'locked': cannot be sent"), kernel(locked):
+    with pytest.raises(KernelError, match="reward 'locked': cannot be sent"), scoring(locked):
         pass
-    with pytest.raises(KernelError, match=r"reward 'Fragile'.*no licence here"), kernel(Fragile()):
+    with pytest.raises(KernelError, match=r"reward 'Fragile'.*no licence here"), scoring(Fragile()):
         pass
 
 
@@ -379,30 +307,18 @@ def test_a_child_killed_while_it_starts_is_started_once_more(tmp_path: Path, kil
                 os.kill(os.getpid(), signal.SIGKILL)
 
     if kills == 1:
-        with kernel(Killed()) as (made, _):
-            assert rewards(made, chunk(["x"])) == [1.0]
+        with scoring(Killed()) as (kernel, _):
+            assert rewards(kernel, answers(["x"])) == [1.0]
     else:
-        with pytest.raises(KernelError, match="was killed by SIGKILL"), kernel(Killed()):
+        with pytest.raises(KernelError, match="was killed by SIGKILL"), scoring(Killed()):
             pass
-
-
-def ended(pid: int, seconds: float) -> bool:
-    """Whether a process that is not ours to wait for ends in time."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(wait([handle], seconds))
-    finally:
-        os.close(handle)
 
 
 def test_no_child_outlives_close_not_even_a_busy_one() -> None:
     children = Children(["picky", "same"], [picky, same], timeout=30.0)
     pids = children.pids()
     assert len(pids) == 2
-    work = chunk(["hang"]).inputs["rows"].select(["completion"]).records
+    work = answers(["hang"]).inputs["rows"].select(["completion"]).records
     busy = children._children[0]
     busy.ask(_stream(work), 1)
     while busy._unsent:
@@ -430,21 +346,12 @@ children.score({0: pa.RecordBatch.from_pydict({"completion": ["x"]})})
 
 
 def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
+    with limited(start_python("-c", PARENT, stderr=None)) as parent:
         assert parent.stdout is not None
-        pids = [int(p) for p in parent.stdout.readline().split()]
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
-        assert (
-            parent.stdout.readline() == "reward 'hang' printed: hanging\n"
-        )  # so that only a signal can end it
-    finally:
-        parent.kill()
-        parent.wait()
-        assert parent.stdout is not None
-        parent.stdout.close()
+        # so that only a signal can end it
+        assert parent.stdout.readline() == "reward 'hang' printed: hanging\n"
     assert all(ended(pid, 10) for pid in pids)
 
 
@@ -454,7 +361,7 @@ def test_the_current_folder_is_behind_what_is_installed(
     """A reward process runs the user's function, and none of the files that have a name that Python
     imports.
     """
-    for name in (
+    for name in [
         "json",
         "random",
         "struct",
@@ -464,14 +371,11 @@ def test_the_current_folder_is_behind_what_is_installed(
         "msgspec",
         "cloudpickle",
         "socket",
-    ):
-        (tmp_path / f"{name}.py").write_text(
-            f"raise SystemExit('{name} of the current folder ran')\n"
-        )
+    ]:
+        ran = f"raise SystemExit('{name} of the current folder ran')\n"
+        (tmp_path / f"{name}.py").write_text(ran)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with kernel(lambda completions, **columns: [float(len(text)) for text in completions]) as (
-        made,
-        _,
-    ):
-        assert rewards(made, chunk(["a", "bbb"])) == [1.0, 3.0]
+    lengths = lambda completions, **columns: [float(len(text)) for text in completions]
+    with scoring(lengths) as (kernel, _):
+        assert rewards(kernel, answers(["a", "bbb"])) == [1.0, 3.0]

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_scoring import chunk, ended, kernel, rewards
 
 from dataflow.errors import KernelError
 from operators.kernels.scoring_frames import (
@@ -30,77 +29,99 @@ from operators.kernels.scoring_frames import (
     Garbled,
     judged_answer,
 )
+from tests.kit.nothing_left import descriptors
+from tests.kit.processes import ended, limited, start_python
+from tests.kit.scoring import answers, rewards, scoring
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def hostile(completions: list[str], log_metric: Any) -> list[float]:
     """Does what the last completion says."""
-    what = completions[-1]
-    if what == "fork":
+    if completions[-1] == "fork":
         first, second = os.pipe()
         if os.fork() == 0:
             return [0.5] * len(completions)  # and answers
         os.close(second)
         os.read(first, 1)  # until the fork is gone
-    elif what == "garbage":
-        for descriptor in range(3, 64):
-            with contextlib.suppress(OSError):
-                os.write(descriptor, b"\x00garbage\x1b[2J" * 9)
-    elif what == "closed":
-        os.closerange(3, 64)
-    elif what == "exits":
-        raise SystemExit(0)
-    elif what == "base":
-        raise type("Odd", (BaseException,), {"__str__": lambda self: 1 / 0})
-    elif what == "long":
-        raise ValueError("x" * 10_000_000 + "\x1b[2J")
-    elif what == "unpicklable":
-        raise type("Local", (Exception,), {"lock": threading.Lock()})("cannot be sent\nsecond line")
-    elif what == "nan metric":
-        log_metric("ratio", float("nan"))
-    elif what == "swallowed":
-        with contextlib.suppress(ValueError):
-            log_metric("a\nb", 1.0)
-    elif what == "own name":
-        log_metric("mean", 1.0)
-    elif what == "no name":
-        log_metric(7, 1.0)
+    elif completions[-1] in HOSTILE:
+        HOSTILE[completions[-1]][1](log_metric)
     return [1.0] * len(completions)
 
 
+def writes_garbage(log_metric: Any) -> None:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"\x00garbage\x1b[2J" * 9)
+
+
+def raises(error: BaseException) -> None:
+    raise error
+
+
+def swallows(log_metric: Any) -> None:
+    with contextlib.suppress(ValueError):
+        log_metric("a\nb", 1.0)
+
+
 BROKE = "broke the connection to its process: "
-SAID = {
-    "fork": BROKE + "process ",
-    "garbage": BROKE + r"b'\x00garbage\x1b[2J",
-    "closed": "lost its process, which ended with exit code 1",
-    "exits": "raised SystemExit: 0",
-    "base": "raised Odd: (its str raised ZeroDivisionError)",
-    "long": "raised ValueError: xxx",
-    "unpicklable": "raised Local: cannot be sent (row",
-    "nan metric": "logged a metric that 'ratio' has the value nan",
-    "swallowed": r"logged a metric that has the name 'a\nb'",
-    "own name": "logged a metric that has the name 'mean', which every reward has already",
-    "no name": "logged a metric that has a name of type int, not str",
+LOGGED = "logged a metric that "
+HOSTILE: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "garbage": (BROKE + r"b'\x00garbage\x1b[2J", writes_garbage),
+    "closed": (
+        "lost its process, which ended with exit code 1",
+        lambda log_metric: os.closerange(3, 64),
+    ),
+    "exits": ("raised SystemExit: 0", lambda log_metric: sys.exit(0)),
+    "base": (
+        "raised Odd: (its str raised ZeroDivisionError)",
+        lambda _: raises(type("Odd", (BaseException,), {"__str__": lambda self: 1 / 0})()),
+    ),
+    "long": (
+        "raised ValueError: xxx",
+        lambda log_metric: raises(ValueError("x" * 10_000_000 + "\x1b[2J")),
+    ),
+    "unpicklable": (
+        "raised Local: cannot be sent (row",
+        lambda _: raises(
+            type("Local", (Exception,), {"lock": threading.Lock()})("cannot be sent\nsecond line")
+        ),
+    ),
+    "nan metric": (
+        LOGGED + "'ratio' has the value nan",
+        lambda log_metric: log_metric("ratio", float("nan")),
+    ),
+    "swallowed": (LOGGED + r"has the name 'a\nb'", swallows),
+    "own name": (
+        LOGGED + "has the name 'mean', which every reward has already",
+        lambda log_metric: log_metric("mean", 1.0),
+    ),
+    "no name": (LOGGED + "has a name of type int, not str", lambda log_metric: log_metric(7, 1.0)),
 }
 
 
 def test_whatever_it_does_is_the_fault_of_its_row() -> None:
-    with kernel(hostile, timeout=20, on_error="drop_group") as (made, session):
-        for what, said in SAID.items():
+    with scoring(hostile, timeout=20, on_error="drop_group") as (kernel, session):
+        saying = {"fork": BROKE + "process "} | {what: said for what, (said, _) in HOSTILE.items()}
+        for what, said in saying.items():
             session.tombstones.clear()
-            assert list(made.run(chunk([what]))) == []
-            [told] = session.tombstones.values()
-            assert told.startswith(f"node 'score': reward 'hostile' {said}"), told
-            assert "(row 10/0, step 3)" in told
-            assert ". Fix: " in told
-            assert "\x1b" not in told
-            assert len(told) < 100_000
+            assert list(kernel.run(answers([what]))) == []
+            [told] = session.failed.values()
+            require_fault(told, said)
         session.tombstones.clear()
-        [batch] = made.run(chunk(["fine", "garbage"]))
+        [batch] = kernel.run(answers(["fine", "garbage"]))
         assert batch.keys.position.tolist() == [10], "the chunk is run again row by row"
-        assert list(session.tombstones) == [(11, 0, 0)]
+        assert list(session.failed) == [(11, 0, 0)]
         assert not session.metrics
+
+
+def require_fault(told: str, said: str) -> None:
+    """One message that names function and row, and says how to mend it."""
+    assert told.startswith(f"node 'score': reward 'hostile' {said}"), told
+    assert "(row 10/0, step 3)" in told
+    assert ". Fix: " in told
+    assert "\x1b" not in told
+    assert len(told) < 100_000
 
 
 def frame(
@@ -112,32 +133,28 @@ def frame(
 GOOD = msgspec.msgpack.encode({"values": [1.0, None], "metrics": [("a", 1.0)]})
 
 
-@pytest.mark.parametrize(
-    "came, said",
-    [
-        (frame(GOOD, mark=b"dfr\x02"), "came where its answer was expected"),
-        (b"\x80", "came where its answer was expected"),
-        (frame(GOOD, pid=6), "process 6, which it had forked, answered, too"),
-        (frame(GOOD, number=1), "an answer to call 1 came where one to call 2 was expected"),
-        (frame(b"", size=LARGEST_ANSWER + 1), f"an answer of {LARGEST_ANSWER + 1} bytes came"),
-        (frame(b"\xc1"), "an answer came that cannot be read"),
-        (frame(b"\x91" * 100_000), "an answer came that cannot be read"),
-        (frame(pickle.dumps([1.0, 2.0])), "an answer came that cannot be read"),
-        (frame(b"\x80"), "an answer with 0 values came for 2 rows"),
-        (
-            frame(msgspec.msgpack.encode({"values": [1.0, float("inf")]})),
-            "a value that is no finite float32",
-        ),
-        (
-            frame(msgspec.msgpack.encode({"values": [1, 2], "metrics": [("a\x1b", 1)]})),
-            r"has the name 'a\x1b'",
-        ),
-        (
-            frame(msgspec.msgpack.encode({"values": [1, 2], "metrics": [("a", float("nan"))]})),
-            "has the value nan",
-        ),
-    ],
-)
+def packed(*values: float, **fields: Any) -> bytes:
+    """An answer of these values."""
+    return frame(msgspec.msgpack.encode({"values": values, **fields}))
+
+
+CANNOT_BE_READ = "an answer came that cannot be read"
+
+
+@pytest.mark.parametrize("came,said", [
+    (frame(GOOD, mark=b"dfr\x02"), "came where its answer was expected"),
+    (b"\x80", "came where its answer was expected"),
+    (frame(GOOD, pid=6), "process 6, which it had forked, answered, too"),
+    (frame(GOOD, number=1), "an answer to call 1 came where one to call 2 was expected"),
+    (frame(b"", size=LARGEST_ANSWER + 1), f"an answer of {LARGEST_ANSWER + 1} bytes came"),
+    (frame(b"\xc1"), CANNOT_BE_READ),
+    (frame(b"\x91" * 100_000), CANNOT_BE_READ),
+    (frame(pickle.dumps([1.0, 2.0])), CANNOT_BE_READ),
+    (frame(b"\x80"), "an answer with 0 values came for 2 rows"),
+    (packed(1.0, float("inf")), "a value that is no finite float32"),
+    (packed(1, 2, metrics=[("a\x1b", 1)]), r"has the name 'a\x1b'"),
+    (packed(1, 2, metrics=[("a", float("nan"))]), "has the value nan"),
+])  # fmt: skip
 @pytest.mark.parametrize("step", [1, 1 << 20])
 def test_what_is_no_answer_is_refused_however_it_comes(came: bytes, said: str, step: int) -> None:
     with pytest.raises(Garbled, match=re.escape(said)):
@@ -146,11 +163,11 @@ def test_what_is_no_answer_is_refused_however_it_comes(came: bytes, said: str, s
 
 def outcome_of(came: bytes, step: int) -> None:
     """What a kernel does with bytes that come so many at once."""
-    answers, payload = Answers(), None
+    stream, payload = Answers(), None
     for at in range(0, len(came), step):
         assert payload is None
-        answers.add(came[at : at + step])
-        payload = answers.take(5, 2)
+        stream.add(came[at : at + step])
+        payload = stream.take(5, 2)
     if payload is not None:
         judged_answer(payload, 2)
 
@@ -193,14 +210,14 @@ def leaves_much(completions: list[str], folder: list[str]) -> list[float]:
 
 @pytest.mark.parametrize("how", ["fine", "die", "kill keeper"])
 def test_what_a_function_started_ends_with_its_process(tmp_path: Path, how: str) -> None:
-    with kernel(leaves_much, timeout=30, on_error="drop_group") as (made, session):
-        list(made.run(chunk([how], folder=[str(tmp_path)])))
+    with scoring(leaves_much, timeout=30, on_error="drop_group") as (kernel, session):
+        list(kernel.run(answers([how], folder=[str(tmp_path)])))
         pids = [int(name) for name in os.listdir(tmp_path)]
         assert len(pids) == 3
         if how == "fine":
             assert not any(ended(pid, 0) for pid in pids), "what it started may serve the next call"
         else:
-            assert len(session.tombstones) == 1
+            assert len(session.failed) == 1
             assert all(ended(pid, 0) for pid in pids)
     assert all(ended(pid, 0) for pid in pids)
 
@@ -219,17 +236,8 @@ sys.stdin.read()
 
 
 def test_what_a_function_started_ends_when_the_kernels_process_is_killed(tmp_path: Path) -> None:
-    folders = map(
-        str, (Path(__file__).parent, Path(__file__).parents[1] / "unit", Path(__file__).parents[2])
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-    )
-    with parent:
+    how: Any = {"path": [Path(__file__).parent], "stdin": subprocess.PIPE, "stderr": None}
+    with limited(start_python("-c", PARENT, tmp_path, **how)) as parent:
         assert parent.stdout is not None
         left = parent.stdout.readline().split()
         assert left[0] == "left"
@@ -251,30 +259,26 @@ def test_what_is_printed_is_bounded_and_a_death_shows_the_last_of_it(
             os._exit(7)
         return [1.0 for _ in completions]
 
-    with kernel(floods, timeout=30) as (made, _):
-        assert rewards(made, chunk(["x"])) == [1.0]
+    with scoring(floods, timeout=30) as (kernel, _):
+        assert rewards(kernel, answers(["x"])) == [1.0]
         said = [record.getMessage() for record in caplog.records]
         assert said[0] == "reward 'floods' printed: line 0"
         assert sum(map(len, said)) < 100_000
         assert said[-1].endswith("bytes more, which are not kept")
         with pytest.raises(KernelError) as caught:
-            list(made.run(chunk(["die"])))
+            list(kernel.run(answers(["die"])))
     assert "which ended with exit code 7 (row 10/0, step 3)" in str(caught.value)
     assert str(caught.value).endswith("  | line 19999\n  | the last words")
 
 
-def test_a_time_out_says_where_the_function_stood_even_where_it_holds_the_interpreters_lock() -> (
-    None
-):
+def test_a_time_out_says_where_the_function_stood_even_where_it_holds_the_lock() -> None:
     def holds(completions: list[str]) -> list[float]:
         import re
 
-        return [
-            float(re.match("(a+)+$", "a" * 60 + "b") is None)
-        ]  # for longer than there are atoms
+        return [float(re.match("(a+)+$", "a" * 60 + "b") is None)]  # longer than there are atoms
 
-    with kernel(holds, timeout=1.0) as (made, _), pytest.raises(KernelError) as caught:
-        list(made.run(chunk(["x"])))
+    with scoring(holds, timeout=1.0) as (kernel, _), pytest.raises(KernelError) as caught:
+        list(kernel.run(answers(["x"])))
     told = str(caught.value)
     assert "timed out after 1 s" in told
     assert "It stood at (the innermost call first):" in told
@@ -287,51 +291,44 @@ def test_a_function_that_exits_in_this_process_is_an_error_too() -> None:
         sys.exit("enough")
 
     with (
-        kernel(leaves, inproc=True) as (made, _),
+        scoring(leaves, inproc=True) as (kernel, _),
         pytest.raises(KernelError, match="raised SystemExit: enough"),
     ):
-        list(made.run(chunk(["x"])))
+        list(kernel.run(answers(["x"])))
 
 
-@pytest.mark.parametrize(
-    "make, said",
-    [
-        (
-            lambda: type("L", (list,), {"__len__": lambda self: 1})([1.0, 2.0]),
-            "of length 1 with another number",
-        ),
-        (
-            lambda: type("A", (list,), {"shape": (1, 1)})([1.0]),
-            r"an array of shape (1, 1), expected (1,)",
-        ),
-        (lambda: {1.0}, "returned set, expected a list"),
-        (lambda: (x for x in [1.0]), "returned generator, expected a list"),
-        (lambda: [[1.0]], "returned [1.0] as value 0"),
-        (lambda: [10**400], "as value 0"),
-        (lambda: [1e39], "returned 1e+39 as value 0"),
-        (
-            lambda: [type("R", (), {"__repr__": lambda self: 1 / 0})()],
-            "whose repr raised ZeroDivisionError",
-        ),
-    ],
-)
+ONE_LONG = type("L", (list,), {"__len__": lambda self: 1})
+MATRIX = type("A", (list,), {"shape": (1, 1)})
+NO_REPR = type("R", (), {"__repr__": lambda self: 1 / 0})
+
+
+@pytest.mark.parametrize("make,said", [
+    (lambda: ONE_LONG([1.0, 2.0]), "of length 1 with another number"),
+    (lambda: MATRIX([1.0]), r"an array of shape (1, 1), expected (1,)"),
+    (lambda: {1.0}, "returned set, expected a list"),
+    (lambda: (x for x in [1.0]), "returned generator, expected a list"),
+    (lambda: [[1.0]], "returned [1.0] as value 0"),
+    (lambda: [10**400], "as value 0"),
+    (lambda: [1e39], "returned 1e+39 as value 0"),
+    (lambda: [NO_REPR()], "whose repr raised ZeroDivisionError"),
+])  # fmt: skip
 def test_what_is_no_list_of_numbers(make: Callable[[], Any], said: str) -> None:
     with (
-        kernel(lambda completions: make(), inproc=True) as (made, _),
+        scoring(lambda completions: make(), inproc=True) as (kernel, _),
         pytest.raises(KernelError) as caught,
     ):
-        list(made.run(chunk(["x"])))
+        list(kernel.run(answers(["x"])))
     assert said in str(caught.value)
 
 
 def test_a_process_that_cannot_start_is_said_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with (
         pytest.raises(KernelError, match=r"reward 'hostile': expected its process to start.*Fix: "),
-        kernel(hostile),
+        scoring(hostile),
     ):
         pytest.fail("it opened")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before

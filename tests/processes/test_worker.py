@@ -22,8 +22,8 @@ from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.inproc import InprocChannel
-from engine.channels.tensors.row_broadcast import RowBroadcast, join
 from engine.channels.shm.channel import ShmChannel
+from engine.channels.tensors.row_broadcast import RowBroadcast, join
 from engine.coordinator import messages as m
 from engine.coordinator.refs import Gather
 from engine.options import RunOptions

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
-from tests.schedules.plans import case
+from tests.schedules.plans import drawn_case
 from tests.schedules.weather import prove
 
 _WINDOW = 64
@@ -47,7 +47,7 @@ class Tally:
         print(f"seed {seed} failed: {last[:300]}\n  to see it again: {replay(seed)}", flush=True)
 
     def line(self, seconds: float) -> str:
-        """In words."""
+        """How far it has come, in words."""
         rate = self.done / seconds if seconds else 0.0
         left = (self.total - self.done) / rate if rate else 0.0
         return (
@@ -61,11 +61,11 @@ def replay(seed: int) -> str:
     return f"python -m tests.schedules.many --first {seed} --seeds 1 --processes 0"
 
 
-def one(seed: int) -> int:
+def proven(seed: int) -> int:
     """Run the case of a seed through its faults and prove every promise; returns how many Workers
     died.
     """
-    return prove(case(seed))
+    return prove(drawn_case(seed))
 
 
 def many(first: int, seeds: int, processes: int) -> Tally:
@@ -90,7 +90,7 @@ def _ended(
     left = iter(seeds)
     while True:
         for seed in left:
-            under_way[pool.submit(one, seed)] = seed
+            under_way[pool.submit(proven, seed)] = seed
             if len(under_way) >= window:
                 break
         if not under_way:
@@ -104,17 +104,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.schedules.many", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="0: in this one, one after another",
-    )
+    alone = "0: in this one, one after another"
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help=alone)
     given = parser.parse_args()
     if given.processes:
         return 1 if many(given.first, given.seeds, given.processes).failed else 0
     for seed in range(given.first, given.first + given.seeds):
-        print(f"seed {seed}: {one(seed)} deaths", flush=True)
+        print(f"seed {seed}: {proven(seed)} deaths", flush=True)
     return 0
 
 

@@ -24,7 +24,7 @@ from engine.simulate.behaviour import Outcomes, Timing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ScheduleCase:
     """Everything that decides a run, but for its timing."""
 
     seed: int
@@ -36,6 +36,12 @@ class Case:
     @property
     def synchronous(self) -> bool:
         return all(s.max_lag == 0 for s in self.plan.sources)
+
+    @property
+    def whole_cohorts(self) -> bool:
+        """Whether its chunks follow from its rows alone."""
+        cohorts = all(n.chunking == "cohort" for n in self.plan.nodes)
+        return cohorts and len(self.plan.sources) == 1
 
     def timing(self, seed: int) -> Timing:
         """How long things take in one run of the case."""
@@ -57,20 +63,17 @@ class Case:
 
 def overtaking(seed: int) -> Timing:
     """Some rows take so long that many Steps could pass them by."""
-    return Timing(
-        seed=seed,
-        slow=0.15,
-        slower=60.0,
-        train=0.1,
-        load=0.5,
-        store=0.0,
-        slots=8,
-        loads="interrupt",
-    )
+    quick = {"train": 0.1, "load": 0.5, "store": 0.0, "slots": 8, "loads": "interrupt"}
+    return Timing(seed=seed, slow=0.15, slower=60.0, **quick)
+
+
+def fetch(producer: str, ratio: int) -> Fetch:
+    """The column of a node, for rows of which so many come of each of its own."""
+    return Fetch(producer=producer, columns=("x",), ratio=ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Port:
+class NodeRows:
     """Rows of a node as others read them: behind a select the bytes lie with its ancestors."""
 
     gate: str
@@ -80,7 +83,7 @@ class Port:
 
 
 @dataclass
-class Draft:
+class PlanDraft:
     """A plan in the making, one source's nodes after another."""
 
     draw: random.Random
@@ -90,58 +93,42 @@ class Draft:
     replicas: int = 3
     nodes: list[PlannedNode] = field(default_factory=list)
     trains: list[PlannedNode] = field(default_factory=list)
-    unread: dict[str, Port] = field(default_factory=dict)
+    unread: dict[str, NodeRows] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
     groups: set[str] = field(default_factory=set)
     fail: dict[str, float] = field(default_factory=dict)
 
     def workers(self) -> tuple[str, ...]:
-        return tuple(
-            self.draw.sample(self.pool, self.draw.randint(1, min(self.replicas, len(self.pool))))
-        )
+        count = self.draw.randint(1, min(self.replicas, len(self.pool)))
+        return tuple(self.draw.sample(self.pool, count))
 
     def chunking(self) -> str:
         return self.draw.choice(self.chunkings)
 
-    def read(self, ports: list[Port], inner: int) -> tuple[PlannedInput, ...]:
-        found = []
+    def read(self, ports: list[NodeRows], inner: int) -> tuple[PlannedInput, ...]:
+        inputs = []
         for number, port in enumerate(ports):
-            holders = self.draw.sample(
-                port.holders, self.draw.randint(0, min(2, len(port.holders)))
-            )
-            fetches = tuple(
-                Fetch(producer=name, columns=("x",), ratio=inner // rows) for name, rows in holders
-            )
-            found.append(
-                PlannedInput(
-                    name=f"in{number}", gate=port.gate, fetches=fetches, ratio=inner // port.rows
-                )
-            )
+            count = self.draw.randint(0, min(2, len(port.holders)))
+            holders = self.draw.sample(port.holders, count)
+            fetches = tuple(fetch(name, inner // rows) for name, rows in holders)
+            name, ratio = f"in{number}", inner // port.rows
+            inputs.append(PlannedInput(name=name, gate=port.gate, fetches=fetches, ratio=ratio))
             self.unread.pop(port.gate, None)
-        return tuple(found)
+        return tuple(inputs)
 
     def add(
         self,
         name: str,
-        ports: list[Port],
+        ports: list[NodeRows],
         *,
         relation: str = "same",
         factor: int = 1,
         **given: object,
-    ) -> Port:
+    ) -> NodeRows:
         """A node on these ports; returns what others read of it."""
-        inner = max((p.rows for p in ports), default=1)
-        workers = self.workers()
-        fields = {
-            "operator": name,
-            "work": "host",
-            "scope": "row",
-            "region": "stream",
-            "source": "prompts",
-            "chunking": self.chunking(),
-            "workers": workers,
-            "layout": Layout(data=len(workers) if given.get("work") == "train" else 1),
-        } | given
+        inner, workers = max((p.rows for p in ports), default=1), self.workers()
+        usual = {"operator": name, "work": "host", "scope": "row", "region": "stream"}
+        usual |= {"source": "prompts", "chunking": self.chunking(), "workers": workers}
         node = PlannedNode(
             name=name,
             relation=relation,
@@ -149,60 +136,47 @@ class Draft:
             inner=inner,
             chunks=self.draw.choice((1, 1, 1, 2, 3)),
             inputs=self.read(ports, inner),
-            **fields,
+            layout=Layout(data=len(workers) if given.get("work") == "train" else 1),
+            **usual | given,
         )
         (self.trains if node.work == "train" else self.nodes).append(node)
         above = tuple(dict.fromkeys(h for p in ports for h in p.holders))
         holders = above if relation == "subset" else (*above, (name, inner * factor))
-        self.unread[name] = port = Port(gate=name, rows=inner * factor, holders=holders)
+        self.unread[name] = port = NodeRows(gate=name, rows=inner * factor, holders=holders)
         return port
 
-    def reduce(self, name: str, below: Port, onto: Port) -> Port:
+    def reduce(self, name: str, below: NodeRows, onto: NodeRows) -> NodeRows:
         """A node that makes each row of `onto` of its rows in `below` that are left."""
-        made = self.add(name, [onto], relation="reduce", operator="mean_over")
+        means = self.add(name, [onto], relation="reduce", operator="mean_over")
         node, fan_in = self.nodes[-1], below.rows // onto.rows
         holder, rows = self.draw.choice([h for h in below.holders if h[1] >= onto.rows])
-        fetch = Fetch(producer=holder, columns=("x",), ratio=below.rows // rows)
-        reduced = PlannedInput(name="below", gate=below.gate, fetches=(fetch,), fan_in=fan_in)
+        fetches = (fetch(holder, below.rows // rows),)
+        reduced = PlannedInput(name="below", gate=below.gate, fetches=fetches, fan_in=fan_in)
         self.nodes[-1] = replace(node, inputs=(reduced, *node.inputs))
         self.unread.pop(below.gate, None)
-        return made
+        return means
 
-    def pick(self, ports: list[Port], most: int) -> list[Port]:
+    def pick(self, ports: list[NodeRows], most: int) -> list[NodeRows]:
         """Some ports of widths that divide the widest, which comes first."""
-        found = sorted(
-            self.draw.sample(ports, self.draw.randint(1, min(most, len(ports)))),
-            key=lambda p: -p.rows,
-        )
-        return [p for p in found if found[0].rows % p.rows == 0]
+        some = self.draw.sample(ports, self.draw.randint(1, min(most, len(ports))))
+        widest, *_ = some = sorted(some, key=lambda p: -p.rows)
+        return [p for p in some if widest.rows % p.rows == 0]
 
 
 POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
 TARGET = ModelUse(param="model", model="target", access="read", trained=True)
 
 
-def case(seed: int, *, up: bool = False) -> Case:
+def drawn_case(seed: int, *, up: bool = False) -> ScheduleCase:
     """The case of a seed. up: with generations whose numbers go up, so that rows wait for all of
     their descendants.
     """
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
     overtaking = lag > 0 and draw.random() < 0.5
-    pool = tuple(f"w{i}" for i in range(6 if overtaking else draw.choice((1, 1, 3, 5))))
-    chunkings = ("ready",) if overtaking else draw.choice((("cohort",), ("cohort", "ready")))
-    draft = Draft(
-        draw=draw, pool=pool, lag=lag, chunkings=chunkings, replicas=6 if overtaking else 3
-    )
+    draft = _draft(draw, lag, overtaking)
     batch = draw.randint(1, 4)
-    sources = [
-        PlannedSource(
-            name="prompts",
-            batch=batch,
-            max_lag=lag,
-            intake=draw.choice(("exact", "exact", "admission", "drop")),
-            cohort=1 if overtaking else draw.choice((0, 0, 0, 1, 2, batch)),
-        )
-    ]
+    sources = [_first_source(draw, batch, lag, overtaking)]
     ports = _stream(draft)
     if up:
         _go_up(draft, ports)
@@ -211,30 +185,20 @@ def case(seed: int, *, up: bool = False) -> Case:
         sources.append(_second_source(draft))
     if draw.random() < 0.4:
         _evaluation(draft)
-    plan = Plan(
-        graph=f"case{seed}",
-        digest="",
-        seed=seed,
-        nodes=with_lags((*draft.nodes, *(_tensor(seed, n) for n in draft.trains)), sources),
-        sources=tuple(sources),
-        models=_models(draft),
-        recorded=_recorded(draft) if draw.random() < 0.5 else (),
-        recorder=draw.choice([w for n in (*draft.nodes, *draft.trains) for w in n.workers]),
-        turns=_turns(draft) if draw.random() < 0.25 else (),
-    )
+    plan = _plan(draft, seed, sources)
     steps = draw.choice((None, draw.randint(1, 5))) if not overtaking else 6
-    refills = any(n.refill for n in plan.nodes)
-    return Case(
+    settings = Settings(
+        steps=steps,
+        checkpoint_every=draw.choice((0, 1, 2, 3)),
+        checkpoint_seconds=_timed(seed),
+        error_budget=1.0,
+        last_batch=draw.choice(("train", "drop")),
+        patience=1e-9,  # no prompt is ever given up in vain, whatever the weather
+    )
+    return ScheduleCase(
         seed=seed,
-        plan=plan if not refills else _patient(plan),
-        settings=Settings(
-            steps=steps,
-            checkpoint_every=draw.choice((0, 1, 2, 3)),
-            checkpoint_seconds=_timed(seed),
-            error_budget=1.0,
-            last_batch=draw.choice(("train", "drop")),
-            patience=1e-9,  # no prompt is ever given up in vain, whatever the weather
-        ),
+        plan=_patient(plan) if any(n.refill for n in plan.nodes) else plan,
+        settings=settings,
         rows={
             "prompts": draw.randint(1, 5 * batch + 2),
             "other": draw.randint(1, 12),
@@ -246,25 +210,53 @@ def case(seed: int, *, up: bool = False) -> Case:
     )
 
 
-def _turns(draft: Draft) -> tuple[tuple[str, ...], ...]:
+def _draft(draw: random.Random, lag: int, overtaking: bool) -> PlanDraft:
+    """Nothing planned yet. overtaking: many Workers, so that rows pass one another by."""
+    pool = tuple(f"w{i}" for i in range(6 if overtaking else draw.choice((1, 1, 3, 5))))
+    chunkings = ("ready",) if overtaking else draw.choice((("cohort",), ("cohort", "ready")))
+    replicas = 6 if overtaking else 3
+    return PlanDraft(draw=draw, pool=pool, lag=lag, chunkings=chunkings, replicas=replicas)
+
+
+def _first_source(draw: random.Random, batch: int, lag: int, overtaking: bool) -> PlannedSource:
+    intake = draw.choice(("exact", "exact", "admission", "drop"))
+    cohort = 1 if overtaking else draw.choice((0, 0, 0, 1, 2, batch))
+    return PlannedSource(name="prompts", batch=batch, max_lag=lag, intake=intake, cohort=cohort)
+
+
+def _plan(draft: PlanDraft, seed: int, sources: list[PlannedSource]) -> Plan:
+    draw, nodes = draft.draw, (*draft.nodes, *draft.trains)
+    return Plan(
+        graph=f"case{seed}",
+        digest="",
+        seed=seed,
+        nodes=with_lags((*draft.nodes, *(_tensor(seed, n) for n in draft.trains)), sources),
+        sources=tuple(sources),
+        models=_models(draft),
+        recorded=_recorded(draft) if draw.random() < 0.5 else (),
+        recorder=draw.choice([worker for node in nodes for worker in node.workers]),
+        turns=_turns(draft) if draw.random() < 0.25 else (),
+    )
+
+
+def _turns(draft: PlanDraft) -> tuple[tuple[str, ...], ...]:
     """Some of the Workers on the same devices, once or twice over; never two ranks of one node,
     which act together.
     """
-    draw, there = (
-        draft.draw,
-        list(dict.fromkeys(w for n in (*draft.nodes, *draft.trains) for w in n.workers)),
-    )
-    draw.shuffle(there)
-    cut, found = draw.randint(2, max(2, len(there))), []
-    for some in (there[:cut], there[cut:]):
-        for node in draft.trains:
-            some = [
-                w
-                for w in some
-                if w not in node.workers or w == next(x for x in some if x in node.workers)
-            ]
-        found.append(tuple(some))
-    return tuple(some for some in found if len(some) > 1)
+    nodes = (*draft.nodes, *draft.trains)
+    there = list(dict.fromkeys(worker for node in nodes for worker in node.workers))
+    draft.draw.shuffle(there)
+    cut = draft.draw.randint(2, max(2, len(there)))
+    shared = [_one_of_each(draft.trains, some) for some in (there[:cut], there[cut:])]
+    return tuple(some for some in shared if len(some) > 1)
+
+
+def _one_of_each(nodes: list[PlannedNode], workers: list[str]) -> tuple[str, ...]:
+    """The Workers, but of the ranks of each node the first alone."""
+    for node in nodes:
+        ranks = [worker for worker in workers if worker in node.workers]
+        workers = [worker for worker in workers if worker not in ranks[1:]]
+    return tuple(workers)
 
 
 def _tensor(seed: int, node: PlannedNode) -> PlannedNode:
@@ -286,7 +278,10 @@ def _patient(plan: Plan) -> Plan:
     return replace(plan, nodes=tuple(replace(n, max_attempts=1000) for n in plan.nodes))
 
 
-def _stream(draft: Draft) -> list[Port]:
+# --- a plan, node by node -------------------------------------------------------------------------
+
+
+def _stream(draft: PlanDraft) -> list[NodeRows]:
     """From the source to the cut."""
     draw = draft.draw
     ports = [draft.add("prompts", [], work="source", relation="source")]
@@ -294,11 +289,8 @@ def _stream(draft: Draft) -> list[Port]:
     if draw.random() < 0.9:
         models = (POLICY,) if draw.random() < 0.9 else ()
         relation = "expand" if samples > 1 else draw.choice(("same", "expand"))
-        ports.append(
-            draft.add(
-                "rollout", ports[:], work="decode", relation=relation, factor=samples, models=models
-            )
-        )
+        how = {"work": "decode", "relation": relation, "models": models}
+        ports.append(draft.add("rollout", ports[:], factor=samples, **how))
     for number in range(draw.randint(0, 5)):
         ports.append(_stream_node(draft, f"node{number}", ports))
     for name in (n.name for n in draft.nodes):
@@ -307,7 +299,7 @@ def _stream(draft: Draft) -> list[Port]:
     return ports
 
 
-def _stream_node(draft: Draft, name: str, ports: list[Port]) -> Port:
+def _stream_node(draft: PlanDraft, name: str, ports: list[NodeRows]) -> NodeRows:
     draw = draft.draw
     kind = draw.choice(("host", "host", "group", "forward", "select", "select", "expand", "lagged"))
     chosen = draft.pick(ports, 2)
@@ -325,7 +317,7 @@ def _stream_node(draft: Draft, name: str, ports: list[Port]) -> Port:
     return draft.add(name, chosen, work="forward" if kind == "forward" else "host", scope=scope)
 
 
-def _go_up(draft: Draft, ports: list[Port]) -> None:
+def _go_up(draft: PlanDraft, ports: list[NodeRows]) -> None:
     """Further generations below some rows, of which some are selected away or fail, and the mean of
     what is left.
     """
@@ -336,13 +328,8 @@ def _go_up(draft: Draft, ports: list[Port]) -> None:
         fields = {"work": "decode", "models": (POLICY,) if draw.random() < 0.7 else ()}
         below = draft.add(f"turn{number}", [onto], relation="expand", factor=rows, **fields)
         if draw.random() < 0.5:
-            below = draft.add(
-                f"judge{number}",
-                [below],
-                relation="expand",
-                factor=draw.choice((1, 2)),
-                work="decode",
-            )
+            judges = {"work": "decode", "relation": "expand", "factor": draw.choice((1, 2))}
+            below = draft.add(f"judge{number}", [below], **judges)
         if draw.random() < 0.5:
             name = f"left{number}"
             draft.keep[name] = draw.choice((0.5, 0.8, 0.95))
@@ -355,7 +342,7 @@ def _go_up(draft: Draft, ports: list[Port]) -> None:
         ports.append(draft.reduce(f"mean{number}", below, onto))
 
 
-def _step(draft: Draft) -> None:
+def _step(draft: PlanDraft) -> None:
     """From the cut to the train nodes."""
     draw = draft.draw
     ports = list(draft.unread.values())
@@ -372,89 +359,78 @@ def _step(draft: Draft) -> None:
         ports.append(draft.add(name, chosen, work=work, scope=scope, models=models, region="step"))
     writers = [("learn", "policy")] + ([("criticise", "critic")] if draw.random() < 0.4 else [])
     draw.shuffle(writers)
-    rest = [[], []]
+    rest: list[list[NodeRows]] = [[], []]
     for gate in list(draft.unread):
         rest[draw.randrange(len(writers))].append(draft.unread[gate])
     for (name, model), mine in zip(writers, rest, strict=False):
-        mine = mine or [draw.choice(ports)]
-        widest = max(mine, key=lambda p: p.rows)
-        for other in [
-            p for p in mine if widest.rows % p.rows
-        ]:  # another domain: a train node of its own reads it
-            mine.remove(other)
-            draft.add(f"{name}_{other.gate}", [other], work="train", relation="sink", region="step")
-        use = ModelUse(param="model", model=model, access="write")
-        draft.add(
-            name, mine, work="train", scope="batch", relation="sink", region="step", models=(use,)
-        )
+        _train(draft, name, model, mine or [draw.choice(ports)])
 
 
-def _second_source(draft: Draft) -> PlannedSource:
-    draw = draft.draw
-    first = draft.add("other", [], work="source", relation="source", source="other")
-    second = draft.add("prepare", [first], source="other", chunking=draft.chunking())
+def _train(draft: PlanDraft, name: str, model: str, ports: list[NodeRows]) -> None:
+    """A train node; rows of another domain are read by a train node of their own."""
+    how = {"work": "train", "relation": "sink", "region": "step"}
+    widest = max(ports, key=lambda p: p.rows)
+    for other in [p for p in ports if widest.rows % p.rows]:
+        ports.remove(other)
+        draft.add(f"{name}_{other.gate}", [other], **how)
+    use = ModelUse(param="model", model=model, access="write")
+    draft.add(name, ports, scope="batch", models=(use,), **how)
+
+
+def _second_source(draft: PlanDraft) -> PlannedSource:
+    draw, of = draft.draw, {"source": "other"}
+    first = draft.add("other", [], work="source", relation="source", **of)
+    second = draft.add("prepare", [first], chunking=draft.chunking(), **of)
     use = ModelUse(param="model", model="other_model", access="write")
-    draft.add(
-        "learn_other",
-        [second],
-        work="train",
-        relation="sink",
-        region="step",
-        source="other",
-        models=(use,),
-    )
+    how = {"work": "train", "relation": "sink", "region": "step"}
+    draft.add("learn_other", [second], models=(use,), **how, **of)
     lag = draft.lag if draw.random() < 0.5 else 0
     return PlannedSource(name="other", batch=draw.randint(1, 3), max_lag=lag)
 
 
-def _evaluation(draft: Draft) -> None:
+def _evaluation(draft: PlanDraft) -> None:
     draw = draft.draw
-    same = {"source": "questions", "region": "evaluation"}
-    asked = draft.add("questions", [], work="source", relation="source", **same)
-    answer = draft.add(
-        "answer", [asked], work="decode", relation="expand", factor=2, models=(POLICY,), **same
-    )
-    mark = draft.add("mark", [answer], **same)
+    of = {"source": "questions", "region": "evaluation"}
+    asked = draft.add("questions", [], work="source", relation="source", **of)
+    decode = {"work": "decode", "relation": "expand", "models": (POLICY,)}
+    answer = draft.add("answer", [asked], factor=2, **decode, **of)
+    mark = draft.add("mark", [answer], **of)
     if draw.random() < 0.3:
         draft.keep["pass"] = 0.5
-        mark = draft.add("pass", [mark], work="select", relation="subset", **same)
-    draft.add("exam", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same)
+        mark = draft.add("pass", [mark], work="select", relation="subset", **of)
+    exam = {"work": "evaluate", "relation": "sink"}
+    draft.add("exam", [mark], every=draw.randint(1, 3), **exam, **of)
     if draw.random() < 0.3:
-        draft.add(
-            "exam2", [mark], work="evaluate", relation="sink", every=draw.randint(1, 3), **same
-        )
+        draft.add("exam2", [mark], every=draw.randint(1, 3), **exam, **of)
 
 
-def _models(draft: Draft) -> tuple[PlannedModel, ...]:
-    draw = draft.draw
+def _models(draft: PlanDraft) -> tuple[PlannedModel, ...]:
     nodes = [*draft.nodes, *draft.trains]
-    found = []
-    for node in draft.trains:
-        for use in node.models:
-            readers = tuple(
-                n.name
-                for n in nodes
-                if any(u.model == use.model and u.access == "read" for u in n.models)
-            )
-            late = {n.name for n in nodes if n.region == "stream"} if draft.lag else set()
-            aliases = tuple(r for r in readers if r not in late and draw.random() < 0.7)
-            found.append(
-                PlannedModel(
-                    name=use.model, base="b", writer=node.name, readers=readers, aliases=aliases
-                )
-            )
+    models = [_trained(draft, node, use) for node in draft.trains for use in node.models]
     followers = tuple(n.name for n in nodes if TARGET in n.models)
-    every = draw.choice((1, 2))
+    every = draft.draw.choice((1, 2))
     if followers:
-        found.append(
-            PlannedModel(
-                name="target", base="b", readers=followers, follows="policy", rate=0.1, every=every
-            )
-        )
-    return tuple(found)
+        target = {"readers": followers, "follows": "policy", "rate": 0.1, "every": every}
+        models.append(PlannedModel(name="target", base="b", **target))
+    return tuple(models)
 
 
-def _recorded(draft: Draft) -> tuple[PlannedInput, ...]:
+def _trained(draft: PlanDraft, node: PlannedNode, use: ModelUse) -> PlannedModel:
+    """The Model that a train node writes; some of its readers share the writer's module."""
+    nodes = [n for n in (*draft.nodes, *draft.trains) if _reads(n, use.model)]
+    soon = [n.name for n in nodes if not (draft.lag and n.region == "stream")]
+    aliases = tuple(name for name in soon if draft.draw.random() < 0.7)
+    readers = tuple(n.name for n in nodes)
+    return PlannedModel(
+        name=use.model, base="b", writer=node.name, readers=readers, aliases=aliases
+    )
+
+
+def _reads(node: PlannedNode, model: str) -> bool:
+    return any((use.model, use.access) == (model, "read") for use in node.models)
+
+
+def _recorded(draft: PlanDraft) -> tuple[PlannedInput, ...]:
     return tuple(
         replace(next(i for i in n.inputs if i.ratio == 1), name=n.name) for n in draft.trains
     )

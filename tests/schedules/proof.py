@@ -33,7 +33,7 @@ from engine.coordinator.messages import (
 from engine.coordinator.refs import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.workers import Simulation, Stored
-from tests.schedules.plans import Case
+from tests.schedules.plans import ScheduleCase
 
 T = TypeVar("T")
 Prompt = tuple[int, int]
@@ -43,7 +43,7 @@ Prompt = tuple[int, int]
 class Expected:
     """The fate of each prompt, from the outcomes of its rows."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: ScheduleCase) -> None:
         self.case = case
         self._rows: dict[tuple[str, Prompt], np.ndarray] = {}
 
@@ -115,7 +115,9 @@ class Past:
 class Proof:
     """A run and what it should have done; past: what it went on from."""
 
-    def __init__(self, case: Case, simulation: Simulation, *, past: Past | None = None) -> None:
+    def __init__(
+        self, case: ScheduleCase, simulation: Simulation, *, past: Past | None = None
+    ) -> None:
         self.case = case
         self.plan = case.plan
         self.run = simulation
@@ -342,19 +344,17 @@ class Proof:
         for message, versions in self.history.trained:
             for name, found in versions.items():
                 if self.plan.node(name).region == "step":
-                    assert set(found) <= {
-                        NO_VERSION,
-                        message.step - 1,
-                    }, f"{name}: {found} in step {message.step}"
+                    assert set(found) <= {NO_VERSION, message.step - 1}, (
+                        f"{name}: {found} in step {message.step}"
+                    )
         for read in (
             self.history.reads if not self.faulty else ()
         ):  # else a Step may have been undone meanwhile
             if read.region != "stream":
                 wanted = read.step - 1 if read.region == "step" else read.step
-                assert (read.first, read.last) == (
-                    wanted,
-                    wanted,
-                ), f"{read} should have seen version {wanted}"
+                assert (read.first, read.last) == (wanted, wanted), (
+                    f"{read} should have seen version {wanted}"
+                )
             assert read.first <= read.last
 
     def batches_full(self) -> None:

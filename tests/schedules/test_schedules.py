@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,21 +16,13 @@ from dataclasses import replace
 import pytest
 
 from engine.coordinator.core import Settings
-from engine.plan.plan import (
-    Fetch,
-    ModelUse,
-    Plan,
-    PlannedInput,
-    PlannedModel,
-    PlannedNode,
-    PlannedSource,
-    with_lags,
-)
+from engine.plan.plan import ModelUse, PlannedModel, PlannedSource, with_lags
 from engine.simulate.behaviour import Outcomes
 from engine.simulate.workers import Simulation, Stored
-from tests.schedules.plans import Case, case
-from tests.schedules.proof import Past, Proof, chunks, contents
-from tests.schedules.weather import begun, ended, prove
+from tests.kit.plans import plan_of, planned_node
+from tests.schedules.plans import ScheduleCase, drawn_case
+from tests.schedules.proof import Past, Proof
+from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
 
 FIRST, END = (int(x) for x in os.environ.get("SCHEDULE_SEEDS", "0:1000").split(":"))
 MANY = [range(start, min(start + 25, END)) for start in range(FIRST, END, 25)]
@@ -43,53 +34,30 @@ ONCE_FAILED = (
 
 
 @contextmanager
-def replayable(seed: int) -> Iterator[Case]:
+def replayable(seed: int) -> Iterator[ScheduleCase]:
     """The case of a seed; a failure says how to see it again."""
     passed = False
     try:
-        yield case(seed)
+        yield drawn_case(seed)
         passed = True
     finally:
         if not passed:
-            print(
-                f"seed {seed} failed; to replay: SCHEDULE_SEEDS={seed}:{seed + 1} pytest"
-                " tests/schedules"
-            )
+            again = f"SCHEDULE_SEEDS={seed}:{seed + 1} pytest tests/schedules"
+            print(f"seed {seed} failed; to replay: {again}")
 
 
 @pytest.mark.parametrize("seeds", MANY, ids=str)
 def test_every_promise_holds(seeds: range) -> None:
     for seed in range(seeds.start + seeds.start % 2, seeds.stop, 2):
-        with replayable(seed) as it:
-            run = ended(begun(it, 0))
-            Proof(it, run).all()
-            if it.synchronous:
-                same_whatever_the_timing(it, run, ended(begun(it, 1)))
-
-
-def same_whatever_the_timing(it: Case, one: Simulation, other: Simulation) -> None:
-    """The same Steps; with whole cohorts also the same chunks, in order where there is one cohort
-    at a time.
-
-    With two sources the run ends when one has ended, wherever the other is.
-    """
-    assert contents(one) == contents(other)
-    if all(n.chunking == "cohort" for n in it.plan.nodes) and len(it.plan.sources) == 1:
-        first, second = chunks(one), chunks(other)
-        assert {n: Counter(c) for n, c in first.items()} == {
-            n: Counter(c) for n, c in second.items()
-        }
-        if all(s.cohort == 0 for s in it.plan.sources) and not any(
-            len(n.workers) > 1 for n in it.plan.nodes
-        ):
-            assert first == second
+        with replayable(seed) as case:
+            prove_undisturbed(case)
 
 
 @pytest.mark.parametrize("seeds", MANY, ids=str)
 def test_workers_that_die_change_nothing(seeds: range) -> None:
     for seed in range(seeds.start + 1 - seeds.start % 2, seeds.stop, 2):
-        with replayable(seed) as it:
-            prove(it)
+        with replayable(seed) as case:
+            prove(case)
 
 
 @pytest.mark.parametrize(
@@ -100,49 +68,44 @@ def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
     Workers die.
     """
     for seed in seeds:
-        it = case(seed, up=True)
-        if seed % 2:
-            prove(it)
-            continue
-        run = ended(begun(it, 0))
-        Proof(it, run).all()
-        if it.synchronous:
-            same_whatever_the_timing(it, run, ended(begun(it, 1)))
+        (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, up=True))
 
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_what_once_failed_holds(seed: int) -> None:
-    prove(case(seed))
+    prove(drawn_case(seed))
 
 
 @pytest.mark.parametrize("seeds", MANY[::8], ids=str)
 def test_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
-        with replayable(seed) as it:
+        with replayable(seed) as case:
             draw = random.Random(seed)
-            it = replace(it, settings=replace(it.settings, checkpoint_every=draw.choice((1, 2))))
-            whole = ended(begun(it, 0))
-            run, past = survived(it, whole, draw)
-            Proof(it, run, past=past).all()
-            if it.synchronous and past is not None:
-                later = {key: rows for key, rows in contents(whole).items() if key[1] > past.step}
-                assert contents(run) == later
+            often = replace(case.settings, checkpoint_every=draw.choice((1, 2)))
+            case = replace(case, settings=often)
+            whole = ended(begun(case, 0))
+            run, past = survived(case, whole, draw)
+            Proof(case, run, past=past).all()
+            if case.synchronous and past is not None:
+                require_same_steps(run, whole, past)
 
 
-def survived(it: Case, whole: Simulation, draw: random.Random) -> tuple[Simulation, Past | None]:
+def survived(
+    case: ScheduleCase, whole: Simulation, draw: random.Random
+) -> tuple[Simulation, Past | None]:
     """The last of some runs, each of which goes on from the last checkpoint of the one before,
     which was killed.
     """
     past: Past | None = None
     stored: Stored | None = None
     for timing in range(1, draw.choice((2, 3)) + 1):
-        run = begun(it, timing, stored)
+        run = begun(case, timing, stored)
         left = draw.randrange(len(whole.history.events))
         run.run(until=lambda run=run, left=left: len(run.history.events) >= left)
         if run.history.stored:
             stored = run.history.stored[-1]
-            past = Proof(it, run, past=past).past_of(stored)
-    return ended(begun(it, 0, stored)), past
+            past = Proof(case, run, past=past).past_of(stored)
+    return ended(begun(case, 0, stored)), past
 
 
 def overtaken(policy: str, max_lag: int, seed: int) -> float:
@@ -152,69 +115,31 @@ def overtaken(policy: str, max_lag: int, seed: int) -> float:
     read, write = (
         ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
     )
-    fields = {"scope": "row", "source": "prompts", "chunking": "ready"}
-    asked = PlannedInput(
-        name="prompt", gate="prompts", fetches=(Fetch(producer="prompts", columns=("x",)),)
-    )
-    rows = PlannedInput(
-        name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),)
-    )
     names = tuple(f"w{i}" for i in range(12))
+    decode = {"work": "decode", "models": (read,), "workers": names}
     nodes = (
-        PlannedNode(
-            name="prompts",
-            operator="prompts",
-            work="source",
-            region="stream",
-            relation="source",
-            **fields,
-        ),
-        PlannedNode(
-            name="rollout",
-            operator="generate",
-            work="decode",
-            region="stream",
-            relation="same",
-            inputs=(asked,),
-            models=(read,),
-            workers=names,
-            **fields,
-        ),
-        PlannedNode(
-            name="learn",
-            operator="train",
-            work="train",
-            region="step",
-            relation="sink",
-            inputs=(rows,),
-            models=(write,),
-            **fields,
+        planned_node("prompts", work="source", relation="source", chunking="ready"),
+        planned_node("rollout", "prompts", chunking="ready", **decode),
+        planned_node(
+            "learn", "rollout", work="train", region="step", relation="sink", models=(write,)
         ),
     )
     source = PlannedSource(name="prompts", batch=3, max_lag=max_lag, intake=policy, cohort=1)
     model = PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",))
-    plan = Plan(
-        graph="g",
-        digest="",
-        seed=0,
-        nodes=with_lags(nodes, (source,)),
-        sources=(source,),
-        models=(model,),
-    )
-    it = Case(
-        seed=seed, plan=plan, settings=Settings(steps=15), rows={"prompts": 99}, outcomes=Outcomes()
-    )
-    run = ended(begun(it, seed))
-    Proof(it, run).all()
-    return max(c.metrics["policy/lag/max"] for c in Proof(it, run).steps.values() if c.metrics)
+    plan = plan_of(*with_lags(nodes, (source,)), sources=(source,), models=(model,))
+    how = {"settings": Settings(steps=15), "rows": {"prompts": 99}, "outcomes": Outcomes()}
+    case = ScheduleCase(seed=seed, plan=plan, **how)
+    run = ended(begun(case, seed))
+    proof = Proof(case, run)
+    proof.all()
+    return max(c.metrics["policy/lag/max"] for c in proof.steps.values() if c.metrics)
 
 
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_exact_and_drop_bound_what_admission_alone_does_not(max_lag: int) -> None:
-    lags = {
-        p: [overtaken(p, max_lag, seed) for seed in range(8)]
-        for p in ("exact", "drop", "admission")
+    greatest = {
+        policy: max(overtaken(policy, max_lag, seed) for seed in range(8))
+        for policy in ("exact", "drop", "admission")
     }
-    assert max(lags["admission"]) > max_lag
-    assert max(lags["exact"]) == max_lag
-    assert max(lags["drop"]) == max_lag
+    assert greatest["admission"] > max_lag
+    assert greatest["exact"] == greatest["drop"] == max_lag

@@ -13,8 +13,8 @@ import asyncio
 import builtins
 import contextlib
 import ctypes
-import decimal
 import faulthandler
+import importlib
 import json
 import os
 import re
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ BAD: dict[str, tuple[str, Bad]] = {}
 """By name: what is said of it, a regular expression (empty: it does no harm), and what it does,
 given completions and log_metric.
 """
+
+
+BROKE = "broke the connection to its process: "
 
 
 def good(completions: list[str]) -> list[float]:
@@ -45,12 +49,9 @@ def bad(said: str) -> Callable[[Bad], Callable[..., Any]]:
     """One more kind; the name is then that of its reward function."""
 
     def keep(does: Bad) -> Callable[..., Any]:
-        def reward(
-            prompts: list[str], completions: list[str], log_metric: Any, **columns: Any
-        ) -> Any:
-            if any(prompt.endswith("!") for prompt in prompts):
-                return does(completions, log_metric)
-            return good(completions)
+        def reward(prompts: list[str], completions: list[str], log_metric: Any, **_: Any) -> Any:
+            wrong = any(prompt.endswith("!") for prompt in prompts)
+            return does(completions, log_metric) if wrong else good(completions)
 
         BAD[does.__name__] = said, does
         reward.__name__, reward.__qualname__ = does.__name__, does.__qualname__
@@ -66,16 +67,6 @@ def any_kind(prompts: list[str], completions: list[str], log_metric: Any, **colu
 
 
 # --- what it raises -------------------------------------------------------------------------------
-
-
-@bad("raised ZeroDivisionError: division by zero")
-def raises(completions: list[str], log_metric: Any) -> Any:
-    return 1 / 0
-
-
-@bad("raised SystemExit: 0")
-def exits(completions: list[str], log_metric: Any) -> Any:
-    sys.exit(0)
 
 
 @bad("raised KeyboardInterrupt")
@@ -131,42 +122,7 @@ def wants_more_memory_than_there_is(completions: list[str], log_metric: Any) -> 
     return [bytearray(1 << 40)]
 
 
-@bad("raised ModuleNotFoundError: No module named 'no_such_library'")
-def imports_what_is_not_there(completions: list[str], log_metric: Any) -> Any:
-    return __import__("no_such_library")
-
-
-@bad("raised UnicodeEncodeError")
-def raises_with_half_a_character(completions: list[str], log_metric: Any) -> Any:
-    return "\udc80".encode()
-
-
 # --- how its process ends -------------------------------------------------------------------------
-
-
-@bad("lost its process, which ended with exit code 0")
-def ends_at_once(completions: list[str], log_metric: Any) -> Any:
-    os._exit(0)
-
-
-@bad("lost its process, which was killed by SIGKILL")
-def kills_itself(completions: list[str], log_metric: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@bad("lost its process, which was killed by SIGSEGV")
-def crashes(completions: list[str], log_metric: Any) -> Any:
-    ctypes.string_at(0)
-
-
-@bad("lost its process, which was killed by SIGABRT")
-def aborts(completions: list[str], log_metric: Any) -> Any:
-    os.abort()
-
-
-@bad("timed out")
-def stops_itself(completions: list[str], log_metric: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @bad("timed out after")  # a signal that asks a run to stop means nothing to the keeper
@@ -185,11 +141,6 @@ def kills_its_keeper(completions: list[str], log_metric: Any) -> Any:
 def stops_its_keeper(completions: list[str], log_metric: Any) -> Any:
     os.kill(os.getppid(), signal.SIGSTOP)
     return good(completions)
-
-
-@bad("lost its process, which was killed by SIGKILL|timed out")
-def kills_its_group(completions: list[str], log_metric: Any) -> Any:
-    os.killpg(0, signal.SIGKILL)
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -231,85 +182,7 @@ def waits_for_a_lock(completions: list[str], log_metric: Any) -> Any:
         return None
 
 
-# --- what it returns ------------------------------------------------------------------------------
-
-
-@bad("returned 0 values for 1 completions")
-def returns_too_few(completions: list[str], log_metric: Any) -> Any:
-    return good(completions)[1:]
-
-
-@bad("returned 2 values for 1 completions")
-def returns_too_many(completions: list[str], log_metric: Any) -> Any:
-    return [*good(completions), 1.0]
-
-
-@bad("returned generator")
-def returns_a_generator(completions: list[str], log_metric: Any) -> Any:
-    return (1.0 for _ in completions)
-
-
-@bad("returned dict")
-def returns_a_dict(completions: list[str], log_metric: Any) -> Any:
-    return dict(enumerate(good(completions)))
-
-
-@bad("returned NoneType")
-def returns_nothing(completions: list[str], log_metric: Any) -> Any:
-    return None
-
-
-def returns_nones(prompts: list[str], completions: list[str], **columns: Any) -> Any:
-    """For its row alone, as None is an answer like any other."""
-    return [
-        None if p.endswith("!") else worth
-        for p, worth in zip(prompts, good(completions), strict=True)
-    ]
-
-
-BAD["returns_nones"] = "returned None", lambda completions, log_metric: [None] * len(completions)
-
-
-@bad(r"returned nan as value")
-def returns_nan(completions: list[str], log_metric: Any) -> Any:
-    return [float("nan")] * len(completions)
-
-
-@bad(r"returned inf as value")
-def returns_inf(completions: list[str], log_metric: Any) -> Any:
-    return [decimal.Decimal("Infinity")] * len(completions)
-
-
-@bad(r"returned 1e\+300 as value")
-def returns_more_than_a_float32(completions: list[str], log_metric: Any) -> Any:
-    return [1e300] * len(completions)
-
-
-@bad(r"returned 1000000.* as value")
-def returns_a_huge_int(completions: list[str], log_metric: Any) -> Any:
-    return [10**1000] * len(completions)
-
-
-@bad(r"returned '1.0' as value")
-def returns_texts(completions: list[str], log_metric: Any) -> Any:
-    return ["1.0"] * len(completions)
-
-
-@bad(r"returned str")
-def returns_one_text(completions: list[str], log_metric: Any) -> Any:
-    return "1" * len(completions)
-
-
-@bad(r"returned \[1.0\] as value")
-def returns_nested_lists(completions: list[str], log_metric: Any) -> Any:
-    return [[1.0]] * len(completions)
-
-
-@bad(r"returned an array of shape \(1, 1\)")
-def returns_a_matrix(completions: list[str], log_metric: Any) -> Any:
-    import numpy
-
-    return numpy.ones((len(completions), 1))
+# --- what a single expression does ----------------------------------------------------------------
 
 
 class Endless(list[float]):
@@ -318,26 +191,72 @@ class Endless(list[float]):
             yield 1.0
 
 
-@bad("of length 1 with another number of values")
-def returns_what_lies_about_its_length(completions: list[str], log_metric: Any) -> Any:
-    return Endless(good(completions))
+LOST = "lost its process, which was killed by "
+SIMPLE: dict[str, tuple[str, Callable[[list[str]], Any]]] = {
+    "raises": ("raised ZeroDivisionError: division by zero", lambda texts: 1 / 0),
+    "exits": ("raised SystemExit: 0", lambda texts: sys.exit(0)),
+    "raises_with_half_a_character": ("raised UnicodeEncodeError", lambda texts: "\udc80".encode()),
+    "imports_what_is_not_there": (
+        "raised ModuleNotFoundError: No module named 'no_such_library'",
+        lambda texts: importlib.import_module("no_such_library"),
+    ),
+    "ends_at_once": ("lost its process, which ended with exit code 0", lambda texts: os._exit(0)),
+    "kills_itself": (LOST + "SIGKILL", lambda texts: os.kill(os.getpid(), signal.SIGKILL)),
+    "kills_its_group": (LOST + "SIGKILL|timed out", lambda texts: os.killpg(0, signal.SIGKILL)),
+    "crashes": (LOST + "SIGSEGV", lambda texts: ctypes.string_at(0)),
+    "aborts": (LOST + "SIGABRT", lambda texts: os.abort()),
+    "stops_itself": ("timed out", lambda texts: os.kill(os.getpid(), signal.SIGSTOP)),
+    "returns_too_few": ("returned 0 values for 1 completions", lambda texts: good(texts)[1:]),
+    "returns_too_many": ("returned 2 values for 1 completions", lambda texts: [*good(texts), 1.0]),
+    "returns_a_generator": ("returned generator", lambda texts: (1.0 for _ in texts)),
+    "returns_a_dict": ("returned dict", lambda texts: dict(enumerate(good(texts)))),
+    "returns_nothing": ("returned NoneType", lambda texts: None),
+    "returns_nan": ("returned nan as value", lambda texts: [float("nan")] * len(texts)),
+    "returns_inf": ("returned inf as value", lambda texts: [Decimal("Infinity")] * len(texts)),
+    "returns_more_than_a_float32": (
+        r"returned 1e\+300 as value",
+        lambda texts: [1e300] * len(texts),
+    ),
+    "returns_a_huge_int": (r"returned 1000000.* as value", lambda texts: [10**1000] * len(texts)),
+    "returns_texts": ("returned '1.0' as value", lambda texts: ["1.0"] * len(texts)),
+    "returns_one_text": ("returned str", lambda texts: "1" * len(texts)),
+    "returns_nested_lists": (r"returned \[1.0\] as value", lambda texts: [[1.0]] * len(texts)),
+    "returns_a_matrix": (
+        r"returned an array of shape \(1, 1\)",
+        lambda texts: numpy().ones((len(texts), 1)),
+    ),
+    "returns_what_lies_about_its_length": (
+        "of length 1 with another number of values",
+        lambda texts: Endless(good(texts)),
+    ),
+    "returns_bools": ("", lambda texts: [True] * len(texts)),
+    "returns_numpy": ("", lambda texts: numpy().ones(len(texts), "float16")),
+    "returns_decimals": ("", lambda texts: tuple(Decimal("0.5") for _ in texts)),
+}
 
 
-@bad("")
-def returns_bools(completions: list[str], log_metric: Any) -> Any:
-    return [True] * len(completions)
+def numpy() -> Any:
+    return importlib.import_module("numpy")
 
 
-@bad("")
-def returns_numpy(completions: list[str], log_metric: Any) -> Any:
-    import numpy
+def _simple(name: str, make: Callable[[list[str]], Any]) -> Bad:
+    def does(completions: list[str], log_metric: Any) -> Any:
+        return make(completions)
 
-    return numpy.ones(len(completions), numpy.float16)
+    does.__name__ = does.__qualname__ = name
+    return does
 
 
-@bad("")
-def returns_decimals(completions: list[str], log_metric: Any) -> Any:
-    return tuple(decimal.Decimal("0.5") for _ in completions)
+globals().update({name: bad(said)(_simple(name, make)) for name, (said, make) in SIMPLE.items()})
+
+
+def returns_nones(prompts: list[str], completions: list[str], **columns: Any) -> Any:
+    """For its row alone, as None is an answer like any other."""
+    worth = zip(prompts, good(completions), strict=True)
+    return [None if prompt.endswith("!") else number for prompt, number in worth]
+
+
+BAD["returns_nones"] = "returned None", lambda completions, log_metric: [None] * len(completions)
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -392,7 +311,7 @@ def closes_everything(completions: list[str], log_metric: Any) -> Any:
     return good(completions)
 
 
-@bad("broke the connection to its process: b'rubbish")
+@bad(BROKE + "b'rubbish")
 def writes_rubbish_everywhere(completions: list[str], log_metric: Any) -> Any:
     for descriptor in range(1, 256):
         with contextlib.suppress(OSError):
@@ -407,26 +326,26 @@ def forge(number: int, size: int, body: bytes, pid: int | None = None) -> None:
             socket.socket(fileno=os.dup(descriptor)).sendall(head + body)
 
 
-@bad("broke the connection to its process: an answer to call 77 came")
+@bad(BROKE + "an answer to call 77 came")
 def answers_another_call(completions: list[str], log_metric: Any) -> Any:
     forge(77, 1, b"\x80")
     return good(completions)
 
 
-@bad("broke the connection to its process: an answer (of 1099511627776 bytes|to call)")
+@bad(BROKE + "an answer (of 1099511627776 bytes|to call)")
 def answers_with_a_terabyte(completions: list[str], log_metric: Any) -> Any:
     for number in range(1, 9):
         forge(number, 1 << 40, b"")
     return good(completions)
 
 
-@bad("broke the connection to its process: process 1, which it had forked")
+@bad(BROKE + "process 1, which it had forked")
 def answers_as_another(completions: list[str], log_metric: Any) -> Any:
     forge(2, 1, b"\x80", pid=1)
     return good(completions)
 
 
-@bad(r"broke the connection to its process: process \d+, which it had forked, answered, too")
+@bad(BROKE + r"process \d+, which it had forked, answered, too")
 def forks_and_the_child_answers(completions: list[str], log_metric: Any) -> Any:
     ended, theirs = os.pipe()
     if os.fork() == 0:
@@ -436,10 +355,7 @@ def forks_and_the_child_answers(completions: list[str], log_metric: Any) -> Any:
     return good(completions)
 
 
-@bad(
-    r"broke the connection to its process: process \d+, which it had forked, answered, too|lost its"
-    r" process"
-)
+@bad(BROKE + r"process \d+, which it had forked, answered, too|lost its process")
 def forks_and_only_the_child_answers(completions: list[str], log_metric: Any) -> Any:
     if os.fork() == 0:
         return [9.0] * len(completions)
@@ -450,11 +366,8 @@ def stay() -> None:
     """A child, a session of its own, a daemon that holds standard output, one that ignores SIGTERM,
     and threads.
     """
-    asleep = [
-        sys.executable,
-        "-c",
-        "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()",
-    ]
+    code = "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
+    asleep = [sys.executable, "-c", code]
     subprocess.Popen(asleep)
     subprocess.Popen(asleep, start_new_session=True)
     if os.fork() == 0:

@@ -14,47 +14,47 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
-import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Keys
 from dataflow.errors import DataflowError
-from dataflow.kernel import Chunk, KernelNode, Layout
-from dataflow.schema import Completion
 from operators.kernels.scoring import Reward
+from tests.kit.processes import (
+    COMMAND_LINE,
+    MARK,
+    ROOT,
+    call_python,
+    kill,
+    limited,
+    marked,
+    new_mark,
+    start_python,
+)
+from tests.kit.scoring import answers, scoring
 from tests.torture import bad_rewards
 from tests.torture.bad_rewards import BAD
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import CaseResult, timed
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = re.compile(r'File "[^"]*/(operators|engine|dataflow)/')
 CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 SECONDS = 1.5
 """For a call of a function that does not come back."""
 LATE = 120.0
 """For a command."""
-COMMAND = [sys.executable, "-c", "import sys; from engine.cli import main; sys.exit(main())"]
 SHORT_RUNS = ("raises", "leaves_helpers_and_kills_its_keeper")
 SHORT_FILES = ("a syntax error", "an exit while it is imported")
 RUNS = 16
 """Kinds that the whole form gives to the command line."""
 FILES = {
     "a syntax error": ("def f(completions:\n", "SyntaxError"),
-    "a module that is not there": (
-        "import no_such_library\ndef f(completions): ...\n",
-        "no_such_library",
-    ),
+    "a module that is not there": ("import no_such_library\nf = 5\n", "no_such_library"),
     "an exit while it is imported": ("import sys\nsys.exit(0)\n", r"sys.exit\(0\)"),
     "no such function": ("def g(completions): ...\n", "no function 'f'"),
     "no function": ("f = 5\n", "no function 'f'"),
@@ -65,133 +65,96 @@ FILES = {
 """Files of rewards that cannot be: their text, and what is said of them."""
 
 
-def torture(short: bool, seed: int) -> list[Outcome]:
+def torture(short: bool, seed: int) -> list[CaseResult]:
     """Every kind; the seed chooses which of them the command line is given."""
-    with tempfile.TemporaryDirectory(prefix="rewards-") as made, ThreadPoolExecutor(2) as pool:
-        commands = Commands(Path(made), pool)
+    with tempfile.TemporaryDirectory(prefix="rewards-") as place, ThreadPoolExecutor(2) as pool:
+        commands = Commands(Path(place), pool)
         kinds = SHORT_RUNS if short else random.Random(seed).sample(sorted(BAD), RUNS)
         files = SHORT_FILES if short else tuple(FILES)
         asked = [commands.file(name) for name in files] + [commands.run(kind) for kind in kinds]
-        found = in_one_kernel() if short else [in_its_own_kernel(kind) for kind in BAD]
-        return [*found, *(each.result() for each in asked)]
+        results = in_one_kernel() if short else [in_its_own_kernel(kind) for kind in BAD]
+        return [*results, *(each.result() for each in asked)]
 
 
 # --- the kernel -----------------------------------------------------------------------------------
 
 
-class Session:
-    """As much of the engine as the kernel needs."""
-
-    seed, rank, world, group = 0, 0, 1, None
-
-    def __init__(self) -> None:
-        self.tombstones: dict[int, str] = {}
-
-    def metric(self, name: str, value: float, count: float = 1.0) -> None:
-        """Not kept."""
-
-    def tombstone(self, key: tuple[int, int, int], error: str) -> None:
-        """By position."""
-        self.tombstones[key[0]] = error
-
-    def row_seeds(self, keys: Keys) -> np.ndarray:
-        """Nothing is drawn."""
-        return np.zeros(len(keys), np.uint64)
-
-    def module(self, model: Any, make: Callable[[], Any]) -> Any:
-        """No model."""
-        return make()
-
-    def allocate(self, count: int, dtype: Any) -> np.ndarray:
-        """Ordinary memory."""
-        return np.empty(count, dtype)
-
-
-@contextmanager
-def hosted(fn: Callable[..., Any], policy: str) -> Iterator[tuple[Reward, Session]]:
-    kernel, session = Reward(), Session()
-    params = {"fns": (fn,), "timeout": SECONDS, "on_error": policy}
-    try:
-        kernel.open(KernelNode(name="score", operator="reward", params=params), Layout(), session)
-        yield kernel, session
-    finally:
-        kernel.close()
-
-
-def chunk(prompts: list[str]) -> Chunk:
-    rows = len(prompts)
-    ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))
-    columns = {"prompt": prompts, "completion": ["abc"] * rows, "completion_ids": ids}
-    return Chunk(
-        id=1,
-        step=3,
-        keys=Keys.of(range(rows)),
-        inputs={"rows": Batch.make(Keys.of(range(rows)), columns, Completion)},
-    )
-
-
 def scored(kernel: Reward, prompts: list[str]) -> list[int]:
     """Positions of the rows that have a reward."""
-    return [int(at) for batch in kernel.run(chunk(prompts)) for at in batch.keys.position]
+    rows = len(prompts)
+    chunk = answers(["abc"] * rows, Keys.of(range(rows)), prompt=prompts)
+    return [int(at) for batch in kernel.run(chunk) for at in batch.keys.position]
 
 
-def in_one_kernel() -> list[Outcome]:
+open_for = partial(scoring, timeout=SECONDS)
+
+
+def in_one_kernel() -> list[CaseResult]:
     """Each kind as one row, in one function; after it a row that is right."""
-    found = []
-    with marked() as mark, hosted(bad_rewards.any_kind, "drop_group") as (kernel, session):
-        for kind, (said, _) in BAD.items():
-            begun = time.monotonic()
+    results = []
+    with (
+        all_marked() as mark,
+        open_for(bad_rewards.any_kind, on_error="drop_group") as (kernel, session),
+    ):
+
+        def as_one_row(kind: str) -> tuple[str, str]:
             session.tombstones.clear()
-            kept = scored(kernel, [f"{kind}!"])
-            told = session.tombstones.get(0, "")
-            problem = (
-                judged(told, said, "any_kind", "row 0/0")
-                if said
-                else ("" if kept == [0] else f"lost: {told}")
-            )
+            kept, said = scored(kernel, [f"{kind}!"]), BAD[kind][0]
+            told = session.failed.get((0, 0, 0), "")
+            problem = judged(told, said, "any_kind", "row 0/0") if said else ""
+            if not said and kept != [0]:
+                problem = f"lost: {told}"
             if not problem and scored(kernel, ["right"]) != [0]:
-                problem = f"the next row was lost: {session.tombstones}"
-            found.append(outcome(f"row: {kind}", problem, told, begun))
-    left = processes(mark)
-    return [
-        *found,
-        outcome(
-            "nothing is left", f"processes are left: {left}" if left else "", "", time.monotonic()
-        ),
-    ]
+                problem = f"the next row was lost: {session.failed}"
+            return problem, first_line(told)
+
+        for kind in BAD:
+            results.append(timed("rewards", f"row: {kind}", partial(as_one_row, kind)))
+    return [*results, timed("rewards", "nothing is left", lambda: (left_of(mark), ""))]
 
 
-def in_its_own_kernel(kind: str) -> Outcome:
+def in_its_own_kernel(kind: str) -> CaseResult:
     """One bad row between two others: it alone is given up; and where the policy is to stop, that
     names it, too.
     """
-    begun, said = time.monotonic(), BAD[kind][0]
-    prompts = ["right", "wrong!", "right"]
-    told = ""
-    with marked() as mark:
-        with hosted(getattr(bad_rewards, kind), "drop_group") as (kernel, session):
-            kept = scored(kernel, prompts)
-            told = session.tombstones.get(1, "")
-            problem = judged(told, said, kind, "row 1/0") if said else ""
-            wanted = [0, 2] if said else [0, 1, 2]
-            problem = problem or ("" if kept == wanted else f"rows {kept} are there, of {wanted}")
-        if said and not problem:
-            with hosted(getattr(bad_rewards, kind), "stop") as (kernel, _):
-                try:
-                    problem = f"it went on with rows {scored(kernel, prompts)}"
-                except DataflowError as error:
-                    problem = judged(str(error), said, kind, "row 1/0")
-        left = processes(mark)
-    return outcome(
-        f"kernel: {kind}", problem or (f"processes are left: {left}" if left else ""), told, begun
-    )
+
+    def both_policies() -> tuple[str, str]:
+        with all_marked() as mark:
+            problem, told = dropped(kind)
+            if not problem and BAD[kind][0]:
+                problem = stopped(kind)
+            return problem or left_of(mark), first_line(told)
+
+    return timed("rewards", f"kernel: {kind}", both_policies)
+
+
+PROMPTS = ["right", "wrong!", "right"]
+
+
+def dropped(kind: str) -> tuple[str, str]:
+    """What is wrong where the row is given up, and what was said of it."""
+    said = BAD[kind][0]
+    with open_for(getattr(bad_rewards, kind), on_error="drop_group") as (kernel, session):
+        kept, told = scored(kernel, PROMPTS), session.failed.get((1, 0, 0), "")
+    wanted = [0, 2] if said else [0, 1, 2]
+    problem = judged(told, said, kind, "row 1/0") if said else ""
+    return problem or ("" if kept == wanted else f"rows {kept} are there, of {wanted}"), told
+
+
+def stopped(kind: str) -> str:
+    """What is wrong where the row stops the run."""
+    with open_for(getattr(bad_rewards, kind), on_error="stop") as (kernel, _):
+        try:
+            return f"it went on with rows {scored(kernel, PROMPTS)}"
+        except DataflowError as error:
+            return judged(str(error), BAD[kind][0], kind, "row 1/0")
 
 
 def judged(told: str, said: str, function: str, row: str) -> str:
     """What is wrong with a message; empty where nothing is."""
     if not re.search(said, told):
         return f"expected {said!r}, found {told[:300]!r}"
-    missing = [part for part in (f"{function}", row, "Fix: ") if part not in told]
+    missing = [part for part in (function, row, "Fix: ") if part not in told]
     if missing:
         return f"{missing} is not in {told[:300]!r}"
     if len(told) > 100_000:
@@ -207,6 +170,12 @@ def shown_wrongly(told: str) -> str:
     return ""
 
 
+def first_line(text: str) -> str:
+    """The line that says what it was."""
+    lines = [line for line in text.splitlines() if " printed" not in line]
+    return next((line for line in lines if "Fix: " in line), lines[-1] if lines else "")
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -219,138 +188,75 @@ class Commands:
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         self._model = pool.submit(self._make_model)
 
-    def run(self, kind: str) -> Future[Outcome]:
+    def _make_model(self) -> None:
+        done = call_python(ROOT / "examples" / "tiny.py", cwd=self._folder)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, kind: str) -> Future[CaseResult]:
         """Train on rows of which one is bad."""
-        return self._pool.submit(self._run, kind)
+        return self._pool.submit(timed, "rewards", f"command: {kind}", partial(self._run, kind))
 
-    def file(self, name: str) -> Future[Outcome]:
+    def file(self, name: str) -> Future[CaseResult]:
         """Check a graph whose reward is in a file that cannot be."""
-        return self._pool.submit(self._file, name)
+        return self._pool.submit(timed, "rewards", f"file: {name}", partial(self._file, name))
 
-    def _run(self, kind: str) -> Outcome:
-        self._model.result()
-        begun, said = time.monotonic(), BAD[kind][0]
-        code, out, err, left = self._called("run", f"{bad_rewards.__file__}:{kind}", f"run_{kind}")
-        problem = self._ended(code, 3 if said else 0, err, left)
+    def _run(self, kind: str) -> tuple[str, str]:
+        said = BAD[kind][0]
+        how = f"--steps 2 --name run_{kind} --threads 1 --no-progress"
+        done, left = self._called("run", f"{bad_rewards.__file__}:{kind}", how)
+        wanted, problem = 3 if said else 0, left
+        if done.returncode != wanted:
+            found = f"exit code {done.returncode}, expected {wanted}"
+            problem = f"{found}: {done.stderr[-300:]!r}"
         if said and not problem:
-            problem = judged(err, said, kind, "row ")
-        return outcome(
-            f"command: {kind}", problem or shown_wrongly(out + err), _first(err or out), begun
-        )
+            problem = judged(done.stderr, said, kind, "row ")
+        shown = shown_wrongly(done.stdout + done.stderr)
+        return problem or shown, first_line(done.stderr or done.stdout)
 
-    def _file(self, name: str) -> Outcome:
-        self._model.result()
-        begun, (text, said) = time.monotonic(), FILES[name]
+    def _file(self, name: str) -> tuple[str, str]:
+        text, said = FILES[name]
         file = self._folder / f"file_{uuid.uuid4().hex}.py"
         file.write_text(text)
-        code, out, err, left = self._called("check", f"{file}:f", "")
-        problem = "" if re.search(said, err) else f"expected {said!r}, found {err[-300:]!r}"
-        problem = (
-            problem or ("" if code in (1, 2) else f"exit code {code}") or shown_wrongly(out + err)
-        )
-        return outcome(
-            f"file: {name}", problem or (f"left: {left}" if left else ""), _first(err), begun
-        )
+        done, left = self._called("check", f"{file}:f")
+        problem = shown_wrongly(done.stdout + done.stderr) or left
+        if done.returncode not in (1, 2):
+            problem = f"exit code {done.returncode}"
+        if not re.search(said, done.stderr):
+            problem = f"expected {said!r}, found {done.stderr[-300:]!r}"
+        return problem, first_line(done.stderr)
 
-    def _called(self, command: str, function: str, run: str) -> tuple[int, str, str, list[int]]:
-        flags = [
-            "--base",
-            "runs/tiny/model",
-            "--data",
-            "rows.jsonl",
-            "--reward-fn",
-            function,
-            "--n",
-            "2",
-        ]
-        flags += ["--batch", "2", "--max-tokens", "3"]
-        flags += (
-            ["--steps", "2", "--name", run, "--threads", "1", "--no-progress"]
-            if command == "run"
-            else []
-        )
-        mark = uuid.uuid4().hex
-        made = subprocess.Popen(
-            [*COMMAND, command, "graphs.grpo:grpo", *flags],
-            cwd=self._folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        try:
-            out, err = made.communicate(timeout=LATE)
-        except subprocess.TimeoutExpired:
-            made.kill()
-            return -1, "", f"it had not ended after {LATE:g} s", processes(mark)
-        finally:
-            left = processes(mark)
-            end(mark)
-        return made.returncode, out, err, left
-
-    @staticmethod
-    def _ended(code: int, wanted: int, err: str, left: Sequence[int]) -> str:
-        if code != wanted:
-            return f"exit code {code}, expected {wanted}: {err[-300:]!r}"
-        return f"processes are left: {left}" if left else ""
-
-    def _make_model(self) -> None:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            [sys.executable, str(ROOT / "examples" / "tiny.py")],
-            cwd=self._folder,
-            env=environment,
-            check=True,
-            capture_output=True,
-        )
-
-
-def _first(text: str) -> str:
-    """The line that says what it was."""
-    lines = [line for line in text.splitlines() if " printed" not in line]
-    return next((line for line in lines if "Fix: " in line), lines[-1] if lines else "")
-
-
-def outcome(case: str, problem: str, told: str, begun: float) -> Outcome:
-    return Outcome(
-        part="rewards",
-        case=case,
-        fault=problem,
-        said=_first(told)[:300],
-        seconds=time.monotonic() - begun,
-    )
+    def _called(
+        self, command: str, function: str, more: str = ""
+    ) -> tuple[subprocess.CompletedProcess[str], str]:
+        """The command at its end, and which processes are left of it."""
+        self._model.result()
+        base = "--base runs/tiny/model --data rows.jsonl --n 2 --batch 2 --max-tokens 3"
+        words = [command, "graphs.grpo:grpo", "--reward-fn", function, *f"{base} {more}".split()]
+        mark = new_mark()
+        own = {"cwd": self._folder, "env": {MARK: mark}}
+        with limited(start_python("-c", COMMAND_LINE, *words, **own), LATE) as process:
+            out, err = process.communicate()
+        left = left_of(mark)
+        kill(marked(mark))
+        return subprocess.CompletedProcess(words, process.returncode, out, err), left
 
 
 # --- what is left ---------------------------------------------------------------------------------
 
-MARK = "DATAFLOW_TORTURE"
-
 
 @contextmanager
-def marked() -> Iterator[str]:
+def all_marked() -> Iterator[str]:
     """A mark in the environment of what this thread starts by the kernel; what has it still is
     killed afterwards.
     """
-    mark = os.environ[MARK] = uuid.uuid4().hex
+    mark = os.environ[MARK] = new_mark()
     try:
         yield mark
     finally:
         del os.environ[MARK]
-        end(mark)
+        kill(marked(mark))
 
 
-def end(mark: str) -> None:
-    for pid in processes(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def processes(mark: str) -> list[int]:
-    """Processes with this mark in their environment, this one excepted, the dead excepted."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"{MARK}={mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
-    return [pid for pid in found if pid != os.getpid()]
+def left_of(mark: str) -> str:
+    left = marked(mark)
+    return f"processes are left: {left}" if left else ""

@@ -35,18 +35,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.chaos import kills
-from tests.torture.outcome import Outcome
+from engine.checkpoint.store import CheckpointStore
+from tests.chaos.kills import REPEATED
+from tests.kit.nothing_left import require_gone, shared_memory
+from tests.kit.processes import COMMAND_LINE, MARK, ended_within, kill, marked, start_python
+from tests.kit.runs import (
+    column,
+    require_each_row_once,
+    require_same_numbers,
+    steps_recorded,
+    steps_stored,
+)
+from tests.kit.tiny_runs import save_tiny_inputs
+from tests.torture.outcome import CaseResult, timed
 
 STEPS, BATCH, SAMPLES = 8, 4, 2
 _SECONDS_OF_RESUME = 150.0
-_CALL = "import sys; from engine.cli import main; sys.exit(main())"
-_REWARD = (
-    "def vowels(completions, **columns):\n    return [sum(c in 'aeiouAEIOU' for c in t) / 6 for t"
-    " in completions]\n"
-)
+_REWARD = """def vowels(completions, **columns):
+    return [sum(letter in 'aeiouAEIOU' for letter in text) / 6 for text in completions]
+"""
 _GRAPH = """from operators.data import prompts
 from operators.generate import generate
 from operators.reward import reward
@@ -65,7 +75,8 @@ def evaluated(folder: str):
     policy = Model("policy", folder + "/model", trainable=True)
     held_out = prompts(folder + "/test.parquet", shuffle=False, name="held_out")
     answers = generate(policy, held_out, max_tokens=6, temperature=0.0, name="answers")
-    return plain(folder).extend(evaluate(policy, reward(vowels, answers, name="marks"), every=3, keep_best=1))
+    marks = reward(vowels, answers, name="marks")
+    return plain(folder).extend(evaluate(policy, marks, every=3, keep_best=1))
 """
 
 
@@ -93,7 +104,7 @@ WHEN = ("start", "begin", "step", "checkpoint", "end", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class SignalCase:
     """sent: what; when: at which moment; group: to the whole process group, as a terminal and a
     batch system do.
     """
@@ -110,12 +121,10 @@ class Case:
 
 
 @dataclass(kw_only=True)
-class Trial:
-    """A case as it is carried out. mark: as in tests/chaos/kills.py, by which its processes are
-    found.
-    """
+class SignalledRun:
+    """A case as it is carried out. mark: by which its processes are found."""
 
-    case: Case
+    case: SignalCase
     folder: Path
     runs: Path
     mark: str
@@ -131,18 +140,14 @@ class Trial:
         return self.runs / "temporary"
 
 
-def cases(seed: int, count: int) -> Iterator[Case]:
+def cases(seed: int, count: int) -> Iterator[SignalCase]:
     """Every kind, every signal and every moment in turn, at random beside each other."""
     draw = random.Random(seed)
-    kinds, sent, when = (_in_turn(draw, names) for names in (tuple(KINDS), SENT, WHEN))
+    in_turn = [_in_turn(draw, names) for names in (tuple(KINDS), SENT, WHEN)]
     for number in range(count):
-        yield Case(
-            kind=next(kinds),
-            sent=next(sent),
-            when=next(when),
-            group=draw.random() < 0.5,
-            seed=seed * 1000 + number,
-        )
+        kind, sent, when = (next(names) for names in in_turn)
+        drawn = {"kind": kind, "sent": sent, "when": when, "group": draw.random() < 0.5}
+        yield SignalCase(seed=seed * 1000 + number, **drawn)
 
 
 def _in_turn(draw: random.Random, names: tuple[str, ...]) -> Iterator[str]:
@@ -150,71 +155,64 @@ def _in_turn(draw: random.Random, names: tuple[str, ...]) -> Iterator[str]:
         yield from draw.sample(names, len(names))
 
 
-def torture(short: bool, seed: int) -> list[Outcome]:
+def torture(short: bool, seed: int) -> list[CaseResult]:
     """Short: 2 cases, each of another kind and signal; else 60. Two at a time, after what they are
     compared with.
     """
-    found = list(cases(seed, 2 if short else 60))
-    with tempfile.TemporaryDirectory(prefix="torture_") as made, ThreadPoolExecutor(2) as pool:
-        folder = Path(made)
+    drawn = list(cases(seed, 2 if short else 60))
+    with tempfile.TemporaryDirectory(prefix="torture_") as place, ThreadPoolExecutor(2) as pool:
+        folder = Path(place)
         _prepare(folder)
-        names = list(
-            dict.fromkeys(_compared_with(case.kind) for case in found if KINDS[case.kind].exact)
-        )
-        references = dict(
-            zip(names, pool.map(lambda name: _reference(folder, name), names), strict=True)
-        )
-        return list(pool.map(lambda case: _outcome(case, folder, references), found))
+        exact = [case.kind for case in drawn if KINDS[case.kind].exact]
+        names = list(dict.fromkeys(map(_compared_with, exact)))
+        made = pool.map(partial(_reference, folder), names)
+        references = dict(zip(names, made, strict=True))
+        return list(pool.map(lambda case: _result(case, folder, references), drawn))
 
 
 def _prepare(folder: Path) -> None:
-    kills.make_data(folder)
+    save_tiny_inputs(folder)
     (folder / "torture_rewards.py").write_text(_REWARD, encoding="ascii")
     (folder / "torture_graphs.py").write_text(_GRAPH, encoding="ascii")
 
 
-def _outcome(case: Case, folder: Path, references: Mapping[str, Path]) -> Outcome:
-    start, before = time.monotonic(), _shared()
+def _result(case: SignalCase, folder: Path, references: Mapping[str, Path]) -> CaseResult:
     trial = _trial(case, folder, f"{case.seed}")
-    fault = ""
-    try:
-        _carry_out(trial)
-        _prove(trial, references)
-        assert not (new := sorted(_shared() - before)), f"left in shared memory: {new}"
-        assert not (new := sorted(p.name for p in trial.temporary.iterdir())), (
-            f"temporary files are left: {new}"
-        )
-    except AssertionError as error:
-        fault = str(error)
-    finally:
-        _end_all(trial)
-    said = next((line for line in trial.said if line), "")
-    return Outcome(
-        part="signals", case=str(case), fault=fault, said=said, seconds=time.monotonic() - start
-    )
+
+    def carried_out() -> tuple[str, str]:
+        before, fault = _shared(), ""
+        try:
+            _carry_out(trial)
+            _prove(trial, references)
+            assert not (new := sorted(_shared() - before)), f"left in shared memory: {new}"
+            left = sorted(path.name for path in trial.temporary.iterdir())
+            assert not left, f"temporary files are left: {left}"
+        except AssertionError as error:
+            fault = str(error)
+        finally:
+            kill(marked(trial.mark))
+        return fault, next((line for line in trial.said if line), "")
+
+    return timed("signals", str(case), carried_out)
 
 
-def _trial(case: Case, folder: Path, name: str) -> Trial:
-    trial = Trial(
-        case=case, folder=folder, runs=folder / f"runs_{name}", mark=f"signals-{name}-{os.getpid()}"
-    )
+def _trial(case: SignalCase, folder: Path, name: str) -> SignalledRun:
+    mark = f"signals-{name}-{os.getpid()}"
+    trial = SignalledRun(case=case, folder=folder, runs=folder / f"runs_{name}", mark=mark)
     trial.temporary.mkdir(parents=True)
     return trial
 
 
 def _shared() -> set[str]:
     """Names in shared memory that a run could have left; those of other programs are none of it."""
-    return {
-        name
-        for name in os.listdir("/dev/shm")
-        if name.startswith(("dataflow", "torch_", "psm_", "pymp-"))
-    }
+    ours = ("dataflow", "torch_", "psm_", "pymp-")
+    return {name for name in shared_memory() if name.startswith(ours)}
 
 
 # --- carrying out ---------------------------------------------------------------------------------
 
 
-def _carry_out(trial: Trial) -> None:
+def _carry_out(trial: SignalledRun) -> None:
     """Run, disturb, and resume until the run is complete; a resume is disturbed where the case says
     so.
     """
@@ -228,236 +226,171 @@ def _carry_out(trial: Trial) -> None:
         if code == 0 and _complete(trial.run):
             return
         code = _undisturbed(trial, _next_command(trial))
-    raise AssertionError(
-        f"the run is not complete after three resumes, the last of which ended with {code}"
-    )
+    told = "the run is not complete after three resumes, the last of which ended with"
+    raise AssertionError(f"{told} {code}")
 
 
-def _first_command(trial: Trial) -> list[str]:
+def _first_command(trial: SignalledRun) -> list[str]:
     kind = KINDS[trial.case.kind]
-    common = [
-        "--steps",
-        STEPS,
-        "--name",
-        trial.case.kind,
-        "--runs",
-        trial.runs,
-        "--threads",
-        1,
-        "--no-progress",
-    ]
-    stored = ["--checkpoint-every", 2, "--overwrite", "--folder", trial.folder]
-    return [
-        "run",
-        f"torture_graphs.py:{kind.function}",
-        *map(str, common),
-        *map(str, stored),
-        *kind.flags,
-    ]
+    where = f"--name {trial.case.kind} --runs {trial.runs} --folder {trial.folder} --overwrite"
+    how = f"--steps {STEPS} --threads 1 --no-progress --checkpoint-every 2"
+    return [*f"run torture_graphs.py:{kind.function} {where} {how}".split(), *kind.flags]
 
 
-def _next_command(trial: Trial) -> list[str]:
+def _next_command(trial: SignalledRun) -> list[str]:
     """resume; run again where the signal came before the run folder had its record."""
-    recorded = all(
-        (trial.run / name).is_file() for name in ("graph.json", "options.json", "versions.json")
-    )
+    names = ("graph.json", "options.json", "versions.json")
+    recorded = all((trial.run / name).is_file() for name in names)
     return ["resume", str(trial.run)] if recorded else _first_command(trial)
 
 
-def _start(trial: Trial, command: list[str]) -> subprocess.Popen[str]:
-    path = os.pathsep.join(map(str, (kills.ROOT, trial.folder)))
-    environment = os.environ | {
-        kills.MARK: trial.mark,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": path,
-        "TMPDIR": str(trial.temporary),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", _CALL, *command],
-        cwd=trial.folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def _start(trial: SignalledRun, command: list[str]) -> subprocess.Popen[str]:
+    own = {MARK: trial.mark, "TMPDIR": str(trial.temporary)}
+    how = {"cwd": trial.folder, "stderr": subprocess.STDOUT, "start_new_session": True}
+    return start_python("-c", COMMAND_LINE, *command, env=own, path=[trial.folder], **how)
 
 
-def _undisturbed(trial: Trial, command: list[str]) -> int:
-    made = _start(trial, command)
-    output = made.communicate(timeout=_SECONDS_OF_RESUME)[0]
-    _gone(trial)
-    assert "Traceback" not in output, f"a traceback:\n{output[-3000:]}"
-    assert made.returncode == 0, f"the resume ended with {made.returncode}:\n{output[-3000:]}"
-    return made.returncode
+def _undisturbed(trial: SignalledRun, command: list[str]) -> int:
+    process = _start(trial, command)
+    output = _ended(trial, process, "")
+    assert process.returncode == 0, f"the resume ended with {process.returncode}:\n{output}"
+    return process.returncode
 
 
-def _disturbed(trial: Trial, command: list[str], when: str, sent: str, draw: random.Random) -> int:
-    """Start, wait for the moment, send; what has to hold of the exit is asserted."""
-    made = _start(trial, command)
-    at = _step(trial.run)
-    if _wait_for(_moment(trial, when, draw), made):
-        _send(trial, made, sent, draw)
+def _ended(trial: SignalledRun, process: subprocess.Popen[str], sent: str) -> str:
+    """The end of what it prints once it has ended, without a traceback, and nothing is left."""
     try:
-        output = made.communicate(timeout=_SECONDS_OF_RESUME)[0]
+        output = process.communicate(timeout=_SECONDS_OF_RESUME)[0]
     except subprocess.TimeoutExpired:
         raise AssertionError(f"it has not ended {_SECONDS_OF_RESUME:g} s after {sent}") from None
-    _gone(trial)
-    trial.said += [
-        line
-        for line in output.splitlines()
-        if re.search(r"stopped by|ended (at once )?by|stopping", line)
-    ]
-    assert "Traceback" not in output, f"a traceback:\n{output[-3000:]}"
-    assert "Exception ignored" not in output, (
-        f"an exception in a place where nobody hears it:\n{output[-3000:]}"
-    )
-    _right_exit(trial, made.returncode, sent, output)
-    assert _step(trial.run) >= min(at, _stored(trial.run)), (
-        "Steps before the last checkpoint were lost"
-    )
-    return made.returncode
+    require_gone(trial.mark)
+    telling = re.compile(r"stopped by|ended (at once )?by|stopping")
+    trial.said += [line for line in output.splitlines() if sent and telling.search(line)]
+    for wrong in ("Traceback", "Exception ignored"):
+        assert wrong not in output, f"{wrong}:\n{output[-3000:]}"
+    return output[-3000:]
 
 
-def _right_exit(trial: Trial, code: int, sent: str, output: str) -> None:
+def _disturbed(
+    trial: SignalledRun, command: list[str], when: str, sent: str, draw: random.Random
+) -> int:
+    """Start, wait for the moment, send; what has to hold of the exit is asserted."""
+    process = _start(trial, command)
+    at = steps_recorded(trial.run)
+    if _wait_for(_moment(trial, when, draw), process):
+        _send(trial, process, sent, draw)
+    output = _ended(trial, process, sent)
+    _require_right_exit(trial, process.returncode, sent, output)
+    last = min(at, _stored(trial.run))
+    assert steps_recorded(trial.run) >= last, "Steps before the last checkpoint were lost"
+    return process.returncode
+
+
+def _require_right_exit(trial: SignalledRun, code: int, sent: str, output: str) -> None:
     """0 where the run was complete before the signal could count, or went on as after STOP; else
     what it leads to.
     """
     number = {"INT": 2, "TERM": 15, "HUP": 1, "again": 15, "twice": 15}.get(sent, 0)
-    expected = (
-        {0} if sent == "STOP" else {0, -signal.SIGKILL} if sent == "KILL" else {0, 128 + number}
-    )
     if code == -number and number and not output.strip():
         return  # Python itself was about to begin: a shell shows it as 128 and the number, too
-    assert code in expected, f"exit {code}, expected one of {sorted(expected)}:\n{output[-3000:]}"
+    expected = {"STOP": {0}, "KILL": {0, -signal.SIGKILL}}.get(sent, {0, 128 + number})
+    assert code in expected, f"exit {code}, expected one of {sorted(expected)}:\n{output}"
     if code == 0:
-        assert _complete(trial.run), f"exit 0, and the run is not complete:\n{output[-3000:]}"
+        assert _complete(trial.run), f"exit 0, and the run is not complete:\n{output}"
     elif sent != "KILL":
-        assert trial.said, f"nothing says why it ended:\n{output[-3000:]}"
-    if code == 128 + number and "stopped by" in output and _step(trial.run):
-        assert _stored(trial.run) == _step(trial.run), (
-            "it stopped without a checkpoint of its last Step"
-        )
+        assert trial.said, f"nothing says why it ended:\n{output}"
+    recorded = steps_recorded(trial.run)
+    if code == 128 + number and "stopped by" in output and recorded:
+        assert _stored(trial.run) == recorded, "it stopped without a checkpoint of its last Step"
 
 
-def _moment(trial: Trial, when: str, draw: random.Random) -> Callable[[], bool]:
+def _moment(trial: SignalledRun, when: str, draw: random.Random) -> Callable[[], bool]:
     """Whether it has come."""
     end = time.monotonic() + draw.uniform(1.0, 8.0)
     step = {"begin": 0, "end": STEPS - 1}.get(when, draw.randint(1, STEPS - 2))
-    begins = trial.run / "logs"
+    logs = trial.run / "logs"
     if when in ("start", "resume"):
         return lambda: time.monotonic() >= end
     if when == "begin":
-        return lambda: any("begins after step" in log.read_text() for log in begins.glob("*.log"))
+        return lambda: any("begins after step" in log.read_text() for log in logs.glob("*.log"))
     if when == "checkpoint":
         folder = trial.run / "checkpoints"
-        return lambda: any(folder.glob(".tmp-step_*")) or _step(trial.run) >= STEPS - 1
-    return lambda: _step(trial.run) >= step
+        return lambda: any(folder.glob(".tmp-step_*")) or steps_recorded(trial.run) >= STEPS - 1
+    return lambda: steps_recorded(trial.run) >= step
 
 
-def _wait_for(come: Callable[[], bool], made: subprocess.Popen[str]) -> bool:
+def _wait_for(come: Callable[[], bool], process: subprocess.Popen[str]) -> bool:
     """False where it ended before."""
     while not come():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            made.wait(0.005)
+        if ended_within(process, 0.005):
             return False
-    return made.poll() is None
+    return process.poll() is None
 
 
-def _send(trial: Trial, made: subprocess.Popen[str], sent: str, draw: random.Random) -> None:
+def _send(
+    trial: SignalledRun, process: subprocess.Popen[str], sent: str, draw: random.Random
+) -> None:
     if sent == "STOP":
-        _stop_and_go_on(trial, made, draw)
+        _stop_and_go_on(trial, process, draw)
         return
     name = {"again": "TERM", "twice": "TERM"}.get(sent, sent)
     number = signal.Signals[f"SIG{name}"]
     to = os.killpg if trial.case.group and sent != "KILL" else os.kill
     with contextlib.suppress(ProcessLookupError):
-        to(made.pid, number)
+        to(process.pid, number)
         if sent == "twice":
-            to(made.pid, number)
-        if sent == "again" and _told(trial, made):
-            to(made.pid, number)
+            to(process.pid, number)
+        if sent == "again" and _told(trial, process):
+            to(process.pid, number)
 
 
-def _told(trial: Trial, made: subprocess.Popen[str]) -> bool:
+def _told(trial: SignalledRun, process: subprocess.Popen[str]) -> bool:
     """Read until the first signal is told of; False where the run ended instead."""
-    assert made.stdout is not None
-    for line in made.stdout:
+    assert process.stdout is not None
+    for line in process.stdout:
         trial.said.append(line.strip())
         if "stopping after this Step" in line:
             return True
     return False
 
 
-def _stop_and_go_on(trial: Trial, made: subprocess.Popen[str], draw: random.Random) -> None:
+def _stop_and_go_on(
+    trial: SignalledRun, process: subprocess.Popen[str], draw: random.Random
+) -> None:
     """The whole run, or some of its processes, stand still for a moment."""
-    there = kills.alive(trial.mark)
+    there = marked(trial.mark)
     chosen = there if trial.case.group else draw.sample(there, max(1, len(there) // 2))
-    for number, seconds in ((signal.SIGSTOP, draw.uniform(0.1, 1.0)), (signal.SIGCONT, 0.0)):
-        for pid in chosen:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            made.wait(seconds)
-
-
-def _gone(trial: Trial) -> None:
-    kills.gone(trial.mark)
-
-
-def _end_all(trial: Trial) -> None:
-    for pid in kills.alive(trial.mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill(chosen, signal.SIGSTOP)
+    ended_within(process, draw.uniform(0.1, 1.0))
+    kill(chosen, signal.SIGCONT)
 
 
 # --- what has to hold -----------------------------------------------------------------------------
 
 
-def _step(run: Path) -> int:
-    """How many Steps are recorded."""
-    lines = run / "metrics.jsonl"
-    return lines.read_bytes().count(b"\n") if lines.is_file() else 0
-
-
 def _stored(run: Path) -> int:
     """The Step of the last checkpoint."""
-    return max(
-        (int(p.name.removeprefix("step_")) for p in (run / "checkpoints").glob("step_*")), default=0
-    )
+    return max(steps_stored(run), default=0)
 
 
 def _complete(run: Path) -> bool:
-    return _step(run) == STEPS and _stored(run) == STEPS
+    return steps_recorded(run) == STEPS and _stored(run) == STEPS
 
 
-def _prove(trial: Trial, references: Mapping[str, Path]) -> None:
+def _prove(trial: SignalledRun, references: Mapping[str, Path]) -> None:
     """Of a run that was disturbed and then completed."""
-    from engine.checkpoint.store import CheckpointStore
-    from engine.observe.samples import read_samples
-    from tests.kit.runs import metrics, timeless, weights
-
-    kind, rows = KINDS[trial.case.kind], metrics(trial.run)
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), (
-        "the metrics are not complete"
-    )
+    kind = KINDS[trial.case.kind]
+    complete = column(trial.run, "step") == list(range(1, STEPS + 1))
+    assert complete, "the metrics are not complete"
     latest = CheckpointStore(trial.run / "checkpoints").latest()
     assert latest is not None, "there is no checkpoint"
     assert latest.step == STEPS, f"the last intact checkpoint is of step {latest.step}"
-    samples = read_samples(trial.run / "samples").to_pylist()
-    for node in {row["node"] for row in samples}:
-        kills.whole_groups_once(
-            node, [row for row in samples if row["node"] == node], SAMPLES, BATCH * STEPS
-        )
-    assert max(row["policy/lag/max"] for row in rows) <= kind.max_lag, "a row is older than max_lag"
+    require_each_row_once(trial.run, BATCH * STEPS, SAMPLES)
+    oldest = max(column(trial.run, "policy/lag/max"))
+    assert oldest <= kind.max_lag, "a row is older than max_lag"
     if kind.exact:
         reference = references[_compared_with(trial.case.kind)]
-        made, wanted = timeless(rows), timeless(metrics(reference))
-        made, wanted = kills.undisturbed_by_repeats(made), kills.undisturbed_by_repeats(wanted)
-        assert made == wanted, f"other numbers: {list(kills.differences(made, wanted))[:5]}"
-        assert weights(latest.path) == weights(reference / latest.path.relative_to(trial.run)), (
-            "other weights"
-        )
+        require_same_numbers(trial.run, reference, but=REPEATED)
 
 
 def _compared_with(kind: str) -> str:
@@ -470,23 +403,20 @@ def _compared_with(kind: str) -> str:
 def _reference(folder: Path, name: str) -> Path:
     """The folder of a run that nobody disturbs."""
     kind = name if name in KINDS else "one"
-    trial = _trial(
-        Case(kind=kind, sent="", when="", group=False, seed=0), folder, f"undisturbed_{name}"
-    )
+    case = SignalCase(kind=kind, sent="", when="", group=False, seed=0)
+    trial = _trial(case, folder, f"undisturbed_{name}")
     assert _undisturbed(trial, _first_command(trial)) == 0
     return trial.run
 
 
 def main() -> None:
-    """One case again: `python -m tests.torture.signals '{"kind": ..., "sent": ..., "when": ...,
-    ...}'`.
-    """
-    case = Case(**json.loads(sys.argv[1]))
-    with tempfile.TemporaryDirectory(prefix="torture_") as made:
-        _prepare(Path(made))
+    """One case again: `python -m tests.torture.signals '{"kind": ..., "sent": ..., ...}'`."""
+    case = SignalCase(**json.loads(sys.argv[1]))
+    with tempfile.TemporaryDirectory(prefix="torture_") as place:
+        _prepare(Path(place))
         name = _compared_with(case.kind)
-        references = {name: _reference(Path(made), name)} if KINDS[case.kind].exact else {}
-        print(_outcome(case, Path(made), references))
+        references = {name: _reference(Path(place), name)} if KINDS[case.kind].exact else {}
+        print(_result(case, Path(place), references))
 
 
 if __name__ == "__main__":

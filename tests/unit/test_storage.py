@@ -42,7 +42,7 @@ from engine.observe.views import View
 from engine.plan.plan import PlannedModel
 from tests.kit.plans import plan_of
 from tests.kit.processes import ROOT
-from tests.torture.faults import Faults, installed
+from tests.torture.faults import WriteFaults, installed
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -143,7 +143,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def _told(action: Callable[[], object], faults: Faults) -> bool:
+def _told(action: Callable[[], object], faults: WriteFaults) -> bool:
     """Whether it failed: then with a StorageError of that folder."""
     try:
         with installed(faults):
@@ -166,13 +166,15 @@ def test_a_fault_at_any_call_is_told_and_leaves_what_was_there(
     monkeypatch.setattr("engine.observe.runfolder._versions", dict)  # which takes half a second
     whole = tmp_path / "whole"
     _before(whole)
-    with installed(Faults(folder=str(whole))) as counted:
+    with installed(WriteFaults(folder=str(whole))) as counted:
         WRITERS[writer](whole)
     assert counted.calls
     for at in range(1, len(counted.calls) + 1):
         folder = tmp_path / str(at)
         old = _before(folder)
-        told = _told(partial(WRITERS[writer], folder), Faults(folder=str(folder), at=at, kind=kind))
+        told = _told(
+            partial(WRITERS[writer], folder), WriteFaults(folder=str(folder), at=at, kind=kind)
+        )
         left, written = _files(folder), _files(whole)
         for name, data in old.items():
             if name in left or writer not in ("checkpoint", "best version", "drawing"):
@@ -246,7 +248,7 @@ def assert_said_once(caplog: pytest.LogCaptureFixture, text: str) -> None:
 def test_a_trace_that_cannot_be_written_is_said_once_and_left_out(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults = Faults(folder=str(tmp_path), at=4, kind=kind)
+    faults = WriteFaults(folder=str(tmp_path), at=4, kind=kind)
     with installed(faults), closing(Trace(tmp_path / "run.json")) as trace:
         for second in range(4):
             trace.instant("a", "moment", float(second))
@@ -298,7 +300,7 @@ def test_the_first_cause_is_told_not_what_fails_as_things_are_closed(tmp_path: P
 
 
 def test_a_sample_file_that_fails_behind_is_told_by_the_next_call(tmp_path: Path) -> None:
-    with installed(Faults(folder=str(tmp_path), at=4, kind="full")):
+    with installed(WriteFaults(folder=str(tmp_path), at=4, kind="full")):
         behind = SamplesBehind(SampleWriter(tmp_path / "samples"))
         behind.write(1, _table())
         with pytest.raises(StorageError, match="the samples of step 1 could not be written"):
@@ -376,7 +378,7 @@ def test_files_that_arrow_and_python_write_count_alike(tmp_path: Path) -> None:
     else.
     """
     (tmp_path / "in").mkdir()
-    with installed(Faults(folder=str(tmp_path / "in"))) as faults:
+    with installed(WriteFaults(folder=str(tmp_path / "in"))) as faults:
         (tmp_path / "in" / "a").write_text("x")
         (tmp_path / "out").write_text("x")
         with io.open(tmp_path / "in" / "b", "ab+") as file:  # noqa: UP020 - both names are hooked

@@ -1,0 +1,58 @@
+"""The kernel of `reward` with real child processes, opened for functions of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dataflow.batch import Batch, Keys, Ragged
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.schema import Completion
+from operators.kernels.scoring import Reward
+from tests.kit.kernels import FakeSession
+
+
+class ScoringSession(FakeSession):
+    """A Session of the kernel of `reward`."""
+
+    @property
+    def failed(self) -> dict[tuple[int, int, int], str]:
+        """Key of a row -> why it failed; none fails twice."""
+        by_key = dict(self.tombstones)
+        assert len(by_key) == len(self.tombstones)
+        return by_key
+
+    def logged(self) -> list[tuple[str, float]]:
+        """(name, value) of each metric."""
+        return [(name, value) for name, of in self.metrics.items() for value, _ in of]
+
+
+@contextmanager
+def scoring(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[Reward, ScoringSession]]:
+    """The kernel, open for these functions. params: of `reward`; scope and inproc: of its node."""
+    kernel, session = Reward(), ScoringSession()
+    own = {name: params.pop(name) for name in ("scope", "inproc") if name in params}
+    node = KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own)
+    try:
+        kernel.open(node, Layout(), session)
+        yield kernel, session
+    finally:
+        kernel.close()
+
+
+def answers(completions: list[str], keys: Keys | None = None, **columns: Any) -> Chunk:
+    """A chunk of these completions, the first at position 10; columns: besides, or others."""
+    rows = len(completions)
+    keys = keys if keys is not None else Keys.of(range(10, 10 + rows))
+    ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))
+    texts = {"prompt": [f"p{i}" for i in range(rows)], "completion": completions}
+    batch = Batch.make(keys, texts | {"completion_ids": ids} | columns, Completion)
+    return Chunk(id=1, step=3, keys=keys, inputs={"rows": batch})
+
+
+def rewards(kernel: Reward, chunk: Chunk) -> list[float]:
+    [batch] = kernel.run(chunk)
+    return batch.array("reward").to_pylist()
