@@ -294,10 +294,13 @@ def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[list[
     store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
     cast = join(store, rank, 2, ("main", "main-1"), timeout=30.0)
     worker, kernels = opened(small(folder), name, cast=cast, tensor={"train_policy": 2})
-    ids = Ragged(np.arange(9, dtype=np.int32), np.array([0, 2, 3, 9]))
-    kept = worker.keep("rollout", Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout))
-    rows = gather("rollout", "completion_ids", "main", kept.block, np.array([1, 4]) % 3)
-    trained(worker, train_step(name, 4, giver="main", inputs={"rows": () if rank else (rows,)}))
+    rows: tuple[Gather, ...] = ()
+    if rank == 0:
+        ids = Ragged(np.arange(9, dtype=np.int32), np.array([0, 2, 3, 9]))
+        batch = Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)
+        block = worker.keep("rollout", batch).block
+        rows = (gather("rollout", "completion_ids", "main", block, np.array([1, 4]) % 3),)
+    trained(worker, train_step(name, 4, giver="main", inputs={"rows": rows}))
     came = sum(value for metric, value, _ in worker.reports() if metric == "edge/broadcast/bytes")
     asked = kernels["train_policy"].asked
     worker.close()
