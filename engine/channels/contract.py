@@ -132,9 +132,7 @@ class Scheduled(Protocol):
         ...
 
     def broadcast(self, source: int, sequence: int, tensors: Sequence[Any]) -> None:
-        """Every rank calls it: `source` gives its tensors to all others. sequence counts the
-        world's broadcasts.
-        """
+        """Every rank calls it: `source` gives its tensors to all. sequence counts broadcasts."""
         ...
 
     def close(self) -> None:

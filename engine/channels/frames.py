@@ -47,9 +47,7 @@ class Framed:
 
 
 def taken_apart(records: pa.RecordBatch) -> Framed:
-    """Nodes and buffers of a record batch. Raises DataError for a column whose type does not
-    travel.
-    """
+    """A record batch's nodes and buffers. Raises DataError for a column that does not travel."""
     layout = layout_of(records.schema)
     nodes: list[Node] = []
     buffers: Buffers = []
@@ -174,9 +172,7 @@ def put_together(
 def checked_together(
     layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
 ) -> pa.RecordBatch:
-    """As put_together, of what came from a peer. Raises RunError (naming no peer) for what does not
-    fit together.
-    """
+    """put_together for what came from a peer. Raises RunError (naming none) for what cannot be."""
     if len(nodes) != layout.node[-1] or len(buffers) != layout.buffer[-1]:
         raise RunError(
             f"expected {layout.node[-1]} arrays and {layout.buffer[-1]} buffers for its schema, "

@@ -28,6 +28,7 @@ Hash = int
 """Only compared."""
 Place = tuple[Count, Count, Count]
 """(slab or frame, offset, length); a buffer of length 0 is not there."""
+NOWHERE: Place = (0, 0, 0)
 
 
 class Wanted(Struct, array_like=True, frozen=True):
@@ -106,7 +107,7 @@ Answer = BlockHeader | UnknownBlock | MissingColumn
 
 
 class Reply(Struct, array_like=True, frozen=True, tag="reply"):
-    """The answers to a FetchRequest, in its order. parts: how many messages with more frames follow."""
+    """The answers to a FetchRequest, in its order. parts: of further frames, that follow."""
 
     id: Count
     answers: list[Answer]

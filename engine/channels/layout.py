@@ -63,9 +63,7 @@ def layout_of(schema: pa.Schema) -> SchemaLayout:
 
 
 def layout_from(data: bytes) -> SchemaLayout:
-    """Of a schema's bytes. Raises RunError (naming no peer) for what is none, and for types that do
-    not travel.
-    """
+    """Of a schema's bytes. Raises RunError (naming no peer) for what is none of plain types."""
     if len(data) > LARGEST_SCHEMA:
         raise RunError(
             f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}"

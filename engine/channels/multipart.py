@@ -27,6 +27,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums, taken_apart
 from engine.channels.header import (
+    NOWHERE,
     Answer,
     BlockHeader,
     Count,
@@ -98,15 +99,13 @@ def _opened(data: Any) -> memoryview:
 
 
 def framed(block: int, records: pa.RecordBatch) -> tuple[BlockHeader, list[pa.Buffer]]:
-    """The header of a record batch, without checksums, and its frames. Raises DataError for a type
-    that does not travel.
-    """
+    """A record batch's header, without checksums, and its frames. Raises DataError."""
     parts = taken_apart(records)
     places: list[tuple[int, int, int]] = []
     frames: list[pa.Buffer] = []
     for buffer in parts.buffers:
         if buffer is None or not buffer.size:
-            places.append((0, 0, 0))
+            places.append(NOWHERE)
         else:
             places.append((len(frames), 0, buffer.size))
             frames.append(buffer)
@@ -125,9 +124,7 @@ def summed(answers: Sequence[Answer], frames: Sequence[pa.Buffer]) -> list[Answe
 
 
 def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
-    """The frames of each message, at least one message: each is closed by the frame with which it
-    is large.
-    """
+    """The frames of each message: one is closed by the frame with which it is large."""
     found: list[list[pa.Buffer]] = [[]]
     size = 0
     for frame in frames:
@@ -182,9 +179,7 @@ class IncomingReply:
             )
 
     def rows(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
-        """The rows of each request. Raises KeyError, DataError, and RunError (naming no peer) for
-        what cannot be right.
-        """
+        """The rows of each request. Raises KeyError, DataError, RunError (naming no peer)."""
         if len(self.reply.answers) != len(requests):
             raise RunError(f"expected {len(requests)} answers, found {len(self.reply.answers)}")
         expected = len(lengths_of(self.reply))

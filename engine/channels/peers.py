@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -90,24 +91,17 @@ class Peers(Generic[R]):
         self, requests: Sequence[BlockRequest], own: Callable[[BlockRequest], pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py. own: rows of this Worker's own blocks."""
-        found: dict[int, pa.RecordBatch] = {}
-        others: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            if request.worker == self._name:
-                found[index] = own(request)
-            else:
-                others.setdefault(request.worker, []).append(index)
-        if others:
+        found = {i: own(r) for i, r in enumerate(requests) if r.worker == self._name}
+        if len(found) < len(requests):
             with self._asking:
                 self._hear()
-                self._look(requests, others, found)
-                self._ask(requests, others, found)
-        return [found[index] for index in range(len(requests))]
+                for peer, asked in _by_peer(requests, found).items():
+                    found |= self.use(peer, partial(_looked_up, asked))
+                found |= self._answers(_by_peer(requests, found))
+        return [found[i] for i in range(len(requests))]
 
     def use(self, peer: str, what: Callable[[R], T]) -> T:
-        """Do something with a peer's connection, which is made anew next time where it fails for
-        good.
-        """
+        """Do something with a peer's connection; one that fails for good is made anew next time."""
         with self._asking:
             reader = self._reader(peer)
             try:
@@ -136,40 +130,38 @@ class Peers(Generic[R]):
             with suppress(PeerLost):
                 self.use(peer, lambda reader: reader.hear())
 
-    def _look(
-        self,
-        requests: Sequence[BlockRequest],
-        others: dict[str, list[int]],
-        found: dict[int, pa.RecordBatch],
-    ) -> None:
-        for peer, indices in others.items():
-            for index in indices:
-                rows = self.use(peer, lambda reader, i=index: reader.look(requests[i]))
-                if rows is not None:
-                    found[index] = rows
-
-    def _ask(
-        self,
-        requests: Sequence[BlockRequest],
-        others: dict[str, list[int]],
-        found: dict[int, pa.RecordBatch],
-    ) -> None:
-        """Ask every peer for what was not found, then take the answers."""
-        left = {peer: [i for i in many if i not in found] for peer, many in others.items()}
-        asked = {peer: [requests[i] for i in many] for peer, many in left.items() if many}
-        numbers = {
-            peer: self.use(peer, lambda reader, m=many: reader.ask(m))
-            for peer, many in asked.items()
-        }
+    def _answers(self, asked: dict[str, dict[int, BlockRequest]]) -> dict[int, pa.RecordBatch]:
+        """Ask every peer, then take the answers."""
+        many = {peer: list(requests.values()) for peer, requests in asked.items()}
+        numbers = {p: self.use(p, lambda reader, p=p: reader.ask(many[p])) for p in asked}
         deadline = self.deadline()
-        for peer, many in asked.items():
+        found: dict[int, pa.RecordBatch] = {}
+        for peer, requests in asked.items():
             rows = self.use(
-                peer, lambda reader, p=peer, m=many: reader.answer(numbers[p], m, deadline)
+                peer, lambda reader, p=peer: reader.answer(numbers[p], many[p], deadline)
             )
-            found.update(zip(left[peer], rows, strict=True))
+            found.update(zip(requests, rows, strict=True))
+        return found
 
     def _reader(self, peer: str) -> R:
         reader = self.readers.get(peer)
         if reader is None:
             reader = self.readers[peer] = self._connect(peer)
         return reader
+
+
+def _by_peer(
+    requests: Sequence[BlockRequest], found: Collection[int]
+) -> dict[str, dict[int, BlockRequest]]:
+    """The requests of which nothing was found, by peer, each with its place."""
+    left: dict[str, dict[int, BlockRequest]] = {}
+    for i, request in enumerate(requests):
+        if i not in found:
+            left.setdefault(request.worker, {})[i] = request
+    return left
+
+
+def _looked_up(asked: dict[int, BlockRequest], reader: PeerReader) -> dict[int, pa.RecordBatch]:
+    """What can be read without asking."""
+    looked = ((i, reader.look(request)) for i, request in asked.items())
+    return {i: rows for i, rows in looked if rows is not None}

@@ -14,9 +14,7 @@ from dataflow.errors import DataError
 
 
 def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """The indices of the columns asked for, all where none is named. Raises DataError for one that
-    is not there.
-    """
+    """Indices of the columns asked for, all where none is named. Raises DataError."""
     if not columns:
         return list(range(len(there)))
     found: list[int] = []
@@ -40,9 +38,7 @@ def picked(
 
 
 def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
-    """These rows, in this order: the same object where they are all rows in order, a view where
-    they are neighbours.
-    """
+    """These rows, in this order: the same object where they are all, a view of neighbours."""
     if rows is None:
         return records
     if not neighbours(rows, records.num_rows):
@@ -51,9 +47,7 @@ def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
 
 
 def neighbours(rows: np.ndarray, count: int) -> bool:
-    """Whether these are rows that there are, one after another; false for no row at all where there
-    are some.
-    """
+    """Whether these rows are there, one after another; not for none of some."""
     if not len(rows):
         return not count
     first = int(rows[0])

@@ -138,9 +138,7 @@ class RoutedChannel:
             mine = [i for i, taken in enumerate(routes) if taken == route]
             if mine:
                 found.update(zip(mine, fetch([requests[i] for i in mine]), strict=True))
-        for i, request in enumerate(requests):
-            if request.worker != self.name:
-                self._moved.add(routes[i], found[i].nbytes)
+        self._count(requests, routes, found)
         return [found[i] for i in range(len(requests))]
 
     def moved(self) -> dict[str, int]:
@@ -150,6 +148,13 @@ class RoutedChannel:
     def close(self) -> None:
         """Let everything go."""
         (self._shm if self._zmq is None else self._zmq).close()
+
+    def _count(
+        self, requests: Sequence[BlockRequest], routes: list[str], found: dict[int, pa.RecordBatch]
+    ) -> None:
+        for i, request in enumerate(requests):
+            if request.worker != self.name:
+                self._moved.add(routes[i], found[i].nbytes)
 
     def _is_far(self, peer: str) -> bool:
         return self._near is not None and peer != self.name and peer not in self._near

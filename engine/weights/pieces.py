@@ -176,7 +176,7 @@ def dtypes_of(records: pa.RecordBatch) -> list[str]:
 
 
 def digest_of(hashes: Iterable[bytes]) -> str:
-    """The id of a version: the hash of its pieces' hashes, in their order; 32 hexadecimal digits."""
+    """The id of a version: the hash of its pieces' hashes in order, 32 hexadecimal digits."""
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
 
@@ -212,9 +212,7 @@ def _own(size: int) -> np.ndarray:
 
 
 def _copied(row: PieceRow, part: np.ndarray) -> bytes:
-    """The one copy, from the tensor's device into its place in the block; returns the hash of what
-    is there then.
-    """
+    """The one copy, from the tensor's device into the block; returns the hash of that."""
     import torch
 
     if len(part):

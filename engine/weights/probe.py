@@ -55,9 +55,7 @@ class Ends:
 
 
 def probe_rows(seed: int, vocabulary: int) -> Ragged:
-    """int32 rows of tokens, the same for both sides: ROWS of LENGTH tokens, uniform over the
-    vocabulary.
-    """
+    """int32 rows of tokens, the same for both sides: ROWS of LENGTH, drawn evenly."""
     draw = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, vocabulary]))
     values = draw.integers(0, vocabulary, ROWS * LENGTH, dtype=np.int32)
     return Ragged(values, np.arange(0, ROWS * LENGTH + 1, LENGTH))

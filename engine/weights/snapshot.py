@@ -47,9 +47,7 @@ def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
 
 
 def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
-    """Tensors for what a block describes, whose contents are whatever was there. Raises RunError
-    for other records.
-    """
+    """Tensors, not filled, for what a block describes. Raises RunError for other records."""
     import torch
 
     if not records.schema.equals(blocks.DESCRIPTION):
@@ -71,9 +69,7 @@ def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
 
 
 def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
-    """The pieces, all of which are what the block describes. Raises RunError naming the one that is
-    not.
-    """
+    """The pieces, all of which are as described. Raises RunError naming the one that is not."""
     rows = blocks.verified_rows(records, arrived, _on_host, digest)
     return [Piece(row.name, row.data) for row in rows]
 

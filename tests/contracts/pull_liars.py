@@ -78,9 +78,7 @@ def answered(
     content: bool,
     change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]],
 ) -> Asked:
-    """What a reader makes of an answer that was changed, with an honest one to the same request
-    behind it.
-    """
+    """What a reader makes of an answer that was changed, with an honest one behind it."""
     mine, its = socket.socketpair()
     reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)
@@ -127,9 +125,7 @@ def noted(
 
 
 def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Asked:
-    """What a reader makes of a note with one thing wrong: by a liar who makes its hash right, or by
-    an accident.
-    """
+    """What a reader makes of a wrong note, whose hash a liar makes right, or by an accident."""
     if rng.random() < 0.5:
         return noted(owner, content, lambda text: value_mutated(text, rng), lambda there: there)
     return noted(owner, content, None, lambda there: bytes_mutated(there, rng))
@@ -137,9 +133,7 @@ def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Aske
 
 @contextmanager
 def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
-    """Somebody on another host who answers every question with something wrong, then honestly;
-    yields where.
-    """
+    """Another host that answers every request wrongly, then honestly; yields where."""
     answer, made = framed(0, records)
     frames, sums = [b.to_pybytes() for b in made], checksums(made)
     context = zmq.Context()

@@ -61,9 +61,7 @@ USERS: dict[str, tuple[pa.DataType, Draw]] = {
 
 
 def batch(schema: type[Schema], rows: int, seed: int, *, skipped: int = 0) -> Batch:
-    """Rows of a schema with columns of users beside it; they are a slice that leaves out `skipped`
-    rows before them.
-    """
+    """Rows of a schema and columns of users, as a slice that leaves out `skipped` rows before."""
     rng = np.random.default_rng(seed)
     total = rows + skipped
     columns = {name: _column(column, total, rng) for name, column in schema.columns.items()}

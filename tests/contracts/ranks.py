@@ -19,9 +19,7 @@ from engine.channels.tensors.world import meeting_place
 
 
 class Place:
-    """A place where the ends of a pair meet, as it goes to the processes: each takes a descriptor
-    of its own.
-    """
+    """Where the ends of a pair meet: each process takes a descriptor of its own."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._file = meeting_place() if descriptor is None else descriptor
@@ -49,9 +47,7 @@ Task = Callable[..., Any]
 
 
 class RankPool:
-    """`count` processes. A task is a module-level function f(rank, port, *arguments); an exception
-    is its answer.
-    """
+    """`count` processes. A task is a function f(rank, port, *arguments); an error is an answer."""
 
     def __init__(self, count: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -73,9 +69,7 @@ class RankPool:
         self._pipes[rank].send((task, arguments))
 
     def answers(self, ranks: Sequence[int]) -> list[Any]:
-        """What these answer; EOFError for one that is gone. Raises TimeoutError where one answers
-        nothing.
-        """
+        """What these answer; EOFError for one that is gone. Raises TimeoutError for silence."""
         return [self._answer(rank) for rank in ranks]
 
     def do(self, ranks: int, task: Task, *arguments: Any) -> list[Any]:

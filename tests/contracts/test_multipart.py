@@ -1,6 +1,4 @@
-"""Answers between hosts: what messages they are, and that nothing that was changed or left out is
-taken.
-"""
+"""Answers between hosts: their messages; what was changed or left out is not taken."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ ROWS = 50
 
 
 def columns(block: int, device: str = "cpu") -> dict[str, Ragged]:
-    """Of each dtype a vector for each of some tokens, and of each row a number; some rows have no
-    token.
-    """
+    """Of each dtype vectors for tokens, and of each row a number; some rows have no token."""
     draw = torch.Generator().manual_seed(block)
     lengths = torch.randint(0, 4, (ROWS,), generator=draw).numpy()
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -177,9 +175,7 @@ def read(
     longer: int = 0,
     content: bool = False,
 ) -> tuple[list[str], int, list[str]]:
-    """What became of each transfer, bytes, and on which devices payloads lay. longer: values too
-    many made room for.
-    """
+    """What became of each transfer, bytes, devices. longer: values too many made room for."""
     pairs = TensorPairs(
         "reads",
         lambda peer, sequence, wanted: requests.send((sequence, wanted)),
@@ -306,9 +302,7 @@ def lost(rank: int, port: int, at: Place, requests: Connection, wrong: BlockRequ
 
 
 def deserted(rank: int, port: int) -> str:
-    """Reads from one whose data socket is closed once it was asked, and whose meeting place nobody
-    else has.
-    """
+    """Reads from one whose data socket is closed once it was asked, met where nobody else is."""
     asks, serves = socket.socketpair()
     owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
     was_asked = threading.Event()
@@ -328,9 +322,7 @@ def deserted(rank: int, port: int) -> str:
 
 
 def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
-    """Who connects goes on with it for as long as its time lasts, in a thread, so that a process of
-    its own is left.
-    """
+    """In a process of its own: who connects goes on with it, in a thread, for all its time."""
     pool = RankPool(1)
     try:
         pool.tell(0, deserted)
@@ -396,7 +388,7 @@ def both(
     tells: Connection,
     count: int,
 ) -> bool:
-    """Each is owner and reader: while this one waits for a transfer, its threads send to the other."""
+    """Each is owner and reader: while it waits for a transfer, its threads send to the other."""
     name, peer = (("a", "b"), ("b", "a"))[rank]
     pairs = TensorPairs(
         name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20

@@ -248,7 +248,7 @@ def test_a_writer_that_does_not_come_is_lost(ranks: RankPool, listener: Place) -
 
 
 def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
-    """Both ends in one process, the reader twice: the second incarnation is met in another world."""
+    """Both ends in one process, the reader twice: its second incarnation has another world."""
     said = []
     pairs = writer(first, {7: weights(1)}, timeout=20)
     expected = snapshot(weights(1))
@@ -273,9 +273,7 @@ def test_a_reader_that_begins_anew_is_met_anew(ranks: RankPool, listener: Place)
 
 
 def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Place) -> None:
-    """Last, as it costs a process. It is killed when the first version has come and the second is
-    asked for.
-    """
+    """Last, as it costs a process: killed between the first version and the second."""
     to_writer, writers = Pipe()
     from_reader, readers = Pipe()
     ends(ranks, (serve, read), (listener, writers, 1), (listener, readers, (7, 9)))
@@ -292,9 +290,7 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Plac
 
 
 def on_device(rank: int, port: int, listening: Place) -> list[str]:
-    """Both ends in one process, whose weights are on a device: that they share, so payloads go by
-    the host.
-    """
+    """Both ends in one process, whose weights share a device: payloads go by the host."""
     pairs = TensorPairs("train", _nobody, timeout=20)
     pairs.meet("gen", listening.end(), writes=True)
     pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]

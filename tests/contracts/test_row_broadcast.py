@@ -1,6 +1,4 @@
-"""Rows by broadcast, over gloo between real processes: what arrives is what was given, to the bit,
-or is refused.
-"""
+"""Rows by broadcast, over gloo between real processes: they arrive to the bit, or are refused."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ def cast_of(
 
 
 def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
-    """Rank 0 gives everything; each other rank says whether it has the same, and how many bytes
-    came.
-    """
+    """Rank 0 gives everything; the others say whether they have the same, and how many bytes."""
     ends = cast_of(rank, size, port, f"given {size} {content}", content=content)
     said: list[Any] = []
     for inputs in rows():
@@ -159,9 +155,7 @@ LIES = (
 
 
 def lies(rank: int, port: int) -> list[str]:
-    """Rank 0 says what is not so, each in a world of its own; what rank 1 says of it, and what
-    becomes of rank 0.
-    """
+    """Rank 0 lies, each time in another world; what rank 1 says, and what becomes of rank 0."""
     said = []
     for lie in LIES:
         channel = CollectiveChannel(

@@ -61,7 +61,7 @@ def messages() -> list[list[Tensor]]:
 
 
 def transfers(rank: int, port: int) -> int:
-    """Rank 0 sends, rank 1 compares; then everything again the other way round, and by broadcast."""
+    """Rank 0 sends, rank 1 compares; then all of it the other way round, and by broadcast."""
     ends = channel(rank, 2, port, "transfers")
     same = 0
     for sender in (0, 1):
@@ -87,9 +87,7 @@ def test_tensors_arrive_in_order_to_the_bit(ranks: RankPool) -> None:
 
 
 def disagreements(rank: int, port: int) -> list[str]:
-    """Each in a world of its own: what both ends say of a transfer that only one of them means, and
-    afterwards.
-    """
+    """Each in a world of its own: what both ends say of a transfer that only one means."""
     said = []
     tensors, other = [torch.zeros(4)], [torch.zeros(2, 2)]
     for name, (mine, theirs) in {
@@ -145,7 +143,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: RankPool) -> None:
 
 
 def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int], str]:
-    """The replica's world: met in a place of its own; a mesh of it; twice; another one beside it."""
+    """The replica's world: met in a place of its own; a mesh of it; twice; another beside it."""
     store = rendezvous(place.end(), timeout=20)
     group = world(rank, 2, store)
     try:
@@ -186,9 +184,7 @@ def met(rank: int, port: int, place: Place) -> tuple[int, str]:
 
 
 def test_ranks_meet_where_nobody_else_can_come(ranks: RankPool) -> None:
-    """Not at a port of the host, nor in a file with a name: only who was given a descriptor is
-    there.
-    """
+    """Not at a port, nor in a file with a name: only who was given a descriptor is there."""
     with closing(Place()) as place:
         for listening, name in ranks.do(2, met, place):
             assert listening == 0

@@ -29,9 +29,7 @@ _HEAD = struct.Struct("<QQI")
 
 
 class BlockIndex:
-    """The owner's end. Callers lock. Raises OSError where the system has no memory or descriptor
-    left for it.
-    """
+    """The owner's end. Callers lock. Raises OSError where there is no memory for it."""
 
     def __init__(self) -> None:
         self.descriptor, self._memory = sealed_memory(SIZE)

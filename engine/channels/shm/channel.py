@@ -34,9 +34,7 @@ from engine.channels.shm.server import SlabServer
 from engine.channels.shm.slabs import SlabPool
 
 Dial = Callable[[str], socket.socket]
-"""A peer's name -> a connected AF_UNIX stream socket, at whose other end that peer's channel serves
-us.
-"""
+"""A peer's name -> a connected AF_UNIX stream socket, which that peer's channel serves."""
 
 
 class ShmChannel:
@@ -71,17 +69,13 @@ class ShmChannel:
     # --- the outbox -------------------------------------------------------------------------------
 
     def keep(self, batch: Batch) -> int:
-        """Keep a batch; copies what was not built in a slab. Raises DataError for a column that
-        cannot travel.
-        """
+        """Keep a batch; copies what was not built in a slab. Raises DataError."""
         block = self._outbox.keep(batch)
         self._tell_gone()
         return block
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] in a slab: Arrow arrays over it are kept without a copy. See
-        SlabOutbox.allocate.
-        """
+        """uint8 [nbytes] in a slab: Arrow arrays over it are kept without a copy."""
         array = self._outbox.allocate(nbytes)
         self._tell_gone()
         return array
@@ -129,7 +123,7 @@ class ShmChannel:
         self._peers.use(peer, SlabReader.hear)
 
     def send_by(self, on_send: Callable[[str, int, Sequence[BlockRequest]], None]) -> None:
-        """What to do where a peer asks for tensors, (peer, sequence, requests); it must not wait."""
+        """What to do where a peer asks for tensors: (peer, sequence, requests); never waits."""
         self._server.on_send = on_send
 
     def close(self) -> None:

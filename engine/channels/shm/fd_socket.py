@@ -79,9 +79,7 @@ class FdSocket:
         return True
 
     def drain(self, deadline: float) -> bool:
-        """Send all that waits; whether that was done before this monotonic time. Raises
-        SocketClosed.
-        """
+        """Send all that waits; whether that is done before this time. Raises SocketClosed."""
         while not self.flush():
             left = deadline - time.monotonic()
             poll = select.poll()
@@ -102,9 +100,7 @@ class FdSocket:
             raise SocketClosed(str(error)) from error
 
     def receive(self) -> list[bytes]:
-        """Every whole message that is there. Raises SocketClosed, and RunError for an absurd
-        length.
-        """
+        """Every whole message that is there. Raises SocketClosed, RunError."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(
                 self.socket, _READ, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC

@@ -3,7 +3,7 @@
 Owns: the messages of a data socket. Does not own: headers and requests (header.py), framing
 (fd_socket.py).
 
-    reader -> owner     FetchRequest; SendTensors, which is answered in another way (tensors/pairs.py)
+    reader -> owner     FetchRequest; SendTensors, which is answered elsewhere (tensors/pairs.py)
     owner -> reader     IndexHere (with the descriptor) at first; SlabHere (with the descriptor) and
                         SchemaHere before the first Reply that needs them; Reply; SlabsGone whenever
                         some were given back to the system

@@ -25,6 +25,7 @@ from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
 from engine.channels.frames import Buffers, checksums, copy_summed, put_together, taken_apart
 from engine.channels.header import (
+    NOWHERE,
     Answer,
     BlockHeader,
     MissingColumn,
@@ -101,18 +102,15 @@ class SlabOutbox:
         return array
 
     def keep(self, batch: Batch) -> int:
-        """Copy a batch into a slab, but for what was built there. Raises DataError for a type that
-        does not travel.
-        """
+        """Copy a batch into a slab, but for what was built there. Raises DataError."""
         parts = taken_apart(batch.records)
         with self.lock:
             self._collect()
             places, held = self._already_there(parts.buffers)
-            left = [b if p is None else None for b, p in zip(parts.buffers, places, strict=True)]
-            length = sum(_room(b) for b in left)
+            left = [None if p[2] else b for b, p in zip(parts.buffers, places, strict=True)]
+            length = sum(map(_room, left))
             region = self.pool.allocate(length) if length else None
-        built = [b if p else None for b, p in zip(parts.buffers, places, strict=True)]
-        sums = checksums(built) if self._content else None
+        sums = _sums_of_built(parts.buffers, places) if self._content else None
         if region is not None:
             _copy(left, places, region, sums)
             held.append(region)
@@ -123,7 +121,7 @@ class SlabOutbox:
                 parts.rows,
                 parts.layout.hash,
                 parts.nodes,
-                [(0, 0, 0) if place is None else place for place in places],
+                places,
                 sums or [],
             )
             slabs = {r.slab.number: r.slab for r in held}
@@ -142,9 +140,7 @@ class SlabOutbox:
                 self.pool.let_go(region)
 
     def records(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
-        """A block's columns as views of the slab. Raises KeyError, and DataError for a column that
-        is not there.
-        """
+        """A block's columns as views of the slab. Raises KeyError, DataError."""
         with self.lock:
             block = self._blocks[number]
             header, layout = narrowed(block.header, block.layout, columns)
@@ -160,9 +156,7 @@ class SlabOutbox:
                 block.sum_up()
 
     def describe(self, wanted: Wanted) -> tuple[Answer, list[Slab], SchemaLayout | None]:
-        """Where the columns asked for lie, in which slabs, and the block's schema. The caller holds
-        the lock.
-        """
+        """Where columns lie, in which slabs, and the block's schema. Callers hold the lock."""
         block = self._blocks.get(wanted.block)
         if block is None:
             return UnknownBlock(wanted.block, self._epoch), [], None
@@ -191,20 +185,18 @@ class SlabOutbox:
                 del self._built[at], self._starts[at]
                 self.pool.let_go(region)
 
-    def _already_there(self, buffers: Buffers) -> tuple[list[Place | None], list[Region]]:
-        """The places of buffers that were built in a slab, and a hold of each region that they lie
-        in.
-        """
+    def _already_there(self, buffers: Buffers) -> tuple[list[Place], list[Region]]:
+        """The places of buffers that were built in a slab, and a hold of each of their regions."""
         if not self._built:
-            return [None] * len(buffers), []
-        places: list[Place | None] = []
+            return [NOWHERE] * len(buffers), []
+        places: list[Place] = []
         held: list[Region] = []
         for buffer in buffers:
             size = 0 if buffer is None else buffer.size
             address = buffer.address if buffer is not None and size else 0
             at = bisect_right(self._starts, address) - 1
             if at < 0 or address + size > self._starts[at] + self._built[at].length:
-                places.append(None)
+                places.append(NOWHERE)
                 continue
             region = self._built[at]
             places.append((region.slab.number, region.offset + address - self._starts[at], size))
@@ -212,6 +204,11 @@ class SlabOutbox:
                 region.holds += 1
                 held.append(region)
         return places, held
+
+
+def _sums_of_built(buffers: Buffers, places: list[Place]) -> list[int]:
+    """Checksums of what is in a slab already, 0 for the rest."""
+    return checksums([b if p[2] else None for b, p in zip(buffers, places, strict=True)])
 
 
 def _room(buffer: pa.Buffer | None) -> int:
@@ -222,12 +219,8 @@ def _start(region: Region) -> int:
     return region.slab.buffer.address + region.offset
 
 
-def _copy(
-    buffers: Buffers, places: list[Place | None], region: Region, sums: list[int] | None
-) -> None:
-    """Copy buffers into the region, and say where they lie, with their checksums where there are
-    any.
-    """
+def _copy(buffers: Buffers, places: list[Place], region: Region, sums: list[int] | None) -> None:
+    """Copy buffers into the region, and say where they lie, with checksums where wanted."""
     memory, at = region.bytes(), 0
     for index, buffer in enumerate(buffers):
         if buffer is None or not buffer.size:

@@ -35,17 +35,9 @@ from engine.channels.header import (
 from engine.channels.layout import SchemaLayout, chosen, layout_from
 from engine.channels.peers import PeerReader
 from engine.channels.projection import of_rows
+from engine.channels.shm import messages as m
 from engine.channels.shm.block_index import SIZE, noted
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed
-from engine.channels.shm.messages import (
-    FromOwner,
-    IndexHere,
-    SchemaHere,
-    SendTensors,
-    SlabHere,
-    SlabsGone,
-    decode_from_owner,
-)
 from engine.channels.shm.slabs import is_sealed
 
 
@@ -77,10 +69,10 @@ class SlabReader(PeerReader):
         if layout is None or unmapped or (self._content and not header.sums):
             return None
         try:
-            header, _ = narrowed(header, layout, tuple(request.columns))
+            header, layout = narrowed(header, layout, tuple(request.columns))
         except RunError as error:
             raise self.refused(error) from error
-        return self._rows(header, request)
+        return self._rows(header, request, layout)
 
     def ask(self, requests: Sequence[BlockRequest]) -> int:
         """Ask for blocks; returns the number of the request. Raises PeerLost."""
@@ -99,10 +91,8 @@ class SlabReader(PeerReader):
         return [self._rows(a, r) for a, r in zip(reply.answers, requests, strict=True)]
 
     def have_sent(self, sequence: int, requests: Sequence[BlockRequest], deadline: float) -> None:
-        """Ask for tensors of blocks, which come by another way, before this monotonic time. Raises
-        PeerLost.
-        """
-        self._send(SendTensors.of(sequence, requests))
+        """Ask for tensors of blocks, which come by another way. Raises PeerLost."""
+        self._send(m.SendTensors.of(sequence, requests))
         try:
             taken = self._socket.drain(deadline)
         except SocketClosed as closed:
@@ -122,16 +112,14 @@ class SlabReader(PeerReader):
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _send(self, message: FetchRequest | SendTensors) -> None:
+    def _send(self, message: FetchRequest | m.SendTensors) -> None:
         try:
             self._socket.send(encode(message))
         except SocketClosed as closed:
             raise self._gone(closed) from closed
 
     def _reply(self, number: int, deadline: float) -> Reply:
-        """The reply to this request; those to earlier ones, which nobody waits for any more, are
-        dropped.
-        """
+        """The reply to this request; those to earlier ones are dropped."""
         while True:
             try:
                 there = self._socket.wait(deadline)
@@ -148,7 +136,7 @@ class SlabReader(PeerReader):
     def _replies(self) -> list[Reply]:
         """Take whatever came and does not have to be waited for; returns replies."""
         try:
-            taken = [self._take(decode_from_owner(message)) for message in self._socket.receive()]
+            taken = [self._take(m.decode_from_owner(message)) for message in self._socket.receive()]
         except SocketClosed as closed:
             raise self._gone(closed) from closed
         except RunError:
@@ -156,7 +144,7 @@ class SlabReader(PeerReader):
             raise
         return [reply for reply in taken if reply is not None]
 
-    def _take(self, message: FromOwner) -> Reply | None:
+    def _take(self, message: m.FromOwner) -> Reply | None:
         match message:
             case Reply():
                 if message.id > self._last:
@@ -164,18 +152,18 @@ class SlabReader(PeerReader):
                         f"expected an answer to request {self._last}, found one to {message.id}"
                     )
                 return message
-            case SlabHere():
+            case m.SlabHere():
                 self._slabs[message.number] = self._mapped(
                     f"slab {message.number}", message.size, message.on_disk
                 )
-            case IndexHere():
+            case m.IndexHere():
                 if message.size != SIZE:
                     raise self.refused(f"a block index of {message.size} bytes, expected {SIZE}")
                 self._index = self._mapped("its block index", SIZE, on_disk=False)
-            case SlabsGone():
+            case m.SlabsGone():
                 for slab in message.numbers:
                     self._slabs.pop(slab, None)
-            case SchemaHere():
+            case m.SchemaHere():
                 layout = layout_from(message.data)
                 if layout.hash != message.hash:
                     raise self.refused("a schema that was changed on its way")
@@ -209,10 +197,12 @@ class SlabReader(PeerReader):
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _rows(self, answer: Answer, request: BlockRequest) -> pa.RecordBatch:
+    def _rows(
+        self, answer: Answer, request: BlockRequest, layout: SchemaLayout | None = None
+    ) -> pa.RecordBatch:
         try:
             header = require_header(answer, request)
-            layout = self._layout(header, tuple(request.columns))
+            layout = layout or self._layout(header, tuple(request.columns))
             rows = rows_of(header, layout, self._buffer, content=self._content)
         except PeerLost:
             raise

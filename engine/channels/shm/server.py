@@ -25,16 +25,9 @@ from dataclasses import dataclass, field
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
 from engine.channels.header import Answer, FetchRequest, Reply, encode
+from engine.channels.shm import messages as m
 from engine.channels.shm.block_index import SIZE
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed
-from engine.channels.shm.messages import (
-    FromReader,
-    IndexHere,
-    SchemaHere,
-    SlabHere,
-    SlabsGone,
-    decode_from_reader,
-)
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.slabs import Slab
 
@@ -117,17 +110,17 @@ class SlabServer:
             reader = ServedPeer(peer=peer, socket=FdSocket(connection))
             self._served.append(reader)
             self._selector.register(connection, selectors.EVENT_READ, reader)
-            self._tell(reader, IndexHere(SIZE), self._outbox.index.descriptor)
+            self._tell(reader, m.IndexHere(SIZE), self._outbox.index.descriptor)
         with self._outbox.lock:
             gone = set(self._outbox.pool.gone())
         for reader in list(self._served) if gone else ():
             told = gone & reader.slabs
             reader.slabs -= told
             if told:
-                self._tell(reader, SlabsGone(tuple(sorted(told))))
+                self._tell(reader, m.SlabsGone(tuple(sorted(told))))
 
     def _tell(
-        self, reader: ServedPeer, message: IndexHere | SlabsGone, descriptor: int | None = None
+        self, reader: ServedPeer, message: m.IndexHere | m.SlabsGone, descriptor: int | None = None
     ) -> None:
         """Say what nobody has asked for."""
         try:
@@ -143,7 +136,7 @@ class SlabServer:
                 reader.socket.flush()
             if what & selectors.EVENT_READ:
                 for message in reader.socket.receive():
-                    self._hear(reader, decode_from_reader(message))
+                    self._hear(reader, m.decode_from_reader(message))
             self._watch(reader)
         except SocketClosed:
             self._drop(reader)
@@ -152,7 +145,7 @@ class SlabServer:
             _log.warning("%s: request refused, its connection is closed: %s", reader.peer, error)
             self._drop(reader)
 
-    def _hear(self, reader: ServedPeer, message: FromReader) -> None:
+    def _hear(self, reader: ServedPeer, message: m.FromReader) -> None:
         if isinstance(message, FetchRequest):
             self._answer(reader, message)
         elif self.on_send is not None:
@@ -173,7 +166,7 @@ class SlabServer:
                     self._introduce(reader, slab)
                 if layout is not None and layout.hash not in reader.schemas:
                     reader.schemas.add(layout.hash)
-                    reader.socket.send(encode(SchemaHere(layout.hash, layout.data)))
+                    reader.socket.send(encode(m.SchemaHere(layout.hash, layout.data)))
                 answers.append(answer)
         reader.socket.send(encode(Reply(request.id, answers)))
 
@@ -182,7 +175,7 @@ class SlabServer:
         if slab.number not in reader.slabs:
             reader.slabs.add(slab.number)
             reader.socket.send(
-                encode(SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor
+                encode(m.SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor
             )
 
     def _watch(self, reader: ServedPeer) -> None:

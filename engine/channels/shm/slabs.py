@@ -38,9 +38,7 @@ _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Slab:
-    """One piece of memory with a descriptor. `number` never repeats within a pool; `on_disk`:
-    spilled.
-    """
+    """Memory with a descriptor. `number` never repeats within a pool; `on_disk`: spilled."""
 
     __slots__ = ("_memory", "buffer", "descriptor", "live", "number", "on_disk", "size", "used")
 
@@ -56,9 +54,7 @@ class Slab:
         self.live = 0
 
     def bytes(self, offset: int, length: int) -> np.ndarray:
-        """uint8 [length], writable; it keeps the mapping alive, and whoever keeps a part of it
-        keeps all of it.
-        """
+        """uint8 [length], writable; whoever keeps a part of it keeps the mapping alive."""
         return np.frombuffer(self._memory, np.uint8, length, offset)
 
     def close(self) -> None:
@@ -83,9 +79,7 @@ class Region:
 
 
 class SlabPool:
-    """Regions for whoever asks. limit: bytes of memory; what is beyond it goes to unlinked files in
-    `directory`.
-    """
+    """Regions for whoever asks. limit: bytes of memory, beyond which files in `directory`."""
 
     def __init__(self, *, limit: int, directory: Path | None = None, poison: bool = False) -> None:
         self.limit = limit
@@ -120,9 +114,7 @@ class SlabPool:
         return found
 
     def allocate(self, length: int) -> Region:
-        """A region of so many bytes, with one hold. Raises StorageError where the system has none
-        left.
-        """
+        """A region of so many bytes, with one hold. Raises StorageError where none is left."""
         slab = self._for_small(length) if length <= SMALL else self._take(_size_class(length))
         region = Region(slab, slab.used, length)
         slab.used += -(-length // ALIGNMENT) * ALIGNMENT
@@ -229,9 +221,7 @@ def _size_class(length: int) -> int:
 
 
 def sealed_memory(size: int) -> tuple[int, mmap.mmap]:
-    """A memfd with its pages there, mapped, its size sealed, and read-only for whoever maps it
-    later.
-    """
+    """A memfd, its pages there, mapped, its size sealed, read-only for whoever maps it later."""
     descriptor = os.memfd_create("dataflow-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)

@@ -1,14 +1,14 @@
 """The scheduled channel: tensors between the ranks of one world, by gloo or NCCL.
 
-Owns: the agreement of both ends before each transfer, time limits, and what becomes of a world
-that lost a rank. Does not own: which tensors go where (pairs.py, row_broadcast.py), how ranks
-find each other (world.py).
+Owns: the agreement of both ends before each transfer, time limits, and what becomes of a world that
+lost a rank. Does not own: which tensors go where (pairs.py, row_broadcast.py), how ranks find each
+other (world.py).
 
-    state       waits for                            left by
-    open        -                                    send, receive, broadcast; close
-    agreeing    the peer's header (both send one)    equal headers -> moving; other ones -> fenced, RunError on both
-    moving      the payload                          arrived -> open; peer gone or late -> fenced, PeerLost
-    fenced      -                                    nothing: every further call raises what fenced it
+    state       waits for              left by
+    open        -                      send, receive, broadcast; close
+    agreeing    the peer's header      equal headers -> moving; others -> fenced, RunError on both
+    moving      the payload            arrived -> open; peer gone or late -> fenced, PeerLost
+    fenced      -                      nothing: every further call raises what fenced it
 
 Headers always go by gloo; payloads by gloo from host memory and by NCCL between devices. A fenced
 channel drops its connections at once, so whoever waits for this rank is told, too, and no rank
@@ -18,7 +18,7 @@ stays in a transfer that cannot end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from contextlib import AbstractContextManager, nullcontext
@@ -88,25 +88,15 @@ class CollectiveChannel:
         Raises RunError where the other end receives something else or another sequence, PeerLost
         where it is gone or not there in time.
         """
-        self._do(
-            "send", peer, sequence, tensors, lambda flat: self._each(self._payload.send, flat, peer)
-        )
+        self._do("send", peer, sequence, tensors)
 
     def receive(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send` does."""
-        self._do(
-            "receive",
-            peer,
-            sequence,
-            tensors,
-            lambda flat: self._each(self._payload.recv, flat, peer),
-        )
+        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send`."""
+        self._do("receive", peer, sequence, tensors)
 
     def broadcast(self, source: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Every rank calls it: `source` gives its tensors to all others. sequence counts the
-        world's broadcasts.
-        """
-        self._do("broadcast", source, sequence, tensors, lambda flat: self._all(flat, source))
+        """Every rank calls it: `source` gives its tensors to all. sequence counts these."""
+        self._do("broadcast", source, sequence, tensors)
 
     def close(self) -> None:
         """Leave the world; whoever waits for this rank is told."""
@@ -115,17 +105,8 @@ class CollectiveChannel:
 
     # --- one transfer -----------------------------------------------------------------------------
 
-    def _do(
-        self,
-        role: Role,
-        peer: int,
-        sequence: int,
-        tensors: Sequence[Tensor],
-        move: Callable[[list[Tensor]], None],
-    ) -> None:
-        """Agree, then move, on the channel's thread; a failure of either ends the world for this
-        rank.
-        """
+    def _do(self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
+        """Agree, then move, on the channel's thread; a failure ends the world for this rank."""
         self._require_open()
         self._require_peer(role, peer)
         flat = [_bytes(tensor, role) for tensor in tensors]
@@ -139,7 +120,7 @@ class CollectiveChannel:
                 self._require_open()
                 self._agree(role, peer, header)
                 with stream:
-                    move([part for part in flat if part.numel()])
+                    self._move(role, peer, [part for part in flat if part.numel()])
             except RuntimeError as error:
                 return self._failed(role, peer, sequence, error)
             return None
@@ -188,21 +169,18 @@ class CollectiveChannel:
             rank = other if role == "broadcast" else peer
             _require_same(self._names[self.rank], mine.tolist(), self._names[rank], found.tolist())
 
-    def _each(self, call: Callable[..., Any], flat: list[Tensor], peer: int) -> None:
-        for work in [call([part], peer, _PAYLOAD) for part in flat]:
+    def _move(self, role: Role, peer: int, flat: list[Tensor]) -> None:
+        if role == "broadcast":
+            options = BroadcastOptions()
+            options.rootRank, options.rootTensor = peer, 0
+            under_way = [self._payload.broadcast([part], options) for part in flat]
+        else:
+            call = self._payload.send if role == "send" else self._payload.recv
+            under_way = [call([part], peer, _PAYLOAD) for part in flat]
+        for work in under_way:
             work.wait()
-        self._settle(flat)
-
-    def _all(self, flat: list[Tensor], source: int) -> None:
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        for work in [self._payload.broadcast([part], options) for part in flat]:
-            work.wait()
-        self._settle(flat)
-
-    def _settle(self, flat: list[Tensor]) -> None:
-        """With NCCL `wait` orders streams alone; the contract says that the tensors may be changed."""
         if flat and flat[0].is_cuda:
+            # With NCCL `wait` orders streams alone; here the tensors may be changed afterwards.
             torch.cuda.current_stream(flat[0].device).synchronize()
 
     # --- ends -------------------------------------------------------------------------------------
@@ -222,11 +200,8 @@ class CollectiveChannel:
         if isinstance(error, (_Disagreed, RunError)):
             return self._fenced or RunError(str(error))
         # gloo's own advice, behind what happened, is left out.
-        said = (
-            (str(error).strip() or type(error).__name__)
-            .splitlines()[0]
-            .split(". This is typically")[0]
-        )
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = first.split(". This is typically")[0]
         return PeerLost(
             self._names[peer],
             f"{role} {sequence} with {self._names[self.rank]} did not end: {said}. Fix: see what"
@@ -234,9 +209,7 @@ class CollectiveChannel:
         )
 
     def _fence(self, cause: RunError) -> RunError:
-        """Drop every connection, so that no peer waits for this rank any longer; the first cause
-        stays.
-        """
+        """Drop every connection, so that no peer waits for this rank; the first cause stays."""
         with self._lock:
             if self._fenced is None:
                 self._fenced = cause
@@ -255,12 +228,7 @@ class _Disagreed(RuntimeError):
 def _require_same(me: str, mine: list[int], other: str, theirs: list[int]) -> None:
     """Raise _Disagreed unless two headers belong together."""
     wanted = {"send": "receive", "receive": "send", "broadcast": "broadcast"}[_ROLES[mine[1]]]
-    if (
-        theirs[0] == _MAGIC
-        and theirs[1] == _ROLES.index(wanted)
-        and theirs[2:] == mine[2:]
-        and mine[2] >= 0
-    ):
+    if theirs == [_MAGIC, _ROLES.index(wanted), *mine[2:]] and mine[2] >= 0:
         return
     raise _Disagreed(
         f"expected one transfer on both ends, found {me}: {_said(mine)}, and {other}:"
@@ -278,9 +246,7 @@ def _said(header: list[int]) -> str:
 
 
 def _bytes(tensor: Tensor, role: Role) -> Tensor:
-    """A tensor's bytes: every dtype travels alike, bfloat16 too, which some backends cannot sum or
-    send.
-    """
+    """A tensor's bytes: all dtypes travel alike, bfloat16 too, which not every backend takes."""
     whole = tensor.detach()
     if not whole.is_contiguous():
         if role != "send":

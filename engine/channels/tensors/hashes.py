@@ -27,9 +27,7 @@ _AT_ONCE = 1 << 22
 
 
 def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
-    """A signed number of 64 bits for each; equal on two devices of one kind, not in the host's
-    memory and on a GPU.
-    """
+    """64 bits for each, signed; equal on devices of one kind, other ones on host and GPU."""
     found = [_of_tensor(tensor.detach().contiguous()) for tensor in tensors]
     return np.array(found, dtype=np.uint64).view(np.int64).tolist()
 
@@ -45,9 +43,7 @@ def _of_tensor(tensor: Tensor) -> int:
 
 
 def on_device(column: Ragged) -> np.ndarray:
-    """uint64 [rows]: a hash of the bits of each row's values; sums of integers are exact in any
-    order.
-    """
+    """uint64 [rows]: a hash of the bits of each row's values, exact in any order of sums."""
     import torch
 
     values, width = column.values, width_of(column)

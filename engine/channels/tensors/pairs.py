@@ -1,9 +1,8 @@
-"""Tensors straight from one Worker to another of its host: a world of two ranks for each pair of
-them.
+"""Tensors straight from one Worker to another of its host: a world of two ranks for each pair.
 
-    thread                  waits for                                         unblocked by
-    the reader's main       the writer's end of the world, then the payload   the thread below; its end; a time limit
-    one for each reader     a request; then the same of the reader            the reader; its end; a time limit
+    thread                  waits for                                unblocked by
+    the reader's main       the writer's end, then the payload       the thread below; a time limit
+    one for each reader     a request; then the reader's end         the reader; a time limit
 
 Owns: the weights that can be sent, the worlds of this Worker, the device that payloads lie on. Does
 not own: a transfer (collective.py), what tensors mean (engine/weights), device columns
@@ -47,9 +46,7 @@ _LOOK = 0.5
 _log = logging.getLogger(__name__)
 
 Ask = Callable[[str, int, Sequence[BlockRequest]], None]
-"""(peer, sequence, requests): have that Worker send these as the next transfer of the pair. Raises
-PeerLost.
-"""
+"""(peer, sequence, requests): have that Worker send these next. Raises PeerLost."""
 
 
 class TensorPairs:
@@ -74,18 +71,18 @@ class TensorPairs:
         self._timeout = timeout
         self.columns = ColumnStore()
         self._kept: dict[int, Sequence[Tensor]] = {}
-        self._worlds: dict[tuple[str, int], _World] = {}
+        self._worlds: dict[tuple[str, int], PairWorld] = {}
         """By peer and own rank."""
         self._lock = threading.Lock()
         self._moved = MovedBytes()
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
         """Where this pair meets, from any thread; it replaces an earlier world. meeting: a
-        descriptor of the place (engine/channels/tensors/world.py), which is the world's from then on.
+        descriptor of the place (world.py), which is the world's from then on.
         writes: this Worker is the writer, else the peer.
         """
         rank = _WRITER if writes else _READER
-        world = _World(self.name, peer, rank, meeting, self._timeout)
+        world = PairWorld(self.name, peer, rank, meeting, self._timeout)
         with self._lock:
             earlier = self._worlds.get((peer, rank))
             self._worlds[peer, rank] = world
@@ -123,10 +120,8 @@ class TensorPairs:
         elif not world.begin(lambda: self._send(world, sequence, requests)):
             _log.warning("%s asks for %s in a world that has ended", peer, _said(requests))
 
-    def _send(self, world: _World, sequence: int, requests: Sequence[BlockRequest]) -> None:
-        """On the world's thread. What goes wrong ends the world, which the reader notices, and no
-        more than that.
-        """
+    def _send(self, world: PairWorld, sequence: int, requests: Sequence[BlockRequest]) -> None:
+        """On the world's thread. A failure ends the world alone, which the reader notices."""
         try:
             channel = world.formed()
             tensors = [t.to(world.device) for request in requests for t in self._wanted(request)]
@@ -181,9 +176,7 @@ class TensorPairs:
     def _room_for_hashes(
         self, requests: Sequence[BlockRequest], count: int, device: str
     ) -> list[Tensor]:
-        """What goes behind so many tensors: one for their hashes, or nothing. Those of weights are
-        told elsewhere.
-        """
+        """What goes behind so many tensors: one for their hashes, or nothing, as for weights."""
         import torch
 
         hashed = self._content and all(request.columns for request in requests)
@@ -193,15 +186,15 @@ class TensorPairs:
         """Payload bytes that came since the last call."""
         return sum(self._moved.taken().values())
 
-    def _give_up(self, world: _World) -> None:
+    def _give_up(self, world: PairWorld) -> None:
         with self._lock:
             if self._worlds.get((world.peer, world.rank)) is world:
                 del self._worlds[world.peer, world.rank]
         world.close()
 
 
-class _World:
-    """This Worker's end of one world. sequence: of the next transfer, as the reader counts them."""
+class PairWorld:
+    """This Worker's end of one world. sequence: of the next transfer, as the reader counts."""
 
     def __init__(self, name: str, peer: str, rank: int, meeting: int, timeout: float) -> None:
         self.peer = peer
@@ -225,9 +218,7 @@ class _World:
             return not self._closed
 
     def formed(self) -> CollectiveChannel:
-        """The channel, once both ends are there. Raises PeerLost where the other one does not come,
-        or it is closed.
-        """
+        """The channel, once both ends are there. Raises PeerLost where that does not happen."""
         if self._channel is None:
             try:
                 channel = self._form()
@@ -294,10 +285,9 @@ class _World:
             device=self.device,
             timeout=self._timeout,
         )
-        with (
-            contextlib.ExitStack() as undo
-        ):  # one that is done with it at once would be gone while the other connects
+        with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
+            # One that is done with it at once would be gone while the other connects.
             wait_for_all(PrefixStore("formed", store), self.rank, 2, self._timeout)
             undo.pop_all()
         return channel

@@ -16,7 +16,6 @@ reply, its frames and their checks (multipart.py), a broadcast (collective.py), 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from math import prod
 
 import numpy as np
@@ -124,12 +123,7 @@ class RowBroadcast:
             rows = IncomingReply.of(reply, [frame.numpy() for frame in frames]).rows(asked)
         except (KeyError, RunError) as error:
             raise self._wrong(str(error)) from error
-        left = iter(values)
-        device = [
-            dict(zip((t.name for t in many), islice(left, len(many)), strict=True))
-            for many in _tensors_of(reply)
-        ]
-        return dict(zip(names, zip(rows, device, strict=True), strict=True))
+        return dict(zip(names, zip(rows, _named(reply, values), strict=True), strict=True))
 
     def moved(self) -> int:
         """Bytes of rows that came since the last call."""
@@ -229,10 +223,14 @@ def _layouts_of(reply: Reply) -> list[TensorLayout]:
     return [each for many in _tensors_of(reply) for each in many]
 
 
+def _named(reply: Reply, values: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """The tensors of each block, by column."""
+    left = iter(values)
+    return [{layout.name: next(left) for layout in many} for many in _tensors_of(reply)]
+
+
 def _tensor(data: bytes | pa.Buffer) -> Tensor:
-    """uint8 [bytes], which nobody writes, as a tensor: nothing is copied, though torch knows no
-    read-only memory.
-    """
+    """uint8 [bytes], nothing copied: torch knows no memory that is only read."""
     return torch.from_numpy(np.asarray(_Writable(np.frombuffer(data, np.uint8))))
 
 

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TIMEOUT = 60.0
-"""Seconds within which all ranks have to come, and after which a transfer counts its silent peer as
-lost.
-"""
+"""Seconds for all ranks to come, and for a silent peer until a transfer counts it as lost."""
 LOCK_STEP = 1800.0
 """The same for what the ranks of a node do together: one may still be at another node's rows for
 minutes when the others have come. That one is dead or stands still is noticed elsewhere
@@ -114,7 +112,7 @@ def loopback(host: str) -> bool:
 
 
 def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
-    """Wait until every rank has come, a minute at most. Raises RunError naming those that have not."""
+    """Wait until all ranks have come, a minute at most. Raises RunError naming those missing."""
     timeout = min(timeout, TIMEOUT)
     store.set(f"here/{rank}", "1")
     try:

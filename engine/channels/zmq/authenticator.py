@@ -24,9 +24,7 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DE
 
 
 class CurveAuthenticator:
-    """One for a context; to be answered by the thread that has the guarded socket. allowed: public
-    key -> name.
-    """
+    """For a context; answered by the thread of the guarded socket. allowed: key -> name."""
 
     def __init__(
         self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]

@@ -40,9 +40,7 @@ from engine.channels.zmq.curve_keys import CurveKeyPair, require_safe
 _log = logging.getLogger(__name__)
 
 _UNSENT = 1024
-"""Messages that a peer may leave unread; what is beyond them is dropped, and the peer's time-out
-finds it.
-"""
+"""Messages that a peer may leave unread; the rest is dropped, as its time-out finds."""
 
 Find = Callable[[BlockRequest], pa.RecordBatch]
 """Rows of a block; raises KeyError and DataError."""
