@@ -27,7 +27,7 @@ DIALECTS = ("trl", "verl", "openrlhf")
 Rows = list[list[float]]
 
 
-class Drawn:
+class DrawnRows:
     """Float32 rows in groups of 1 to 4, one in five of them empty, with holes in their masks."""
 
     def __init__(self, seed: int) -> None:
@@ -109,7 +109,7 @@ def group_formula(peer: str, baseline: str, scale: str, reward: float, group: li
 @few
 @seeds
 def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> None:
-    rows = Drawn(seed)
+    rows = DrawnRows(seed)
     numbers = [
         group_formula(dialect, baseline, scale, reward, rows.members(i))
         for i, reward in enumerate(rows.reward.tolist())
@@ -120,7 +120,7 @@ def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> 
 
 
 def test_a_group_of_one_without_a_baseline_keeps_what_it_has() -> None:
-    rows = Drawn(1)
+    rows = DrawnRows(1)
     how = {"baseline": "none", "scale": "none", "ragged": True, "dialect": "trl"}
     found = ours._group_advantage(rows.rollout, rows.score, **how)
     require_rows(found["advantage"], on_tokens(rows.reward.tolist(), rows.mask))
@@ -129,7 +129,7 @@ def test_a_group_of_one_without_a_baseline_keeps_what_it_has() -> None:
 @few
 @seeds
 def test_generalised_advantages_and_returns(seed: int) -> None:
-    rows, gamma, lam = Drawn(seed), 0.9, 0.8
+    rows, gamma, lam = DrawnRows(seed), 0.9, 0.8
     advantages, goals, sums = [], [], []
     for row, (mask, value) in enumerate(zip(rows.mask, rows.tokens["value"], strict=True)):
         # arXiv:1506.02438, equation 16, over the written tokens alone: the sum of discounted
@@ -157,7 +157,7 @@ def test_generalised_advantages_and_returns(seed: int) -> None:
 @few
 @seeds
 def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(seed: int) -> None:
-    rows = Drawn(seed)
+    rows = DrawnRows(seed)
     score = rows.columns(TokenReward, reward=rows.reward, token_reward=rows.tokens["by_token"])
     wanted = [
         [sum(by_token[t:]) if m else 0.0 for t, m in enumerate(mask)]
@@ -172,7 +172,7 @@ def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(
 @few
 @seeds
 def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
-    rows = Drawn(seed)
+    rows = DrawnRows(seed)
     value = [
         [float(np.float32(x * size + 3.0 * (size == 0.0))) for x in row]
         for row in rows.tokens["advantage"]
@@ -202,7 +202,7 @@ def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
 
 def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
     """At a variance of 1e-8, adding 1e-8 halves what the clamp leaves as it is."""
-    rows = Drawn(0)
+    rows = DrawnRows(0)
     rows.mask = [[1.0] * n for n in rows.lengths]
     count = sum(rows.lengths)
     flat = [1e-4 * (-1) ** i for i in range(count)]
@@ -231,7 +231,7 @@ def kl_formula(dialect: str, kind: str, d: float) -> float:
 @few
 @seeds
 def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
-    rows = Drawn(seed)
+    rows = DrawnRows(seed)
     distances = [0.0, 0.0, 3.0, -3.0, 15.0, -15.0, 40.0, -40.0]
     far = np.random.default_rng(seed).choice(distances, sum(rows.lengths))
     reference = [

@@ -132,19 +132,19 @@ DATA = ["--base", "models/base", "--data", "rows.jsonl"]
 NO_DATA = ["--base", "b", "--data", "row.jsonl"]
 
 
-class Ended(NamedTuple):
+class CommandEnd(NamedTuple):
     code: int
     out: str
     err: str
 
 
-Command = Callable[..., Ended]
+Command = Callable[..., CommandEnd]
 
 
 @pytest.fixture
 def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command line in that folder."""
-    return lambda *arguments: Ended(main(list(arguments)), *capsys.readouterr())
+    return lambda *arguments: CommandEnd(main(list(arguments)), *capsys.readouterr())
 
 
 def values(name: str, *flags: str) -> dict[str, Any]:

@@ -61,14 +61,14 @@ def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Gr
     assert str(diff(graph, found)) == str(diff(graph, graph))
 
 
-class Noted(Reward):
+class NotedReward(Reward):
     """A user's own schema, which another extends."""
 
     row = "completion"
     note = column(pa.utf8())
 
 
-class Twice(Noted):
+class Twice(NotedReward):
     second = column(pa.list_(pa.float32(), 4), "T", device=True)
 
 

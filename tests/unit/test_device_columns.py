@@ -32,7 +32,7 @@ from tests.kit.plans import headers, planned_on
 from tests.kit.rewards import exact
 
 
-class Hidden(Schema):
+class HiddenStates(Schema):
     row = "completion"
     hidden = column(pa.list_(pa.float32(), 3), "T", device=True)
     top = column(pa.int64(), "T", device=True)
@@ -51,7 +51,7 @@ def distinct(lengths: Sequence[int], start: int = 0) -> Batch:
         "total": torch.arange(start, start + rows, dtype=torch.float64),
         "norm": np.arange(start, start + rows, dtype=np.float32),
     }
-    return Batch.make(Keys.of(range(start, start + rows)), columns, Hidden)
+    return Batch.make(Keys.of(range(start, start + rows)), columns, HiddenStates)
 
 
 def values(batch: Batch) -> list[tuple[Any, ...]]:
@@ -67,10 +67,10 @@ def values(batch: Batch) -> list[tuple[Any, ...]]:
 
 
 def test_a_schema_says_what_is_on_a_device() -> None:
-    assert "hidden: 3 floats per completion token on its device" in Hidden.describe()
-    assert Hidden.columns["hidden"].arrow.type == pa.large_list(pa.null())
-    assert Hidden.columns["total"].arrow.type == pa.null()
-    assert Hidden.columns["hidden"].whole.type.value_type == pa.list_(pa.float32(), 3)
+    assert "hidden: 3 floats per completion token on its device" in HiddenStates.describe()
+    assert HiddenStates.columns["hidden"].arrow.type == pa.large_list(pa.null())
+    assert HiddenStates.columns["total"].arrow.type == pa.null()
+    assert HiddenStates.columns["hidden"].whole.type.value_type == pa.list_(pa.float32(), 3)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 def test_what_is_not_as_declared_is_refused(name: str) -> None:
     where, given_, said = WRONG[name]
     with pytest.raises(DataError, match=said):
-        Batch.make(Keys.of(range(2)), {where: given_}, Hidden)
+        Batch.make(Keys.of(range(2)), {where: given_}, HiddenStates)
 
 
 def test_a_users_function_sees_tensors() -> None:
-    columns = Columns(distinct([2, 1]), Hidden)
+    columns = Columns(distinct([2, 1]), HiddenStates)
     assert isinstance(columns["total"], torch.Tensor)
     hidden = columns["hidden"]
     assert hidden.values.shape == (3, 3)
@@ -212,7 +212,7 @@ def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
 
 
 @operator()
-def states(rollout: Columns[Rollout]) -> Columns[Hidden]:
+def states(rollout: Columns[Rollout]) -> Columns[HiddenStates]:
     raise AssertionError("only planned")
 
 
@@ -226,12 +226,12 @@ def looked(rollout: Columns[Rollout]) -> Columns[Seen]:
 
 
 @operator()
-def steered(score: Columns[Reward], hidden: Columns[Hidden]) -> Columns[Reward]:
+def steered(score: Columns[Reward], hidden: Columns[HiddenStates]) -> Columns[Reward]:
     raise AssertionError("only planned")
 
 
 @loss()
-def beside(now: Now, hidden: Tensors[Hidden]) -> Terms:
+def beside(now: Now, hidden: Tensors[HiddenStates]) -> Terms:
     raise AssertionError("only planned")
 
 

@@ -72,7 +72,7 @@ def answer(told: m.Instruction) -> m.Event:
 
 
 @dataclass
-class World:
+class DeviceWorld:
     """Workers that do one thing after another, and refuse what a sleeping one cannot do."""
 
     filter: DeviceTurns
@@ -130,7 +130,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
     seed: int, losses: bool
 ) -> None:
     draw = random.Random(seed)
-    world, wanted = World(turns_of()), {w: [] for w in WORKERS}
+    world, wanted = DeviceWorld(turns_of()), {w: [] for w in WORKERS}
     for number in range(60):
         worker = draw.choice(WORKERS)
         told = anything(draw, number, worker)
@@ -159,7 +159,7 @@ def of_ranks() -> DeviceTurns:
 
 
 @dataclass
-class InLockStep(World):
+class InLockStep(DeviceWorld):
     """Workers whose ranks begin an assignment or an offer only when all of them have come to it."""
 
     there: dict[int, set[str]] = field(default_factory=dict)
@@ -227,7 +227,7 @@ def death(worker: str, epoch: int = 0) -> m.WorkerLost:
 
 
 def test_a_turn_passes_to_who_waits_longest() -> None:
-    world = World(turns_of())
+    world = DeviceWorld(turns_of())
     for number, worker in enumerate("acba"):
         world.take(world.filter.told([chunk(number, worker)]))
     assert world.filter.waiting() == [

@@ -25,7 +25,7 @@ FAR = (-200.0, -100.0, -30.0, -1e-4, 0.0, 1e-4, 30.0, 88.5, 100.0, 200.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FlatRows:
     """Some rows, flat by token, in float64; `of` makes what a formula is given."""
 
     lengths: list[int]
@@ -52,7 +52,7 @@ class Rows:
         return Tensors({column: found.float()})
 
 
-def drawn(seed: int, *, extreme: bool) -> Rows:
+def drawn(seed: int, *, extreme: bool) -> FlatRows:
     """Groups of one and several, one-token rows, holes, untrained rows; foreign tokens have nan."""
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 4, draw.integers(1, 4))
@@ -81,17 +81,17 @@ def drawn(seed: int, *, extreme: bool) -> Rows:
     def rounded(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
         return {n: torch.from_numpy(a.astype(np.float32)).double() for n, a in arrays.items()}
 
-    return Rows(lengths, row_group, torch.from_numpy(mask), rounded(columns), rounded(by_row))
+    return FlatRows(lengths, row_group, torch.from_numpy(mask), rounded(columns), rounded(by_row))
 
 
-Formula = Callable[[Rows, Tensor], Terms]
-Textbook = Callable[[Rows, Tensor], Tensor]
+Formula = Callable[[FlatRows, Tensor], Terms]
+Textbook = Callable[[FlatRows, Tensor], Tensor]
 
 
 def tokens(formula: Callable[..., Tensor], *names: str) -> Textbook:
     """A formula of single tokens, applied to those whose mask is 1; the others are 0."""
 
-    def whole(rows: Rows, said: Tensor) -> Tensor:
+    def whole(rows: FlatRows, said: Tensor) -> Tensor:
         kept = rows.mask > 0
         given = [rows.columns[name][kept] for name in names]
         return torch.zeros_like(said).masked_scatter(kept, formula(said[kept], *given))
@@ -113,7 +113,7 @@ def estimate(d: Tensor, kl: str) -> Tensor:
 def clipped(
     low: float, high: float, kl: str, beta: float, dual: float | None
 ) -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         ports = rows.port("advantage", "advantage"), rows.port("logprobs", "old")
         reference = rows.port("logprobs", "reference")
         how = {"clip": (low, high), "kl": kl, "beta": beta, "dual_clip": dual}
@@ -129,7 +129,7 @@ def clipped(
 
 
 def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         now = rows.now(said, sampler_mass=torch.full_like(said, mass).detach() if mass else None)
         ports = (rows.port("advantage", "advantage"), rows.port("logprobs", "proximal"))
         return losses.decoupled_policy(now, *ports, cap=cap, over_cap=over)
@@ -145,7 +145,7 @@ def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formu
 
 
 def policy_gradient() -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         return losses.policy_gradient(rows.now(said), rows.port("advantage", "advantage"))
 
     return ours, tokens(lambda now, gain: -gain * now, "advantage")
@@ -156,14 +156,14 @@ def supervised() -> tuple[Formula, Textbook]:
 
 
 def entropy() -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         return losses.entropy(rows.now(said.detach(), entropy=said))
 
     return ours, tokens(lambda spread: -spread)
 
 
 def value(clip: float | None) -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         ports = rows.port("returns", "returns"), rows.port("values", "old_values")
         return losses.value(rows.now(said.detach(), values=said), *ports, clip=clip)
 
@@ -176,22 +176,22 @@ def value(clip: float | None) -> tuple[Formula, Textbook]:
     return ours, tokens(textbook, "returns", "old_values")
 
 
-def margins(rows: Rows, said: Tensor) -> list[Tensor]:
+def margins(rows: FlatRows, said: Tensor) -> list[Tensor]:
     gap = torch.where(rows.mask > 0, said - torch.nan_to_num(rows.columns["reference"]), 0.0)
     return [part.sum() for part in gap.split(rows.lengths)]
 
 
-def groups(rows: Rows) -> list[list[int]]:
+def groups(rows: FlatRows) -> list[list[int]]:
     numbers = range(max(rows.row_group) + 1)
     return [[r for r, g in enumerate(rows.row_group) if g == group] for group in numbers]
 
 
 def dpo() -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         ports = rows.port("sign", "sign"), rows.port("logprobs", "reference")
         return losses.dpo(rows.now(said), *ports, beta=0.3)
 
-    def textbook(rows: Rows, said: Tensor) -> Tensor:
+    def textbook(rows: FlatRows, said: Tensor) -> Tensor:
         """arXiv:2305.18290, equation 7."""
         signed = torch.stack(margins(rows, said)) * rows.by_row["sign"]
         logits = torch.stack([0.3 * signed[members].sum() for members in groups(rows)])
@@ -201,11 +201,11 @@ def dpo() -> tuple[Formula, Textbook]:
 
 
 def trajectory_balance() -> tuple[Formula, Textbook]:
-    def ours(rows: Rows, said: Tensor) -> Terms:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
         reward, reference = rows.port("reward", "reward"), rows.port("logprobs", "reference")
         return losses.trajectory_balance(rows.now(said), reward, reference, beta=0.7)
 
-    def textbook(rows: Rows, said: Tensor) -> Tensor:
+    def textbook(rows: FlatRows, said: Tensor) -> Tensor:
         """arXiv:2503.18929, equations 4 and 5."""
         gap = [m - rows.by_row["reward"][r] / 0.7 for r, m in enumerate(margins(rows, said))]
         parts = []
@@ -255,7 +255,7 @@ def same(found: np.ndarray, wanted: np.ndarray, what: str, atol: float) -> None:
     assert not np.isfinite(found[~fits]).any(), f"{what}: a number where none fits"
 
 
-def check(case: str, rows: Rows, atol: float = 1e-6) -> None:
+def check(case: str, rows: FlatRows, atol: float = 1e-6) -> None:
     ours, textbook = CASES[case]
     mask, model = rows.mask, rows.columns[OF_MODEL.get(case, "now")]
     said32, said64 = model.float().requires_grad_(), model.clone().requires_grad_()
@@ -284,22 +284,22 @@ def test_rows_far_from_their_sampler(case: str, seed: int) -> None:
 # --- kinks ----------------------------------------------------------------------------------------
 
 
-def row_of(now: Sequence[float], **columns: Sequence[float]) -> Rows:
+def row_of(now: Sequence[float], **columns: Sequence[float]) -> FlatRows:
     """Each token a row and a group of its own, unless a column says otherwise."""
     size = len(now)
     given = {"now": now, "values": now, "entropy": now, "sampler": now} | columns
     flat = {n: torch.tensor(c, dtype=torch.float64) for n, c in given.items()}
-    return Rows([1] * size, list(range(size)), torch.ones(size, dtype=torch.float64), flat, {})
+    return FlatRows([1] * size, list(range(size)), torch.ones(size, dtype=torch.float64), flat, {})
 
 
-def one_group(now: list[float], *, reference: list[float], **by_row: list[float]) -> Rows:
+def one_group(now: list[float], *, reference: list[float], **by_row: list[float]) -> FlatRows:
     """Two rows of one token each; the sampler is the reference."""
     rows = row_of(now, reference=reference, sampler=reference)
     numbers = {n: torch.tensor(values, dtype=torch.float64) for n, values in by_row.items()}
     return replace(rows, row_group=[0, 0], by_row=numbers)
 
 
-def gradient_at(ours: Formula, rows: Rows, model: str = "now") -> list[float]:
+def gradient_at(ours: Formula, rows: FlatRows, model: str = "now") -> list[float]:
     said = rows.columns[model].float().requires_grad_()
     return term_and_gradient(ours(rows, said).loss, said, rows.mask)[1].tolist()
 

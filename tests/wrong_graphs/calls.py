@@ -254,19 +254,19 @@ def betas_of_three() -> Graph:
 def text_for_the_type_of_a_column() -> Graph:
     kind: Any = "float32"
 
-    class Scaled(Schema):
+    class OfNoType(Schema):
         scale = column(kind)
 
-    return trained(cast(Any, Scaled))
+    return trained(cast(Any, OfNoType))
 
 
 def misspelt_axis_of_a_column() -> Graph:
     axis: Any = "t"
 
-    class Scaled(Returns):
+    class OfNoAxis(Returns):
         scale = column(Returns.columns["returns"].type, axis)
 
-    return trained(cast(Any, Scaled))
+    return trained(cast(Any, OfNoAxis))
 
 
 def buffer_without_a_writer() -> Graph:

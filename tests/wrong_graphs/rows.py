@@ -221,10 +221,10 @@ def schema_of_two_that_differ() -> Graph:
     class Tokens(Reward):
         parts = column(pa.float32(), "T")
 
-    class Both(Steps, Tokens):
+    class StepsAndTokens(Steps, Tokens):
         pass
 
-    raise AssertionError(Both)
+    raise AssertionError(StepsAndTokens)
 
 
 def schema_with_a_column_of_another_type() -> Graph:
