@@ -172,6 +172,7 @@ class _Run:
             checkpoint_every=options.checkpoint_every,
             checkpoint_seconds=options.checkpoint_minutes * 60.0,
             stored_at=self._stored_at,
+            error_budget=options.error_budget,
             patience=options.watchdog,
         )
         coordinator = Coordinator(self._plan, settings)

@@ -42,6 +42,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Checkpoints to keep, and as many timed ones."""
     grace: float = 60.0
     """Seconds that a Step and its checkpoint may take after Ctrl-C, SIGTERM or SIGHUP."""
+    error_budget: float = 0.1
+    """Share of the admitted prompts that may be dropped; 10 always may. More end the run."""
     samples_every: int = 1
     """Steps between sample files."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()

@@ -2,7 +2,7 @@
 
 Owns: the bound on outstanding prompts, what is admitted next, the intake, the bound on how
 much a refilling select may reject. Does not own: the policies' formulas (intake.py), where
-the prompts stand (lane.py), nor the phases that decide when any of this happens (core.py).
+the prompts stand (prompt_table.py), nor the phases that decide when any of this happens (core.py).
 
 Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the
 remaining Steps can train. While some outbox spills to files, none is admitted beyond one batch: a
@@ -13,20 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from engine.coordinator import intake
-from engine.coordinator.prompt_table import (
-    DROPPED,
-    FINISHED,
-    REJECTED,
-    RUNNING,
-    TAKEN,
-    PromptTable,
-    Ready,
-)
+from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN
 from engine.coordinator.refs import Ref, SourceCut
 from engine.plan.plan import PlannedSource
 
@@ -51,13 +44,12 @@ class Admission:
     def __init__(
         self,
         source: PlannedSource,
-        lane: PromptTable,
+        table: PromptTable,
         *,
         steps: int | None,
-        last_batch: Literal["train", "drop"],
     ) -> None:
         self.source = source
-        self.lane = lane
+        self.table = table
         self.rows = 0
         """Rows in one pass; known once the source has opened."""
         self.admitted = 0
@@ -65,7 +57,6 @@ class Admission:
         self.overlong = 0
         """Prompts that a node's own policy gave up: generate(overlong_prompt="drop")."""
         self._steps = steps
-        self._last_batch = last_batch
         self._again: list[tuple[int, int]] = []
         """(position, attempt) that are to begin once more."""
         self._rejected = 0
@@ -76,7 +67,7 @@ class Admission:
 
     # --- what comes in ----------------------------------------------------------------------------
 
-    def admit(self, version: int, *, sparing: bool = False) -> list[Ready]:
+    def admit(self, version: int, *, sparing: bool = False) -> list[NodeChunk]:
         """Take up all that the credit allows, in cohorts; returns the source's rows to make.
         sparing: no more than one batch is to be outstanding.
         """
@@ -88,25 +79,25 @@ class Admission:
                 break
             room -= len(chosen)
             self.admitted += len(chosen)
-            found.append(self.lane.admit([p for p, _ in chosen], [a for _, a in chosen], version))
+            found.append(self.table.admit([p for p, _ in chosen], [a for _, a in chosen], version))
         return found
 
     def give_back(self) -> bool:
-        """Retire what was rejected or dropped: its credit returns. Returns whether there was any."""
-        self._rejected += self.lane.count[REJECTED]
-        gone = self.lane.slots(REJECTED, DROPPED)
+        """Retire what was rejected or dropped: its credit returns. Whether there was any."""
+        self._rejected += self.table.prompts.count[REJECTED]
+        gone = self.table.prompts.slots(REJECTED, DROPPED)
         if len(gone):
-            self.lane.retire(gone)
+            self.table.retire(gone)
         return bool(len(gone))
 
     def starved(self, step: int, place: Callable[[str], str] = str) -> str:
         """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on
         its way.
         """
-        if not self._spent() or self.lane.running:
+        if not self._spent() or self.table.prompts.running:
             return ""
-        kept = self.lane.count[FINISHED]
-        most, name = min((n.max_attempts, n.name) for n in self.lane.nodes if n.refill)
+        kept = self.table.prompts.count[FINISHED]
+        most, name = min((n.max_attempts, n.name) for n in self.table.nodes if n.refill)
         return (
             f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and"
             f" {self.source.batch} are wanted; max_attempts is {most}: the data is too easy or too"
@@ -117,7 +108,7 @@ class Admission:
         room = (1 + ahead) * self.source.batch
         if self._steps is not None:
             room = min(room, (self._steps - version) * self.source.batch)
-        room -= self.lane.outstanding
+        room -= self.table.prompts.outstanding
         return 0 if room <= 0 or self._spent() else room
 
     def _spent(self) -> bool:
@@ -126,13 +117,13 @@ class Admission:
         """
         if not self._rejected:
             return False
-        most = min(n.max_attempts for n in self.lane.nodes if n.refill)
-        kept = self.lane.count[FINISHED]
+        most = min(n.max_attempts for n in self.table.nodes if n.refill)
+        kept = self.table.prompts.count[FINISHED]
         return kept < self.source.batch and kept + self._rejected >= most * self.source.batch
 
     def _next_prompts(self, most: int) -> list[tuple[int, int]]:
         chosen, self._again = self._again[:most], self._again[most:]
-        first = self.lane.next
+        first = self.table.prompts.next
         return chosen + [(p, 0) for p in range(first, min(first + most - len(chosen), self._end))]
 
     @property
@@ -147,21 +138,18 @@ class Admission:
         there are too few.
 
         Under `drop`, finished prompts that are too old begin once more. At the end of the data a
-        short batch is taken as it is, or given up.
+        short batch is taken as it is.
         """
-        lane, source = self.lane, self.source
+        table, source = self.table, self.source
         if source.intake == "drop":
             self._give_up_old(version)
         last = not self._coming()
-        if lane.count[FINISHED] < source.batch and not last:
-            return lane.slots()
-        finished = lane.slots(FINISHED)
-        if last and self._last_batch == "drop" and len(finished) < source.batch:
-            lane.retire(finished)
-            return lane.slots()
-        begun = lane.begun[finished]
+        if table.prompts.count[FINISHED] < source.batch and not last:
+            return table.prompts.slots()
+        finished = table.prompts.slots(FINISHED)
+        begun = table.prompts.begun[finished]
         if source.intake == "exact":
-            running = lane.begun[lane.slots(RUNNING)]
+            running = table.prompts.begun[table.prompts.slots(RUNNING)]
             chosen = intake.exact(
                 begun,
                 running,
@@ -175,47 +163,51 @@ class Admission:
         return finished[chosen]
 
     def _give_up_old(self, version: int) -> None:
-        finished = self.lane.slots(FINISHED)
+        finished = self.table.prompts.slots(FINISHED)
         old = finished[
-            intake.too_old(self.lane.begun[finished], max_lag=self.source.max_lag, version=version)
+            intake.too_old(
+                self.table.prompts.begun[finished], max_lag=self.source.max_lag, version=version
+            )
         ]
-        vain = old[self.lane.order[old] >= self._formed_at]
+        vain = old[self.table.prompts.order[old] >= self._formed_at]
         if len(vain):
-            self.vain = Vain(self.vain.prompts + len(vain), version, *self.lane.oldest(vain))
+            self.vain = Vain(self.vain.prompts + len(vain), version, *self.table.oldest(vain))
         self.begin_again(old)
 
     def begin_again(self, slots: np.ndarray) -> None:
         """Give these prompts up in their present attempt; they are admitted once more, before any
         other.
         """
-        self._again += self.lane.again(slots)
+        self._again += self.table.again(slots)
 
     def formed(self) -> None:
         """A Step is formed: the attempts to fill the next one are counted anew."""
         self._rejected, self.vain = 0, Vain()
-        self._formed_at = self.lane.admissions
+        self._formed_at = self.table.prompts.admissions
 
     @property
     def exhausted(self) -> bool:
         """Whether no prompt can ever be trained again: none is to come, none is on its way, none is
         finished.
         """
-        return not self.lane.count[FINISHED] and not self._coming()
+        return not self.table.prompts.count[FINISHED] and not self._coming()
 
     def _coming(self) -> bool:
         """Whether some prompt is still to come, or on its way."""
-        return bool(self._again) or self.lane.next < self._end or self.lane.running
+        return (
+            bool(self._again) or self.table.prompts.next < self._end or self.table.prompts.running
+        )
 
     def abandon(self) -> None:
         """The run is over: whatever is outstanding is wanted no longer."""
-        self.lane.retire(self.lane.slots(RUNNING, FINISHED, REJECTED, DROPPED, TAKEN))
+        self.table.retire(self.table.prompts.slots(RUNNING, FINISHED, REJECTED, DROPPED, TAKEN))
 
     # --- the cut of a checkpoint ------------------------------------------------------------------
 
     def cut(self) -> SourceCut:
         """Every position's fate."""
         return replace(
-            self.lane.cut_state(self._again),
+            self.table.prompts.cut_state(self._again),
             admitted=self.admitted,
             dropped=self.dropped,
             overlong=self.overlong,
@@ -228,5 +220,5 @@ class Admission:
             cut.dropped,
             cut.overlong,
         )
-        self._again = self.lane.restore(cut, rows, version)
-        self._formed_at = self.lane.admissions
+        self._again = self.table.restore(cut, rows, version)
+        self._formed_at = self.table.prompts.admissions

@@ -152,7 +152,7 @@ class Blocks:
         return found
 
     def gather(self, reading: Reading) -> Gather:
-        """Where these rows lie now, with the blocks numbered from 0. All of them have to be there."""
+        """Where these rows lie now, with the blocks numbered from 0. All have to be there."""
         if self._moved and not self._moved.keys().isdisjoint(reading.numbers):
             reading = self._followed(reading)
         refs = tuple(self._refs[n] for n in reading.numbers)
@@ -232,7 +232,7 @@ def _nobody_asks(number: int) -> None:
 
 
 def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
-    """Which numbers occur and how often; numbers of blocks that live together lie close together."""
+    """Which numbers occur, and how often; those of blocks that live together are close."""
     if not len(blocks):
         return [], []
     first = int(blocks.min())

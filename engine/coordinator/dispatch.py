@@ -1,83 +1,53 @@
 """Chunks: who runs which, what they read, and which have to be run once more.
 
-    a chunk is    waits for                                         left by
-    parked        what it reads to be there, a replica that can     RunChunk -> told
-    told          its worker                                        ChunkDone -> ended
-                                                                    WorkerLost, Unfetched -> parked or given up
-    ended         nothing                                           a reader of rows that were lost -> parked
+    a chunk is   waits for                                       left by
+    parked       what it reads to be there, a free replica       RunChunk -> told
+    told         its Worker                                      ChunkDone -> ended
+                                                                 WorkerLost, FetchFailed -> parked,
+                                                                 or given up
+    ended        a reader of rows that were lost                 such a reader -> parked
 
 Owns: the choice of a replica; keeping what a chunk reads until it has ended; and the lineage, by
 which rows that died with a Worker are made again. Does not own: which rows make a chunk
-(lane.py, step.py), nor what becomes of its output (core.py), nor who is alive (recovery.py).
+(readiness.py, step.py), what becomes of its output (core.py), nor who is alive (recovery.py).
 
 A chunk is run again whole, with the same keys, where that gives the same rows: above the cut of a
 synchronous source, below the cut, and in an evaluation; and, if it reads a trained Model, only
 until the Step begins to train. Its inputs are held for that until its rows are wanted no longer,
 and it is run again when a reader asks for rows that were lost, not before. Elsewhere a chunk that
-was lost is given up, and its lane decides what to do instead.
+was lost is given up, and its prompt table decides what to do instead.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.blocks import Blocks, Readings
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.messages import RunChunk
-from engine.coordinator.prompt_table import Ready
+from engine.coordinator.outstanding import Outstanding, Pending
 from engine.coordinator.refs import Ref
 from engine.coordinator.tables import codes
 from engine.plan.plan import Plan, PlannedNode
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """A chunk and how far it has come. again: whether it may be run again. closed: it has ended
-    once.
-    """
-
-    node: PlannedNode
-    keys: Keys
-    step: int
-    inputs: Readings
-    holds: frozenset[int]
-    again: bool
-    wanted: bool = True
-    """Whether its rows are of use when they come."""
-    closed: bool = False
-    worker: str = ""
-    """Who has it; nobody while it is parked, or has ended."""
-    parked: bool = True
-    runs: int = 0
-    reads: frozenset[int] = frozenset()
-    """The blocks that it was told to read."""
-    made: dict[int, tuple[Keys, np.ndarray]] = field(default_factory=dict)
-    """Keys and digests of each block of its output that is still needed."""
-    remade: list[int] = field(default_factory=list)
-    """Blocks of a further run, kept until it has ended."""
-
-
 class Dispatch:
     """Every chunk that was assigned and is not forgotten."""
 
-    def __init__(self, plan: Plan, blocks: Blocks, ids: Iterator[int]) -> None:
+    def __init__(self, plan: Plan, blocks: Blocks, outstanding: Outstanding) -> None:
         self._place = plan.place
         self._blocks = blocks
-        self._ids = ids
+        self._outstanding = outstanding
         blocks.on_gone = self._gone
-        many = len(plan.workers) > 1
-        self._again = {n.name for n in plan.nodes if many and not n.lag}
+        self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
-        self._rows_at = dict.fromkeys(plan.workers, 0)
-        """Rows under way at each worker."""
-        self._parked: list[Chunk] = []
-        self._told: dict[int, Chunk] = {}
-        self._maker: dict[int, Chunk] = {}
+        self._parked: list[NodeChunk] = []
+        self._maker: dict[int, NodeChunk] = {}
         """Block -> the chunk that it is of, if that may be run again."""
         self._suspects: set[str] = set()
         """Workers of which somebody said that they are gone, before their loss was known here."""
@@ -88,46 +58,34 @@ class Dispatch:
 
     # --- telling ----------------------------------------------------------------------------------
 
-    def add(self, ready: Ready, step: int) -> None:
+    def add(self, chunk: NodeChunk, step: int) -> None:
         """Take a chunk up."""
-        self._blocks.hold(ready.holds)
-        chunk = Chunk(
-            ready.node, ready.keys, step, ready.inputs, ready.holds, ready.node.name in self._again
-        )
+        self._blocks.hold(chunk.holds)
+        chunk.step, chunk.again = step, chunk.node.name in self._again
         self._parked.append(chunk)
 
     def tell(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
         """What can be told now. able: whether a worker can run chunks of a node."""
         found: list[RunChunk] = []
-        if not self._parked:
-            return found
-        left: list[Chunk] = []
-        at = 0
-        while at < len(self._parked):  # it grows by what has to be made again
-            chunk = self._parked[at]
-            at += 1
-            workers = (
-                [w for w in chunk.node.workers if able(chunk.node, w)]
-                if self.there(chunk.holds)
-                else []
-            )
+        left: list[NodeChunk] = []
+        for chunk in self._parked:  # it grows by what has to be made again
+            there = self.there(chunk.holds)
+            workers = [w for w in chunk.node.workers if there and able(chunk.node, w)]
             if workers:
-                found.append(self._tell(chunk, min(workers, key=self._rows_at.__getitem__)))
+                found.append(
+                    self._tell(chunk, min(workers, key=self._outstanding.rows.__getitem__))
+                )
             else:
                 left.append(chunk)
         self._parked = left
         return found
 
-    def _tell(self, chunk: Chunk, worker: str) -> RunChunk:
+    def _tell(self, chunk: NodeChunk, worker: str) -> RunChunk:
         """Give a chunk to a replica."""
-        number = next(self._ids)
-        self._rows_at[worker] += len(chunk.keys)
-        self._told[number] = chunk
-        chunk.worker, chunk.parked = worker, False
+        chunk.state = "told"
         chunk.runs += 1
-        chunk.reads = self._blocks.places(chunk.holds)
-        return RunChunk(
-            id=number,
+        task = RunChunk(
+            id=self._outstanding.new_id(),
             node=chunk.node.name,
             worker=worker,
             step=chunk.step,
@@ -135,6 +93,8 @@ class Dispatch:
             inputs=self._blocks.gathers(chunk.inputs),
             again=chunk.closed,
         )
+        self._outstanding.ask(task, self._blocks.places(chunk.holds), chunk)
+        return task
 
     def there(self, numbers: Iterable[int]) -> bool:
         """Whether these blocks can be read now; sees to it that what is missing is made again."""
@@ -151,34 +111,23 @@ class Dispatch:
         chunk = self._maker.get(number)
         if chunk is None or (chunk.node.name in self._readers and self.moved_on):
             self.beyond = number
-        elif not chunk.worker and not chunk.parked:
+        elif chunk.state == "ended":
             self._park(chunk)
 
-    def _park(self, chunk: Chunk) -> None:
-        chunk.worker, chunk.parked = "", True
+    def _park(self, chunk: NodeChunk) -> None:
+        chunk.state = "parked"
         self._parked.append(chunk)
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def find(self, chunk: int) -> Chunk | None:
-        """The chunk that was told under this id and has not ended; None where its rows are of no
-        use.
-        """
-        found = self._told.get(chunk)
-        return found if found is not None and found.wanted else None
-
-    def worker_of(self, chunk: int) -> str:
-        """Who was told this chunk and has not ended it."""
-        return self._told[chunk].worker if chunk in self._told else ""
-
-    def fresh(self, chunk: Chunk, keys: Keys) -> np.ndarray | None:
+    def fresh(self, chunk: NodeChunk, keys: Keys) -> np.ndarray | None:
         """Boolean [rows]: which of the rows come for the first time; None where all do."""
         if chunk.runs == 1 or not chunk.made:
             return None
         came = np.concatenate([codes(k.position, k.sample) for k, _ in chunk.made.values()])
         return ~np.isin(codes(keys.position, keys.sample), came)
 
-    def made(self, chunk: Chunk, number: int, ref: Ref) -> None:
+    def made(self, chunk: NodeChunk, number: int, ref: Ref) -> None:
         """Rows of a chunk have come, as this block."""
         if not chunk.again:
             return
@@ -188,28 +137,25 @@ class Dispatch:
             self._blocks.hold((number,))
             chunk.remade.append(number)
 
-    def done(self, chunk: int) -> tuple[Chunk | None, str]:
-        """A chunk has ended: what it read may go. None where it had ended before, or is of no use.
-
-        The text says what is wrong where its rows are others than those of the first time.
+    def done(self, asked: Pending) -> str:
+        """A chunk has ended: what it read may go. Says what is wrong where its rows are others than
+        those of the first time.
         """
-        found = self._told.pop(chunk, None)
-        if found is None:
-            return None, ""
-        self._rows_at[found.worker] -= len(found.keys)
-        found.worker = ""
-        wrong = self._moves(found) if found.wanted and found.runs > 1 else ""
-        self._end(found)
-        return (found if found.wanted else None), wrong
+        chunk = asked.chunk
+        assert chunk is not None
+        wrong = self._moves(chunk) if asked.wanted and chunk.runs > 1 else ""
+        self._end(chunk)
+        return wrong
 
-    def _end(self, chunk: Chunk) -> None:
+    def _end(self, chunk: NodeChunk) -> None:
+        chunk.state = "ended"
         self._blocks.let_go(chunk.remade)
         chunk.remade.clear()
         self._forget(chunk)
 
-    def _forget(self, chunk: Chunk) -> None:
+    def _forget(self, chunk: NodeChunk) -> None:
         """What a chunk read may go once its rows cannot be asked for again."""
-        if not chunk.made and not chunk.worker and not chunk.parked:
+        if not chunk.made and chunk.state == "ended":
             self._blocks.let_go(chunk.holds)
             chunk.holds = frozenset()
 
@@ -219,8 +165,8 @@ class Dispatch:
             del chunk.made[number]
             self._forget(chunk)
 
-    def _moves(self, chunk: Chunk) -> str:
-        """Where the rows of its lost blocks are now; says which row is missing, or not what it was."""
+    def _moves(self, chunk: NodeChunk) -> str:
+        """Where the rows of its lost blocks are now; says which row is missing or another."""
         lost = [number for number in chunk.made if self._blocks.lost_with(number)]
         if not lost:
             return ""
@@ -253,38 +199,30 @@ class Dispatch:
             self._blocks.move(number, numbers[order[at]], rows[order[at]])
         return ""
 
-    def unmeasured(self, nodes: Set[str]) -> bool:
-        """Whether a chunk of these nodes has not ended once: what was measured of it is still to
-        come, also where all of its rows have come, then its Worker was lost, and it is run again.
+    def unended(self, region: str) -> bool:
+        """Whether a chunk of this region has not ended once, but for nodes with a lag: what was
+        measured of it is still to come, also where all of its rows have come, then its Worker was
+        lost, and it is run again.
         """
-        if not nodes:
-            return False
-        chunks = itertools.chain(self._told.values(), self._parked)
+        told = (a.chunk for a in self._outstanding.of(RunChunk) if a.chunk is not None)
         return any(
-            chunk.wanted and not chunk.closed and chunk.node.name in nodes for chunk in chunks
+            not chunk.closed and chunk.node.region == region and not chunk.node.lag
+            for chunk in itertools.chain(told, self._parked)
         )
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def lost(self, worker: str, blocks: frozenset[int]) -> list[Chunk]:
-        """A worker is gone, with these blocks. Returns the chunks that are given up: their rows
-        have to be assigned anew by those whose they are.
+    def lost(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
+        """A worker is gone, with what it owed and these blocks. Returns the chunks that are given
+        up: their rows have to be assigned anew by those whose they are.
         """
         self._suspects.discard(worker)
-        gone = [number for number, chunk in self._told.items() if chunk.worker == worker]
-        found = [chunk for number in gone for chunk in self._untold(number)]
+        found = [chunk for asked in owed for chunk in self.undone(asked)]
         short = [c for c in self._parked if not c.again and not blocks.isdisjoint(c.holds)]
         for chunk in short:
             self._parked.remove(chunk)
-            chunk.parked = False
             self._end(chunk)
         return found + short
-
-    def unfetched(self, chunk: int, peer: str) -> list[Chunk]:
-        """A chunk was not begun, as `peer` was gone; returns it where it is given up."""
-        if chunk in self._told:
-            self.suspect(peer, self._told[chunk].reads)
-        return self._untold(chunk)
 
     def suspect(self, peer: str, reads: Iterable[int]) -> None:
         """Somebody could not read these blocks, as far as they are there and with `peer`: none are
@@ -293,27 +231,25 @@ class Dispatch:
         if self._blocks.some_at(reads, (peer,)):
             self._suspects.add(peer)
 
-    def _untold(self, number: int) -> list[Chunk]:
-        chunk = self._told.pop(number, None)
+    def undone(self, asked: Pending) -> list[NodeChunk]:
+        """What was asked came to nothing; returns its chunk, if it is one that is given up."""
+        chunk = asked.chunk
         if chunk is None:
             return []
-        self._rows_at[chunk.worker] -= len(chunk.keys)
-        chunk.worker = ""
         self._blocks.let_go(chunk.remade)
         chunk.remade.clear()
-        if chunk.again and chunk.wanted:
+        if chunk.again and asked.wanted:
             self._park(chunk)
             return []
         self._end(chunk)
-        return [chunk] if chunk.wanted else []
+        return [chunk] if asked.wanted else []
 
     def abandon(self, whose: Callable[[PlannedNode], bool]) -> None:
         """The chunks of these nodes are wanted no longer; those under way come to nothing."""
-        for chunk in self._told.values():
-            chunk.wanted = chunk.wanted and not whose(chunk.node)
+        for asked in self._outstanding.of(RunChunk):
+            asked.wanted = asked.chunk is None or not whose(asked.chunk.node)
         for chunk in [c for c in self._parked if whose(c.node)]:
             self._parked.remove(chunk)
-            chunk.parked = False
             self._end(chunk)
 
     def next_step(self) -> None:
@@ -337,7 +273,7 @@ class Dispatch:
                 else f"one of {', '.join(chunk.node.workers)}"
             )
             lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
-        told = Counter((chunk.node.name, chunk.worker) for chunk in self._told.values())
+        told = Counter(self._outstanding.chunks())
         return lines + [
             f"{node}: chunks under way at {w}: {count}" for (node, w), count in told.items()
         ]

@@ -1,7 +1,7 @@
 """Which finished rows become the batch of a Step.
 
 Owns: the three policies, as pure functions of ages. Does not own: which prompts are
-finished (lane.py), nor the bound on outstanding prompts (admission.py).
+finished (prompt_table.py), nor the bound on outstanding prompts (admission.py).
 
 A group's age is the version that its oldest token was made with (`begun`). The bound: a
 group trained at Step t has lag (t - 1) - begun <= max_lag.

@@ -20,7 +20,7 @@ from engine.plan.plan import Plan
 
 
 class Livelock:
-    """patience: seconds that prompts may be given up in vain before the run fails; 0 is for ever."""
+    """patience: seconds for which prompts may be given up in vain; 0 is for ever."""
 
     def __init__(self, plan: Plan, admissions: Mapping[str, Admission], patience: float) -> None:
         self._plan = plan

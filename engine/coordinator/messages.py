@@ -223,10 +223,10 @@ class StopRequested:
     signal: int = 0
 
 
-Ended = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
+TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
 """The last answer to a task; of several ranks, each one's last."""
-Answer = Produced | Tombstoned | Reported | Prepared | Ended
-FromWorker = Answer | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
+TaskEvent = Produced | Tombstoned | Reported | Prepared | TaskEnd
+FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
 Event = FromWorker | WorkerLost | Checkpointed | StopRequested
 
 
@@ -426,8 +426,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Write a checkpoint of this cut; `rows`: for each node, the finished untrained rows to keep,
-    with their keys.
+    """Write a checkpoint of this cut; `rows`: the finished untrained rows of each node.
 
     evaluated: the version at which each evaluate node ran last. timed: it is due by the clock
     alone.

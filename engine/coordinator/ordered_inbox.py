@@ -35,7 +35,7 @@ class OrderedInbox(Generic[T]):
         return found
 
     def close(self) -> None:
-        """This incarnation is over: only what the next one says counts, from its first message on."""
+        """This incarnation is over: what the next one says counts, from its first message on."""
         self.epoch += 1
         self._next = 0
         self._early.clear()

@@ -1,7 +1,7 @@
 """Rank groups: the nodes that several Workers run in lock-step, between the core and the world.
 
-    told(instructions) -> instructions    what the core says to a node, as its ranks have to hear it
-    heard(event) -> events, instructions  what ranks say, as the core has to hear it
+    told(instructions) -> instructions             the core's, as the ranks have to hear them
+    heard(event, asked) -> events, instructions    the ranks', as the core has to hear them
 
 Owns: which rank is given which rows, by whom, and when all may begin. Does not own: who is a rank
 (the plan), what becomes of a Step whose rows are lost (core.py). The core knows nothing of ranks:
@@ -9,11 +9,12 @@ it tells the first Worker of a node, and hears one Stepped and one Offered from 
 
 An assignment of a node with ranks goes through these states:
 
-    state       waits for                                    left by
-    preparing   every rank to have fetched its rows          Prepared of the last one: Go to all -> training
-                                                             FetchFailed of one -> dropped (the core is told once)
-    training    every rank to have done its updates          Stepped of the last one: one Stepped to the core -> done
-    dropped     the core: another assignment, or GoBack      TrainStep of a later sequence
+    state       waits for                           left by
+    preparing   every rank to fetch its rows        Prepared of the last: Go to all -> training
+                                                    FetchFailed of one, which the core is told
+                                                    once -> dropped
+    training    every rank to do its updates        Stepped of the last: the core hears of one
+    dropped     every rank to answer all the same   Prepared or FetchFailed of the last
 
 The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the
 same rows: its first rank fetches them, and gives them to the others by a broadcast, which is a
@@ -23,7 +24,7 @@ are given theirs have nothing to fetch and are prepared at once.
 No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others
 hanging in one. A rank that is prepared for a dropped assignment lets it go when it is told the next
 one; what it still says of the former is of no interest. A rank that is lost takes a part of the
-train state with it: the core answers with GoBack.
+train state with it: the core answers with Rollback.
 
 Of a dropped assignment the core knows that its rows are free. A rank that has not answered is still
 going to fetch them: until it has, their blocks are not released.
@@ -32,8 +33,8 @@ going to fetch them: until it has, their blocks are not released.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -49,34 +50,26 @@ from engine.coordinator.messages import (
     Produced,
     Release,
     Stepped,
+    Task,
     TrainStep,
     WorkerLost,
 )
+from engine.coordinator.outstanding import Outstanding, Pending
 from engine.coordinator.refs import Gather, Ref
 from engine.coordinator.tables import shares
 from engine.plan.plan import Plan, PlannedNode
 
 
-@dataclass(slots=True)
-class _Group:
-    """The ranks of a node, and the assignment that they have. shares: those with the same rows."""
-
-    ranks: tuple[str, ...]
-    shares: tuple[tuple[str, ...], ...]
-    id: int = -1
-    state: Literal["done", "preparing", "training", "dropped"] = "done"
-    left: set[str] = field(default_factory=set)
-    """Ranks that have not said yet what the state waits for."""
-
-
 class RankGroups:
     """Every rank group of a plan. In a plan without one, everything passes as it is."""
 
-    def __init__(self, plan: Plan) -> None:
-        grouped = [n for n in plan.nodes if n.work == "train" and n.ranks > 1]
-        self._groups = {n.name: _Group(n.workers, n.shares) for n in grouped}
+    def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
+        self._outstanding = outstanding
+        self._groups = {n.name: n for n in plan.nodes if n.work == "train" and n.ranks > 1}
         self._first = {
-            m.name: self._groups[m.writer].ranks[0] for m in plan.models if m.writer in self._groups
+            m.name: self._groups[m.writer].workers[0]
+            for m in plan.models
+            if m.writer in self._groups
         }
         """For each Model that a rank group writes, the Worker whose pieces count."""
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
@@ -86,7 +79,6 @@ class RankGroups:
         """(id, rank) -> the blocks, by (worker, number), that it has not said to have
         fetched.
         """
-        self._assigned_to: dict[int, str] = {}
         self._free: set[tuple[str, int]] = set()
         """Blocks of which only that is awaited."""
 
@@ -103,7 +95,8 @@ class RankGroups:
             case TrainStep() if instruction.node in self._groups:
                 return self._assigned(instruction)
             case Offer() if instruction.writer in self._groups:
-                ranks = self._groups[instruction.writer].ranks
+                ranks = self._groups[instruction.writer].workers
+                self._outstanding.ask_all(instruction, ranks)
                 return [replace(instruction, worker=rank) for rank in ranks]
             case Release():
                 for block in instruction.blocks:
@@ -113,8 +106,7 @@ class RankGroups:
 
     def _assigned(self, message: TrainStep) -> list[Instruction]:
         group = self._groups[message.node]
-        self._assigned_to[message.id] = message.node
-        group.id, group.state, group.left = message.id, "preparing", set(group.ranks)
+        self._outstanding.ask_all(message, group.workers)
         share_of = self._split(message.keys, message.inputs, len(group.shares))
         told: list[TrainStep] = []
         for share, ranks in enumerate(group.shares):
@@ -160,30 +152,34 @@ class RankGroups:
         for ref in refs if self._groups else ():
             self._lengths[ref.worker, ref.block] = ref.lengths
 
-    def heard(self, event: Event) -> tuple[list[Event], list[Instruction]]:
-        """What the core is to hear of it, and what the ranks are to be told."""
+    def heard(self, event: Event, asked: Pending | None) -> tuple[list[Event], list[Instruction]]:
+        """What the core is to hear, and what the ranks are to be told. asked: what this answers."""
         match event:
             case Produced() if event.node in self._weighed:
                 self.kept((event.ref,))
-            case Prepared() if event.node in self._groups:
-                return [], [*self._answered(event), *self._prepared(event)]
+            case Prepared():
+                return [], [*self._answered(event), *self._prepared(asked)]
             case Stepped() if event.node in self._groups:
-                return self._stepped(event), []
-            case FetchFailed() if event.id in self._assigned_to:
-                return self._unfetched(event), self._answered(event)
+                ended = asked is not None and not asked.parts
+                first = self._groups[event.node].workers[0]
+                return [replace(event, worker=first)] if ended else [], []
+            case FetchFailed() if asked is not None and self._is_group(asked.task):
+                dropped = asked.wanted
+                self._outstanding.give_up(asked)
+                return [event] if dropped else [], self._answered(event)
             case Offered() if event.worker != self._first.get(event.model, event.worker):
                 # All ranks took part; whoever kept a block all the same may let it go.
-                return [], (
-                    [Release(worker=event.worker, blocks=(event.block,))]
-                    if event.block >= 0
-                    else []
-                )
+                kept: list[Instruction] = [Release(worker=event.worker, blocks=(event.block,))]
+                return [], kept if event.block >= 0 else []
             case WorkerLost():
                 self._lengths = {
                     at: found for at, found in self._lengths.items() if at[0] != event.worker
                 }
                 self._free = {ref for ref in self._free if ref[0] != event.worker}
         return [event], []
+
+    def _is_group(self, task: Task) -> TypeGuard[TrainStep]:
+        return isinstance(task, TrainStep) and task.node in self._groups
 
     def _answered(self, event: Prepared | FetchFailed) -> list[Instruction]:
         """A rank has fetched its rows, or let them go: blocks that were to be free go with the last
@@ -194,44 +190,25 @@ class RankGroups:
         self._free -= done
         return [Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
 
-    def _prepared(self, event: Prepared) -> list[Instruction]:
-        group = self._groups[event.node]
-        if event.id != group.id or group.state != "preparing":
+    def _prepared(self, asked: Pending | None) -> list[Instruction]:
+        """Once all of them are, they begin."""
+        if asked is None or not asked.wanted or set(asked.parts.values()) != {"prepared"}:
             return []
-        group.left.discard(event.worker)
-        if group.left:
-            return []
-        group.state, group.left = "training", set(group.ranks)
-        return [Go(node=event.node, worker=rank, id=group.id) for rank in group.ranks]
-
-    def _stepped(self, event: Stepped) -> list[Event]:
-        group = self._groups[event.node]
-        if group.state != "training":
-            return []
-        group.left.discard(event.worker)
-        if group.left:
-            return []
-        group.state = "done"
-        return [replace(event, worker=group.ranks[0])]
-
-    def _unfetched(self, event: FetchFailed) -> list[Event]:
-        group = self._groups[self._assigned_to[event.id]]
-        if event.id != group.id or group.state != "preparing":
-            return []
-        group.state = "dropped"
-        return [event]
+        task = asked.task
+        assert isinstance(task, TrainStep)
+        self._outstanding.begin(asked)
+        return [Go(id=task.id, node=task.node, worker=rank) for rank in asked.parts]
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lacks = {
-            "preparing": "have not fetched their rows yet",
-            "training": "have not ended their updates yet",
-        }
-        return [
-            f"{name}: ranks {', '.join(sorted(group.left))} {lacks[group.state]}"
-            for name, group in self._groups.items()
-            if group.state in lacks
-        ]
+        lines = []
+        for asked in self._outstanding.of(TrainStep):
+            if self._is_group(asked.task):
+                begun = "begun" in asked.parts.values()
+                lacks = "ended their updates" if begun else "fetched their rows"
+                left = sorted(rank for rank, part in asked.parts.items() if part != "prepared")
+                lines.append(f"{asked.task.node}: ranks {', '.join(left)} have not {lacks} yet")
+        return lines
 
 
 def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """What a chunk reads: from tables to readings.
 
 Owns: which row of which producer goes into each row of an input. Does not own: which rows a chunk
-has (lane.py), nor where the blocks are (blocks.py).
+has (prompt_table.py), nor where the blocks are (blocks.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.coordinator.tables import RowTable
 from engine.plan.plan import PlannedNode
 
 
-def lane_readings(
+def table_readings(
     node: PlannedNode,
     tables: Mapping[str, RowTable],
     blocks: Blocks,

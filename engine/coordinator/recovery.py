@@ -1,4 +1,4 @@
-"""Which Workers there are, and when it is of no use to begin one anew.
+"""Which Workers there are, and when to stop restarting one.
 
     a worker is   waits for                    left by
     there         -                            WorkerLost -> down
@@ -6,8 +6,8 @@
                                                WorkerLost -> down, with the epoch after that
 
 Owns: incarnations, the order of what each one says, whose outbox spills, and the limit on deaths.
-Does not own: what a loss means for rows (lane.py, dispatch.py), weights (versions.py) or the Step
-(training.py).
+Does not own: what a loss means for rows (prompt_table.py, dispatch.py), for weights (versions.py)
+or for the Step (training.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Recovery:
     """The Workers of a run. Whoever is known to nobody yet is there, in its first incarnation."""
 
     def __init__(self, workers: Iterable[str]) -> None:
-        self._fences: dict[str, OrderedInbox[Event]] = {
+        self._inboxes: dict[str, OrderedInbox[Event]] = {
             worker: OrderedInbox() for worker in workers
         }
         self._down: set[str] = set()
@@ -38,7 +38,7 @@ class Recovery:
         itself, and be heard after its death.
         """
         if isinstance(event, From):
-            found = self._fences[event.worker].take(event.epoch, event.number, event.event)
+            found = self._inboxes[event.worker].take(event.epoch, event.number, event.event)
         else:
             found = [event]
         for each in found:
@@ -53,10 +53,10 @@ class Recovery:
 
     def lost(self, event: WorkerLost) -> bool:
         """A Worker is gone; False where that is known, or a later incarnation is there."""
-        fence = self._fences[event.worker]
-        if event.epoch != fence.epoch:
+        inbox = self._inboxes[event.worker]
+        if event.epoch != inbox.epoch:
             return False
-        fence.close()
+        inbox.close()
         self._down.add(event.worker)
         self._spilling.discard(event.worker)
         self._deaths.setdefault(event.worker, []).append(event.error)
@@ -64,7 +64,7 @@ class Recovery:
 
     def opened(self, event: WorkerOpened) -> bool:
         """A Worker is there; False where it was, or another incarnation is meant."""
-        if event.epoch != self._fences[event.worker].epoch or event.worker not in self._down:
+        if event.epoch != self._inboxes[event.worker].epoch or event.worker not in self._down:
             return False
         self._down.discard(event.worker)
         return True
@@ -97,9 +97,9 @@ class Recovery:
         lines = [
             f"worker {worker}: has died and is not open again" for worker in sorted(self._down)
         ]
-        for worker, fence in self._fences.items():
-            if fence.missing is not None:
+        for worker, inbox in self._inboxes.items():
+            if inbox.missing is not None:
                 lines.append(
-                    f"worker {worker}: its message {fence.missing} has not come, later ones have"
+                    f"worker {worker}: its message {inbox.missing} has not come, later ones have"
                 )
         return lines

@@ -20,7 +20,7 @@ from engine.plan.plan import PlannedInput, PlannedNode
 
 
 def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:
-    """For each node of a lane that reduces: the nodes that its descendants come of."""
+    """For each node that reduces: the nodes that its descendants come of."""
     named = {n.name: n for n in nodes}
     above: dict[str, frozenset[str]] = {}
     found = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from engine.coordinator.refs import Ref, SourceCut
 
@@ -30,7 +29,6 @@ class Settings:
     checkpoint_seconds: float = 0.0
     stored_at: float | None = None
     error_budget: float = 0.1
-    last_batch: Literal["train", "drop"] = "train"
     patience: float = 0.0
 
 

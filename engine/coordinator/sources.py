@@ -1,7 +1,7 @@
-"""All training sources of a run: their lanes and their credit, as one.
+"""All training sources of a run: their tables and their credit, as one.
 
 Owns: what is asked of every source at once: is there a Step, what is lost, what goes into a
-checkpoint, how much was dropped. Does not own: one source's prompts (lane.py) or credit
+checkpoint, how much was dropped. Does not own: one source's prompts (prompt_table.py) or credit
 (admission.py), nor when any of this is asked (core.py).
 """
 
@@ -14,16 +14,18 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.messages import Checkpoint, Tombstoned
-from engine.coordinator.prompt_table import FINISHED, PromptTable, Ready
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import FINISHED
 from engine.coordinator.refs import Gather
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedSource
 
 
 class Sources:
-    """See the module. `lanes` and `admissions` are by the source's name."""
+    """See the module. `tables` and `admissions` are by the source's name."""
 
     def __init__(self, plan: Plan, settings: Settings, blocks: Blocks) -> None:
         self._plan = plan
@@ -34,19 +36,12 @@ class Sources:
         )
         """Nodes whose rows are others once the weights have moved on."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
-        self.waves = frozenset(
-            n.name for n in plan.nodes if n.region == "stream" and n.source not in self.late
-        )
-        """Nodes above the cut of a synchronous source."""
-        self.lanes = {s.name: _lane(plan, s, blocks) for s in plan.sources}
+        self.tables = {s.name: _table(plan, s, blocks) for s in plan.sources}
         self.admissions = {
-            s.name: Admission(
-                s, self.lanes[s.name], steps=settings.steps, last_batch=settings.last_batch
-            )
-            for s in plan.sources
+            s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
         self._first_dropped = ""
-        self._barren = dict.fromkeys(self.lanes, 0)
+        self._barren = dict.fromkeys(self.tables, 0)
         """Prompts of each source that were given up by a node's own policy since the last Step was
         formed.
         """
@@ -66,7 +61,7 @@ class Sources:
         """A Step is formed."""
         for admission in self.admissions.values():
             admission.formed()
-        self._barren = dict.fromkeys(self.lanes, 0)
+        self._barren = dict.fromkeys(self.tables, 0)
 
     @property
     def drained(self) -> bool:
@@ -76,11 +71,13 @@ class Sources:
     @property
     def begun(self) -> bool:
         """Whether a synchronous Step has begun, which it does with its admission."""
-        return any(a.source.max_lag == 0 and a.lane.outstanding for a in self.admissions.values())
+        return any(
+            a.source.max_lag == 0 and a.table.prompts.outstanding for a in self.admissions.values()
+        )
 
     def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
         """Of a Step that starts from this version, with these slots."""
-        made = np.concatenate([self.lanes[name].versions(slots) for name, slots in taken.items()])
+        made = np.concatenate([self.tables[name].versions(slots) for name, slots in taken.items()])
         lag = np.maximum(
             version - made, 0
         )  # a follower's rows count as what it is until its next move
@@ -103,7 +100,7 @@ class Sources:
         """A row failed for good: its group is given up. Returns why the run fails where that is too
         many.
         """
-        if not self.lanes[source].drop(event.node, event.key[0], event.key[2]):
+        if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
         self._first_dropped = (
             self._first_dropped or f"{self._plan.place(event.node)} row {event.key}: {event.error}"
@@ -122,10 +119,10 @@ class Sources:
         """Two orders of the data in a row have between any two of their rows less than two passes:
         where two passes gave nothing, nothing ever will.
         """
-        admission, lane = self.admissions[source], self.lanes[source]
+        admission, table = self.admissions[source], self.tables[source]
         admission.overlong += 1
         self._barren[source] += 1
-        if lane.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
+        if table.prompts.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
             return ""
         return (
             f"{self._plan.place(event.node)} gave up every prompt of {source}; the last:"
@@ -143,14 +140,14 @@ class Sources:
             " the first: " + (self._first_dropped)
         )
 
-    def lose(self, blocks: frozenset[int]) -> list[Ready]:
+    def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """These blocks are gone. Where the weights have moved on meanwhile, the prompts of rows
         that a trained Model made begin again; all other rows are made again. Returns what the
         sources are to make.
         """
-        found: list[Ready] = []
+        found: list[NodeChunk] = []
         for name in self.late:
-            slots, ready = self.lanes[name].lose(blocks, trained=self._trained)
+            slots, ready = self.tables[name].lose(blocks, trained=self._trained)
             self.admissions[name].begin_again(slots)
             found += ready
         return found
@@ -165,9 +162,9 @@ class Sources:
     def checkpoint(self, step: int, dispatch: Dispatch) -> Checkpoint | None:
         """The cut of now; None while a row that goes into it is not there."""
         rows: dict[str, tuple[Keys, Gather]] = {}
-        for lane in self.lanes.values():
-            for node in lane.nodes if lane.count[FINISHED] else ():
-                stored = lane.stored(node.name)
+        for table in self.tables.values():
+            for node in table.nodes if table.prompts.count[FINISHED] else ():
+                stored = table.stored(node.name)
                 reading = self._blocks.reading(node.name, (), stored.block, stored.row)
                 if not dispatch.there(reading.numbers):
                     return None
@@ -178,9 +175,9 @@ class Sources:
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines: list[str] = []
-        for name, lane in self.lanes.items():
-            lines += lane.waiting()
-            done = lane.count[FINISHED]
+        for name, table in self.tables.items():
+            lines += table.waiting()
+            done = table.prompts.count[FINISHED]
             lines.append(
                 f"intake of {name}: {done} of {self.admissions[name].source.batch} prompts are"
                 " finished"
@@ -188,7 +185,7 @@ class Sources:
         return lines
 
 
-def _lane(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
+def _table(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
     nodes = [n for n in plan.nodes if n.region == "stream" and n.source == source.name]
     above = {n.name for n in nodes}
     cut = [gate for n in plan.nodes if n.region == "step" for gate in n.gates if gate in above]

@@ -1,7 +1,7 @@
 """One Step under way: the rows that the intake took, and the nodes below the cut.
 
 Owns: which step-region node may run on them next, and the order of the train nodes. Does
-not own: what comes before (lane.py) or after (core.py).
+not own: what comes before (prompt_table.py) or after (core.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading
-from engine.coordinator.prompt_table import PromptTable, Ready
+from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.refs import Key, Ref
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
@@ -30,15 +31,15 @@ class StepRun:
         self,
         step: int,
         nodes: Sequence[PlannedNode],
-        lanes: Mapping[str, PromptTable],
+        tables: Mapping[str, PromptTable],
         taken: Mapping[str, np.ndarray],
         blocks: Blocks,
     ) -> None:
         self.step = step
         self.taken = taken
-        self._lanes = lanes
+        self._prompt_tables = tables
         self._blocks = blocks
-        self._lane_of = {n.name: lane for lane in lanes.values() for n in lane.nodes}
+        self._table_of = {n.name: table for table in tables.values() for n in table.nodes}
         self._waiting = {n.name: n for n in nodes if n.work != "train"}
         self._trains = [n for n in nodes if n.work == "train"]
         self._rows: dict[str, StepRows] = {}
@@ -47,11 +48,11 @@ class StepRun:
         """Chunks under way, by node."""
         self._expected: dict[str, Keys] = {}
 
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[NodeChunk]:
         """Nodes that can run now and were not returned before; a node without any row is done at
         once.
         """
-        found: list[Ready] = []
+        found: list[NodeChunk] = []
         moved = True
         while moved:
             moved = False
@@ -60,7 +61,7 @@ class StepRun:
                     moved |= self._start(node, found)
         return found
 
-    def _start(self, node: PlannedNode, found: list[Ready]) -> bool:
+    def _start(self, node: PlannedNode, found: list[NodeChunk]) -> bool:
         """Take a node whose inputs are there up; returns whether it is done already, having no row.
 
         Its rows are cut into as many chunks of whole prompts as the plan says, of about as many
@@ -76,7 +77,7 @@ class StepRun:
         self._parts[node.name] = []
         self._expected[node.name] = keys
         for part in parts:
-            found.append(Ready(node, part, *self.inputs(node.inputs, part)))
+            found.append(NodeChunk(node, part, *self.inputs(node.inputs, part)))
         return False
 
     def _parted(self, node: PlannedNode, keys: Keys) -> list[Keys]:
@@ -165,13 +166,13 @@ class StepRun:
     def rows(self, node: str) -> StepRows:
         """The rows of any node within this Step."""
         if node not in self._rows:
-            lane = self._lane_of[node]
-            self._rows[node] = lane.rows(node, self.taken[lane.source])
+            table = self._table_of[node]
+            self._rows[node] = table.rows(node, self.taken[table.source])
         return self._rows[node]
 
     def release(self) -> None:
         """The rows that the step-region nodes made are wanted no longer."""
-        made = [rows for name, rows in self._rows.items() if name not in self._lane_of]
+        made = [rows for name, rows in self._rows.items() if name not in self._table_of]
         for rows in [*made, *(part for parts in self._parts.values() for part in parts)]:
             self._blocks.drop(rows.block)
 
@@ -186,4 +187,4 @@ class StepRun:
         ]
 
     def _known(self, node: str) -> bool:
-        return node in self._lane_of or node in self._rows
+        return node in self._table_of or node in self._rows

@@ -1,7 +1,7 @@
 """Tables of arrived rows, as arrays.
 
 Owns: for each node, which rows of which prompts have come and in which block they lie. Does not
-own: which prompts there are (lane.py), where the blocks are (blocks.py), nor any row: these are
+own: which prompts there are (prompts.py), where the blocks are (blocks.py), nor any row: these are
 a few bytes each.
 """
 
@@ -210,7 +210,7 @@ def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
 
 
 def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Indices into sorted positions, in at most so many runs of about as many different ones each."""
+    """Indices into sorted positions, in at most so many runs of about as many prompts each."""
     starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
     edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(positions)]
     return [np.arange(a, b) for a, b in pairwise(edges) if a < b]

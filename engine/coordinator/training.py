@@ -15,16 +15,17 @@ died: what that may have written is written anew with the Step, and deleted at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from engine.coordinator import doubtful
 from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.messages import FetchFailed, Record, Stepped, TrainStep, Warn
-from engine.coordinator.prompt_table import PromptTable, Ready
+from engine.coordinator.messages import Record, Task, TrainStep, Warn
+from engine.coordinator.outstanding import Outstanding
+from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
@@ -40,50 +41,45 @@ class Training:
         plan: Plan,
         blocks: Blocks,
         dispatch: Dispatch,
-        lanes: Mapping[str, PromptTable],
-        ids: Iterator[int],
+        outstanding: Outstanding,
+        prompts: Mapping[str, PromptTable],
     ) -> None:
         self._plan = plan
-        self._ids = ids
         self._blocks = blocks
         self._dispatch = dispatch
-        self._lanes = lanes
+        self._outstanding = outstanding
+        self._prompts = prompts
         self._nodes = [n for n in plan.nodes if n.region == "step"]
-        self._told = {"train": -1, "record": -1}
-        """The id of what the train node and the recorder were told last."""
         self.run: StepRun | None = None
-        self._turn = ""
-        """The train node that was told and has not ended."""
-        self._record: Literal["none", "due", "told", "done"] = "none"
+        self._unrecorded = False
+        """Whether the recorder is still to be told."""
         self._moved = False
         """Whether some train node of the Step has done its updates."""
-        self._reads: dict[str, frozenset[int]] = {}
-        """The blocks that the train node ("train") and the recorder ("record") were told to read.
-        """
 
     # --- begin and end ----------------------------------------------------------------------------
 
     def form(self, step: int, taken: Mapping[str, np.ndarray]) -> None:
         """These prompts form a Step."""
         for name, slots in taken.items():
-            self._lanes[name].take(slots)
-        self.run = StepRun(step, self._nodes, self._lanes, taken, self._blocks)
-        self._record = "due" if self._plan.recorded else "none"
+            self._prompts[name].take(slots)
+        self.run = StepRun(step, self._nodes, self._prompts, taken, self._blocks)
+        self._unrecorded = bool(self._plan.recorded)
         self._moved = False
 
     def lacks(self, sources: Iterable[str], blocks: frozenset[int]) -> bool:
         """Whether rows of the Step that these sources gave lie in these blocks."""
         taken = self.run.taken if self.run is not None else {}
         return any(
-            self._lanes[name].reads(taken[name], blocks) for name in sources if name in taken
+            self._prompts[name].reads(taken[name], blocks) for name in sources if name in taken
         )
 
     def undo(self) -> bool:
         """Give its prompts back, as rows of it are gone; False where it is too late for that."""
-        if self.run is None or self._dispatch.moved_on or self._record in ("told", "done"):
+        recorded = self._plan.recorded and not self._unrecorded
+        if self.run is None or self._dispatch.moved_on or recorded:
             return False
         for name, slots in self.run.taken.items():
-            self._lanes[name].give_back(slots)
+            self._prompts[name].give_back(slots)
         self._dispatch.abandon(lambda node: node.region == "step")
         self._leave()
         return True
@@ -92,7 +88,7 @@ class Training:
         """It is over: its rows are wanted no longer."""
         assert self.run is not None
         for name, slots in self.run.taken.items():
-            self._lanes[name].retire(slots)
+            self._prompts[name].retire(slots)
         self._leave()
 
     def _leave(self) -> None:
@@ -102,7 +98,7 @@ class Training:
 
     # --- telling ----------------------------------------------------------------------------------
 
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[NodeChunk]:
         """Chunks below the cut that can run."""
         assert self.run is not None
         return self.run.ready()
@@ -113,11 +109,12 @@ class Training:
         found: list[Record | TrainStep | Warn] = []
         if not self.run.settled:
             return found
-        if self._record == "due":
+        if self._unrecorded:
             found += self._tell_recorder(self.run, there)
-        while (
-            self._record != "due" and not self._turn and (node := self.run.next_train()) is not None
-        ):
+        while not self._unrecorded and not self._outstanding.of(TrainStep):
+            node = self.run.next_train()
+            if node is None:
+                break
             keys = self.run.keys(node.inputs)
             if not len(keys):
                 prompts = sum(len(slots) for slots in self.run.taken.values())
@@ -139,71 +136,54 @@ class Training:
             holds |= blocks
         if not there(self._plan.recorder) or not self._dispatch.there(holds):
             return []
-        self._record = "told"
-        self._reads["record"] = self._blocks.places(holds)
-        self._told["record"] = next(self._ids)
-        return [
-            Record(
-                id=self._told["record"],
-                step=run.step,
-                keys=keys,
-                inputs=self._blocks.gathers(inputs),
-                worker=self._plan.recorder,
-            )
-        ]
+        self._unrecorded = False
+        task = Record(
+            id=self._outstanding.new_id(),
+            step=run.step,
+            keys=keys,
+            inputs=self._blocks.gathers(inputs),
+            worker=self._plan.recorder,
+        )
+        self._outstanding.ask(task, self._blocks.places(holds))
+        return [task]
 
     def _tell(self, run: StepRun, node: PlannedNode) -> TrainStep | None:
         keys = run.keys(node.inputs)
         inputs, holds = run.inputs(node.inputs, keys)
         if not self._dispatch.there(holds):
             return None
-        self._turn = node.name
-        self._told["train"] = next(self._ids)
         self._dispatch.moved_on = True
-        self._reads["train"] = self._blocks.places(holds)
-        return TrainStep(
-            id=self._told["train"],
+        task = TrainStep(
+            id=self._outstanding.new_id(),
             node=node.name,
             worker=node.workers[0],
             step=run.step,
             keys=keys,
             inputs=self._blocks.gathers(inputs),
         )
+        self._outstanding.ask(task, self._blocks.places(holds))
+        return task
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def stepped(self, event: Stepped) -> None:
+    def stepped(self) -> None:
         """The train node whose turn it was is done."""
         assert self.run is not None
-        assert event.node == self._turn
         self.run.trained()
-        self._turn = ""
         self._moved = True
 
-    def recorded(self) -> None:
-        """The samples are written."""
-        self._record = "done"
-
-    def unfetched(self, event: FetchFailed) -> None:
-        """The train node, or the recorder, did not begin, as `peer` was gone."""
-        if event.id == self._told["record"]:
-            self._dispatch.suspect(event.peer, self._reads.get("record", frozenset()))
-            self._record = "due" if self._record == "told" else self._record
-        elif event.id == self._told["train"] and self._turn:
-            self._dispatch.suspect(event.peer, self._reads["train"])
+    def undone(self, task: Task) -> None:
+        """The train node did not begin, or the recorder did not end: it is told once more."""
+        if isinstance(task, Record):
+            self._unrecorded = True
+        elif isinstance(task, TrainStep):
             self._dispatch.moved_on = self._moved
-            self._turn = ""
-
-    def lost(self, worker: str) -> None:
-        """A worker is gone: if it was to write the samples, it has to be told once more."""
-        if worker == self._plan.recorder and self._record == "told":
-            self._record = "due"
 
     @property
     def complete(self) -> bool:
         """Whether everything of the Step is done."""
         assert self.run is not None
-        return self.run.complete and self._record in ("none", "done")
+        return self.run.complete and not self._unrecorded and not self._outstanding.of(Record)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
@@ -212,6 +192,6 @@ class Training:
         lines = self.run.waiting()
         return lines + (
             [f"step {self.run.step}: its samples are not written yet"]
-            if self._record == "told"
+            if self._outstanding.of(Record)
             else []
         )

@@ -2,7 +2,7 @@
 
     an offer      waits for                        ends with
     offering      the writer's Worker              Offered; then each reader elsewhere is told
-    loading       each Worker of each reader       Loaded of each, or its loss; then its block may go
+    loading       each Worker of each reader       Loaded of each, or its loss; its block goes
 
     a reader      waits for                        ends with
     owed          its Worker to be there again,    Load
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from engine.coordinator.messages import Load, Loaded, Offer, Offered
+from engine.coordinator.outstanding import Outstanding
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 
 Place = tuple[str, str, str]
@@ -31,27 +32,22 @@ Place = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class _Weights:
-    """One version of one Model on its way. left: who has not loaded it; held back until the block
-    is known.
-    """
+    """One version of one Model on its way. held: whom to tell when the block is known."""
 
-    offer: Offer
     held: list[Load] = field(default_factory=list)
-    left: set[Place] = field(default_factory=set)
     offered: Offered | None = None
 
 
 class Versions:
     """The readers of every Model that some train node writes, and those of its followers."""
 
-    def __init__(self, plan: Plan, ids: Iterator[int]) -> None:
-        self._ids = ids
+    def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
+        self._outstanding = outstanding
         self._models = plan.models
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
         self._late = {n.name for n in plan.nodes if n.lag}
         """Readers that may go on with an older version while they load this one."""
-        self._loading: set[Place] = set()
         self._published = 0
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
@@ -112,32 +108,42 @@ class Versions:
         there is none.
         """
         for message in messages:
-            place = (message.reader, message.model, message.worker)
-            self._loading.add(place)
+            place = _place(message)
             self._owed.discard(place)
             if message.worker in self._down:
                 self._owed.add(place)
                 continue
             if self._on_the_spot(message):
-                yield replace(message, id=next(self._ids))
+                yield self._asked(message)
                 continue
             weights = self._weights.get((written, message.version))
             if weights is None:
-                worker = self._nodes[message.writer].workers[0]
-                offer = Offer(
-                    id=next(self._ids),
-                    model=written,
-                    writer=message.writer,
-                    worker=worker,
-                    version=message.version,
-                )
-                weights = self._weights[written, message.version] = _Weights(offer)
-                yield offer
-            weights.left.add(place)
+                weights = self._weights[written, message.version] = _Weights()
+                yield self._offer(written, message)
             if weights.offered is None:
                 weights.held.append(message)
             else:
                 yield self._addressed(message, weights.offered)
+
+    def _offer(self, written: str, message: Load) -> Offer:
+        task = Offer(
+            id=self._outstanding.new_id(),
+            model=written,
+            writer=message.writer,
+            worker=self._nodes[message.writer].workers[0],
+            version=message.version,
+        )
+        self._outstanding.ask(task)
+        return task
+
+    def _asked(self, message: Load) -> Load:
+        task = replace(message, id=self._outstanding.new_id())
+        self._outstanding.ask(task)
+        return task
+
+    def _addressed(self, message: Load, offered: Offered) -> Load:
+        where = {"source": offered.worker, "block": offered.block, "digest": offered.digest}
+        return self._asked(replace(message, **where))
 
     def _on_the_spot(self, message: Load) -> bool:
         return message.alias or self._nodes[message.writer].workers == (message.worker,)
@@ -160,19 +166,14 @@ class Versions:
             self._gone.append((event.worker, event.block))
             return []
         weights.offered = event
-        held, weights.held = weights.held, []
+        told = [self._addressed(message, event) for message in weights.held]
+        weights.held = []
         self._let_go()
-        return [self._addressed(message, event) for message in held]
+        return told
 
     def _loaded(self, event: Loaded) -> None:
-        """A reader has a version in one Worker; an older one than the published does not count."""
-        place = (event.node, event.model, event.worker or self._nodes[event.node].workers[0])
         if event.version == self._published:
-            self._loading.discard(place)
-            self._fresh.discard(place)
-        for (_, version), weights in self._weights.items():
-            if version <= event.version:
-                weights.left.discard(place)
+            self._fresh.discard((event.node, event.model, event.worker))
         self._let_go()
 
     # --- losses -----------------------------------------------------------------------------------
@@ -186,11 +187,9 @@ class Versions:
             for reader in model.readers if model.writer else ():
                 if worker in self._nodes[reader].workers:
                     place = (reader, model.name, worker)
-                    self._loading.add(place)
                     self._owed.add(place)
                     self._fresh.add(place)
         for weights in self._weights.values():
-            weights.left = {place for place in weights.left if place[2] != worker}
             weights.held = [message for message in weights.held if message.worker != worker]
         self._let_go()
 
@@ -230,11 +229,12 @@ class Versions:
         return found
 
     def _let_go(self) -> None:
-        done = [key for key, w in self._weights.items() if w.offered is not None and not w.left]
-        for key in done:
-            offered = self._weights.pop(key).offered
-            assert offered is not None
-            self._gone.append((offered.worker, offered.block))
+        reads = {(load.source, load.block) for load in self._outstanding.tasks(Load)}
+        for key, weights in [*self._weights.items()]:
+            found = weights.offered
+            if found is not None and not weights.held and (found.worker, found.block) not in reads:
+                del self._weights[key]
+                self._gone.append((found.worker, found.block))
 
     def drain(self) -> list[tuple[str, int]]:
         """(worker, block) of weights that everybody has loaded; each is returned once."""
@@ -242,6 +242,13 @@ class Versions:
         return gone
 
     # --- who has it -------------------------------------------------------------------------------
+
+    @property
+    def _loading(self) -> set[Place]:
+        """Who was told of a version, or is to be, and has not loaded it."""
+        told = {_place(load) for load in self._outstanding.tasks(Load)}
+        held = {_place(m) for weights in self._weights.values() for m in weights.held}
+        return self._owed | told | held
 
     @property
     def loaded_everywhere(self) -> bool:
@@ -263,23 +270,21 @@ class Versions:
 
     def behind(self, nodes: Iterable[PlannedNode]) -> bool:
         """Whether one of these nodes has not loaded the published version yet."""
-        if not self._loading:
-            return False
         late = {reader for reader, _, _ in self._loading}
         return any(node.name in late for node in nodes)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines = [
-            f"{w.offer.writer}: has not offered {w.offer.model!r} version {w.offer.version}"
-            for w in self._weights.values()
-            if w.offered is None
+            f"{self._writers[model]}: has not offered {model!r} version {version}"
+            for (model, version), weights in self._weights.items()
+            if weights.offered is None
         ]
         return lines + [
             f"{reader} in {worker}: has not loaded {model!r} version {self._published}"
             for reader, model, worker in sorted(self._loading)
         ]
 
-    def _addressed(self, message: Load, offered: Offered) -> Load:
-        where = {"source": offered.worker, "block": offered.block, "digest": offered.digest}
-        return replace(message, id=next(self._ids), **where)
+
+def _place(message: Load) -> Place:
+    return message.reader, message.model, message.worker

@@ -22,7 +22,8 @@ from engine.api import Result, peek, plan, resume
 from engine.channels.contract import BlockRequest
 from engine.channels.inproc import InprocChannel
 from engine.checkpoint.cut import read_rows, write_rows
-from engine.coordinator.prompt_table import FINISHED, TAKEN, PromptTable
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import FINISHED, TAKEN
 from engine.coordinator.refs import Gather, Ref
 from engine.run.workers import KeepRows, Save
 from engine.worker.assemble import assemble
@@ -109,7 +110,9 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
         def changed(lane: PromptTable, slots: np.ndarray) -> None:
             change(lane, slots)
-            if lane.count[FINISHED] and len(lane.rows("select", lane.slots(TAKEN)).keys):
+            if lane.prompts.count[FINISHED] and len(
+                lane.rows("select", lane.prompts.slots(TAKEN)).keys
+            ):
                 os.write(gate, b".")
 
         return changed

@@ -84,10 +84,13 @@ def test_a_group_with_a_failed_row_is_dropped(tiny: TinyRuns) -> None:
     assert not any(text.startswith("a") for text in samples(result)["prompt"].to_pylist())
 
 
-def test_an_error_budget_that_is_spent_stops_the_run(tiny: TinyRuns) -> None:
-    told = r"11 of \d+ admitted prompts were dropped, more than the error budget of 10%"
+@pytest.mark.parametrize("given,said", [({}, "10%"), ({"error_budget": 0.25}, "25%")])
+def test_an_error_budget_that_is_spent_stops_the_run(
+    tiny: TinyRuns, given: dict[str, float], said: str
+) -> None:
+    told = rf"11 of \d+ admitted prompts were dropped, more than the error budget of {said}"
     with pytest.raises(RunError, match=told):
-        tiny.run(scored(tiny.folder, raises, on_error="drop_group"), 4)
+        tiny.run(scored(tiny.folder, raises, on_error="drop_group"), 4, **given)
 
 
 def test_an_operator_that_hangs_is_named_by_the_watchdog(

@@ -365,7 +365,7 @@ class Proof:
                 continue
             prompts = closed.metrics["data/prompts"]
             assert prompts <= full
-            ended = self.case.settings.steps is None and self.case.settings.last_batch == "train"
+            ended = self.case.settings.steps is None
             if not (ended and step == self.last_step):
                 assert prompts == full, f"step {step}: {prompts} prompts of {full}"
         if self.case.settings.steps is not None:
@@ -596,7 +596,7 @@ class Proof:
             return (1 + source.max_lag) * source.batch
         if self.case.settings.steps is not None:  # too old, waiting to begin once more
             return source.max_lag * source.batch if source.intake == "drop" else 0
-        return source.batch - 1 if self.case.settings.last_batch == "drop" else 0
+        return 0
 
 
 def chunks(simulation: Simulation) -> dict[str, list[tuple]]:

@@ -38,7 +38,7 @@ def ended(run: Simulation) -> Simulation:
 def _within_bounds(run: Simulation) -> bool:
     """Asserts the bound; never says that a run should stop."""
     for name, admission in run.coordinator.sources.admissions.items():
-        source, outstanding = admission.source, admission.lane.outstanding
+        source, outstanding = admission.source, admission.table.prompts.outstanding
         assert outstanding <= (1 + source.max_lag) * source.batch, (
             f"{name}: {outstanding} prompts are outstanding"
         )

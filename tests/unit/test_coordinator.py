@@ -13,8 +13,10 @@ from dataflow.batch import Keys
 from engine.coordinator import intake
 from engine.coordinator import messages as m
 from engine.coordinator.blocks import Blocks, _counted, _indexed
+from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, RUNNING, PromptTable, Ready
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
 from engine.coordinator.refs import NO_VERSION, SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedNode, PlannedSource
@@ -210,7 +212,7 @@ def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -
 
 def with_prompts(
     count: int, *more: PlannedNode, version: int = 0
-) -> tuple[PromptTable, Blocks, list[Ready]]:
+) -> tuple[PromptTable, Blocks, list[NodeChunk]]:
     """So many prompts that are admitted and read, and what is ready then."""
     table, blocks = lane(*more)
     table.admit(range(count), [0] * count, version)
@@ -224,7 +226,7 @@ def test_a_cohort_begins_when_all_of_it_is_there() -> None:
     (ready,) = feed(table, "prompts", Keys.of([0]))
     assert ready.node.name == "rollout"
     assert ready.keys.rows() == [(0, 0, 0), (1, 0, 0)]
-    assert table.count[RUNNING] == 2
+    assert table.prompts.count[RUNNING] == 2
 
 
 def test_rows_that_come_twice_or_of_an_older_attempt_are_let_go() -> None:
@@ -242,17 +244,17 @@ def test_a_prompt_is_as_old_as_its_oldest_row() -> None:
     table, _, _ = with_prompts(1, version=3)
     feed(table, "rollout", Keys.of([0], [1]), version=5)
     feed(table, "rollout", Keys.of([0], [0]), version=4)
-    assert table.count[FINISHED] == 1
-    assert table.begun[table.slots(FINISHED)].tolist() == [4]
-    assert sorted(table.versions(table.slots(FINISHED)).tolist()) == [4, 5]
+    assert table.prompts.count[FINISHED] == 1
+    assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [4]
+    assert sorted(table.versions(table.prompts.slots(FINISHED)).tolist()) == [4, 5]
 
 
 def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
     table, _, _ = with_prompts(1, node("again", "rollout"), version=1)
     feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
     feed(table, "again", Keys.of([0, 0], [0, 1]), version=6)
-    assert table.begun[table.slots(FINISHED)].tolist() == [2]
-    assert table.versions(table.slots(FINISHED)).tolist() == [2, 2]
+    assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [2]
+    assert table.versions(table.prompts.slots(FINISHED)).tolist() == [2, 2]
 
 
 def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> None:
@@ -264,7 +266,7 @@ def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> N
     feed(table, "prompts", Keys.of([0]))
     feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
     feed(table, "more", Keys.of([0, 0, 0], [0, 1, 2]), version=6)
-    assert table.versions(table.slots(FINISHED)).tolist() == [2, 2, 6, 6, 6]
+    assert table.versions(table.prompts.slots(FINISHED)).tolist() == [2, 2, 6, 6, 6]
 
 
 def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
@@ -273,12 +275,12 @@ def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
     feed(table, "keep", Keys.of([1], [1]))
     assert table.closed(ready.node, ready.keys) is None
     assert table.pump() == []
-    assert table.position[table.slots(REJECTED)].tolist() == [0]
-    assert table.position[table.slots(FINISHED)].tolist() == [1]
-    assert table.rows("keep", table.slots(FINISHED)).keys.rows() == [(1, 1, 0)]
-    table.retire(table.slots(REJECTED, FINISHED))
+    assert table.prompts.position[table.prompts.slots(REJECTED)].tolist() == [0]
+    assert table.prompts.position[table.prompts.slots(FINISHED)].tolist() == [1]
+    assert table.rows("keep", table.prompts.slots(FINISHED)).keys.rows() == [(1, 1, 0)]
+    table.retire(table.prompts.slots(REJECTED, FINISHED))
     assert len(blocks.drain()["w"]) == 3
-    assert (table.watermark, table.outstanding) == (2, 0)
+    assert (table.prompts.watermark, table.prompts.outstanding) == (2, 0)
 
 
 def test_a_failed_row_drops_its_group_once_and_frees_the_cohort() -> None:
@@ -289,7 +291,7 @@ def test_a_failed_row_drops_its_group_once_and_frees_the_cohort() -> None:
     assert not table.drop("rollout", 0, 1)
     (ready,) = table.pump()
     assert ready.keys.rows() == [(1, 0, 0), (1, 1, 0)]
-    assert table.position[table.slots(DROPPED)].tolist() == [0]
+    assert table.prompts.position[table.prompts.slots(DROPPED)].tolist() == [0]
 
 
 def test_a_chunk_that_ends_without_a_row_names_it() -> None:
@@ -301,19 +303,19 @@ def test_a_chunk_that_ends_without_a_row_names_it() -> None:
 def test_given_back_prompts_are_not_retired() -> None:
     table, _, _ = with_prompts(3)
     feed(table, "rollout", Keys.of([0, 1, 2]).expand(2))
-    zero, one, two = table.slots(FINISHED)
+    zero, one, two = table.prompts.slots(FINISHED)
     table.retire(np.array([zero, two]))
     assert table.again(np.array([one])) == [(1, 1)]
     left = SourceCut(next=3, watermark=1, retired=(2,), running=((1, 0, 0),))
-    assert table.cut_state([(1, 1)]) == left
+    assert table.prompts.cut_state([(1, 1)]) == left
 
 
 def test_more_prompts_than_slots() -> None:
     table, blocks, _ = with_prompts(300)
     feed(table, "rollout", Keys.of(range(300)).expand(2), version=2)
-    assert table.count[FINISHED] == 300
-    assert (table.versions(table.slots(FINISHED)) == 2).all()
-    table.retire(table.slots(FINISHED))
+    assert table.prompts.count[FINISHED] == 300
+    assert (table.versions(table.prompts.slots(FINISHED)) == 2).all()
+    table.retire(table.prompts.slots(FINISHED))
     assert len(blocks.drain()["w"]) == 2
 
 
@@ -327,9 +329,9 @@ def test_a_cut_is_taken_up_with_its_rows() -> None:
         "keep": ref(Keys.of([7], [1], [2]), block=3),
     }
     assert table.restore(cut, rows, 5) == [(5, 2), (8, 1)]
-    assert table.begun[table.slots(FINISHED)].tolist() == [3, 3]
+    assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [3, 3]
     assert table.stored("keep").keys.rows() == [(7, 1, 2)]
-    assert table.cut_state([(5, 2), (8, 1)]) == cut
+    assert table.prompts.cut_state([(5, 2), (8, 1)]) == cut
 
 
 # --- the ends of a run ----------------------------------------------------------------------------
@@ -418,9 +420,9 @@ def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
     feed(table, "keep", Keys.of([1, 1], [0, 1]))
     assert table.closed(keep.node, keep.keys) is None
     assert table.pump() == []
-    assert table.count[RUNNING] == 2
+    assert table.prompts.count[RUNNING] == 2
     (second,) = feed(table, "first", first.keys)
     assert second.keys.rows() == both.rows()
     (joined,) = feed(table, "second", both)
     assert joined.keys.rows() == [(1, 0, 0), (1, 1, 0)]
-    assert table.position[table.slots(REJECTED)].tolist() == [0]
+    assert table.prompts.position[table.prompts.slots(REJECTED)].tolist() == [0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,15 +15,45 @@ from hypothesis import strategies as st
 from dataflow.batch import Keys
 from engine.coordinator import messages as m
 from engine.coordinator.device_turns import DeviceTurns
-from engine.plan.plan import Layout
+from engine.coordinator.outstanding import Outstanding
+from engine.coordinator.recovery import Recovery
+from engine.plan.plan import Layout, Plan
 from tests.kit.plans import plan_of, planned_node
 
 GROUPS = (("a", "b", "c"), ("d", "e"))
 WORKERS = ("a", "b", "c", "d", "e", "free")
 
 
-def turns_of(*groups: tuple[str, ...]) -> DeviceTurns:
-    return DeviceTurns(plan_of(turns=groups or GROUPS))
+class Turns(DeviceTurns):
+    """Turns, with what the coordinator has done before it asks them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.outstanding = Outstanding()
+        self.recovery = Recovery(name for names in plan.turns for name in (*names, "free"))
+        super().__init__(plan, self.outstanding)
+
+    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
+        instructions = list(instructions)
+        for each in instructions:
+            if isinstance(each, m.Task) and (asked := self.outstanding.find(each.id)) is not None:
+                asked.parts[each.worker] = "due"  # another rank
+            elif isinstance(each, m.Task):
+                self.outstanding.ask(each)
+        return super().told(instructions)
+
+    def heard(self, event: m.Event) -> list[m.Instruction]:
+        asked = self.outstanding.heard(event)
+        if isinstance(event, m.WorkerLost):
+            if not self.recovery.lost(event):
+                return []
+            self.outstanding.lost(event.worker)
+        elif isinstance(event, m.FetchFailed) and asked is not None:
+            self.outstanding.give_up(asked)
+        return super().heard(event)
+
+
+def turns_of(*groups: tuple[str, ...]) -> Turns:
+    return Turns(plan_of(turns=groups or GROUPS))
 
 
 def chunk(number: int, worker: str) -> m.RunChunk:
@@ -75,7 +105,7 @@ def answer(told: m.Instruction) -> m.Event:
 class DeviceWorld:
     """Workers that do one thing after another, and refuse what a sleeping one cannot do."""
 
-    filter: DeviceTurns
+    filter: Turns
     awake: set[str] = field(default_factory=lambda: {"free"})
     queues: dict[str, deque[m.Instruction]] = field(
         default_factory=lambda: {w: deque() for w in WORKERS}
@@ -150,12 +180,12 @@ RANKS = {"one": ("a", "d"), "two": ("b", "e"), "three": ("e", "c")}
 """Rank groups over both groups."""
 
 
-def of_ranks() -> DeviceTurns:
+def of_ranks() -> Turns:
     nodes = [
         planned_node(name, work="train", workers=workers, layout=Layout(data=len(workers)))
         for name, workers in RANKS.items()
     ]
-    return DeviceTurns(plan_of(*nodes, turns=GROUPS))
+    return Turns(plan_of(*nodes, turns=GROUPS))
 
 
 @dataclass
@@ -217,7 +247,7 @@ def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> 
     assert world.filter.waiting() == []
 
 
-def chunks_at_waking(turns: DeviceTurns, worker: str) -> list[int]:
+def chunks_at_waking(turns: Turns, worker: str) -> list[int]:
     """Which chunks a Worker is told that has woken."""
     return [told.id for told in turns.heard(m.Woken(worker=worker)) if isinstance(told, m.RunChunk)]
 
@@ -376,7 +406,7 @@ def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
 
 
 def test_without_turns_everything_passes() -> None:
-    turns = DeviceTurns(plan_of())
+    turns = Turns(plan_of())
     told = [chunk(0, "a"), chunk(1, "b")]
     assert turns.told(told) == told
     assert turns.heard(m.ChunkDone(id=0, node="on_a")) == []

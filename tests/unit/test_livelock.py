@@ -17,7 +17,8 @@ from engine.coordinator.ages import ages
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Settings
 from engine.coordinator.messages import Finish
-from engine.coordinator.prompt_table import RUNNING, PromptTable
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import RUNNING
 from engine.coordinator.refs import NO_VERSION, SourceCut
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
@@ -135,16 +136,18 @@ def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None
     plan, blocks = judged("drop", max_lag=1), Blocks()
     stream = [n for n in plan.nodes if n.region == "stream"]
     lane = PromptTable("prompts", stream, ["rollout", "judge", "slow"], blocks)
-    admission = Admission(plan.sources[0], lane, steps=None, last_batch="train")
+    admission = Admission(plan.sources[0], lane, steps=None)
     admission.rows = 9
     stored = {node.name: ref([0, 1], version=2) for node in stream}
     admission.restore(SourceCut(next=2, finished=((0, 0, 0), (1, 0, 0)), admitted=2), stored, 5)
     admission.take(5)
-    assert (lane.outstanding, admission.vain.prompts) == (0, 0)
+    assert (lane.prompts.outstanding, admission.vain.prompts) == (0, 0)
     admission.admit(5)
     for name in stored:
-        slots = lane.slots(RUNNING)
-        keys = Keys(lane.position[slots], np.zeros(6, np.int32), lane.attempt[slots])
+        slots = lane.prompts.slots(RUNNING)
+        keys = Keys(
+            lane.prompts.position[slots], np.zeros(6, np.int32), lane.prompts.attempt[slots]
+        )
         lane.produced(name, ref(keys, version=2))
     lane.pump()
     admission.take(5)

@@ -16,8 +16,10 @@ from hypothesis.extra.numpy import arrays
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.messages import RunChunk
-from engine.coordinator.prompt_table import DROPPED, FINISHED, REJECTED, PromptTable, Ready
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED
 from engine.coordinator.reduced import descendants
 from engine.coordinator.tables import PRESENT, RowTable, StepRows
 from engine.launch.wire import decode, encode
@@ -146,7 +148,7 @@ def select(table: PromptTable, *kept: tuple[int, int], prompt: int = 0) -> None:
     table.closed(table.nodes[3], Keys.of([prompt] * 4, range(4)))
 
 
-def only(chunks: list[Ready]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+def only(chunks: list[NodeChunk]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
     """The rows of the one chunk that is ready, and for each of their descendants the row that it
     belongs to.
     """
@@ -194,7 +196,7 @@ def test_what_a_refilling_select_rejects_is_no_tombstone() -> None:
     begin(table)
     select(table)
     assert table.pump() == []
-    assert len(table.slots(REJECTED)) == 1
+    assert len(table.prompts.slots(REJECTED)) == 1
 
 
 def test_a_prompt_that_was_given_up_above_fails_no_second_time() -> None:
@@ -205,7 +207,7 @@ def test_a_prompt_that_was_given_up_above_fails_no_second_time() -> None:
     table.pump()
     select(table, (1, 1), (1, 2), prompt=1)
     assert only(table.pump()) == ([(1, 0, 0), (1, 1, 0)], [(1, 0, 0), (1, 1, 0)])
-    assert len(table.slots(DROPPED)) == 1
+    assert len(table.prompts.slots(DROPPED)) == 1
     produced(table, "mean", (1, 0), (1, 1))
     table.pump()
-    assert len(table.slots(FINISHED)) == 1
+    assert len(table.prompts.slots(FINISHED)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,11 @@ from engine.coordinator.messages import (
     Produced,
     Release,
     Stepped,
+    Task,
     TrainStep,
     WorkerLost,
 )
+from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.ranks import RankGroups
 from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNode
@@ -34,7 +37,25 @@ from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNod
 BLOCKS = 3
 
 
-def ranks(world: int = 2, tensor: int = 1) -> RankGroups:
+class Groups(RankGroups):
+    """Rank groups, with what the coordinator has done before it asks them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.outstanding = Outstanding()
+        super().__init__(plan, self.outstanding)
+
+    def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
+        instructions = list(instructions)
+        for each in instructions:
+            if isinstance(each, Task):
+                self.outstanding.ask(each)
+        return super().told(instructions)
+
+    def answers(self, event: Event) -> tuple[list[Event], list[Instruction]]:
+        return self.heard(event, self.outstanding.heard(event))
+
+
+def ranks(world: int = 2, tensor: int = 1) -> Groups:
     """`learn` on so many ranks, of which each `tensor` have the same rows, reads `rollout`; `lone`
     has one.
     """
@@ -61,7 +82,7 @@ def ranks(world: int = 2, tensor: int = 1) -> RankGroups:
         PlannedModel(name="m", base="b", writer="learn"),
         PlannedModel(name="n", base="b", writer="lone"),
     )
-    return RankGroups(
+    return Groups(
         Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models)
     )
 
@@ -98,10 +119,10 @@ def assignment(
     )
 
 
-def told(it: RankGroups, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
+def told(it: Groups, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
     for ref in refs:
         produced = Produced(id=0, node="rollout", ref=ref)
-        assert it.heard(produced) == ([produced], [])
+        assert it.answers(produced) == ([produced], [])
     out = it.told([message])
     assert all(isinstance(each, TrainStep) for each in out)
     return [each for each in out if isinstance(each, TrainStep)]
@@ -180,18 +201,18 @@ def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> No
     first, second, third, fourth = told(it, *assignment([5] * 6))
     assert {second.giver, fourth.giver} == {first.worker, third.worker}
     for worker in ("t1", "t3", "t2"):
-        assert it.heard(Prepared(node="learn", worker=worker, id=0)) == ([], [])
-    _, begun = it.heard(Prepared(node="learn", worker="t0", id=0))
+        assert it.answers(Prepared(node="learn", worker=worker, id=0)) == ([], [])
+    _, begun = it.answers(Prepared(node="learn", worker="t0", id=0))
     assert begun == [Go(node="learn", worker=f"t{rank}", id=0) for rank in range(4)]
     first, *_ = told(it, *assignment([5] * 6, id=1))
     gone = FetchFailed(worker="t2", peer="gen", id=1)
-    assert it.heard(gone) == ([gone], [])
+    assert it.answers(gone) == ([gone], [])
     awaited = tuple(block for _, block in first.inputs["rows"][0].refs)
     left = tuple(block for block in (10, 11, 12) if block not in awaited)
     assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == (
         [Release(worker="gen", blocks=left)] if left else []
     )
-    _, free = it.heard(Prepared(node="learn", worker="t0", id=1))
+    _, free = it.answers(Prepared(node="learn", worker="t0", id=1))
     assert free == [Release(worker="gen", blocks=(block,)) for block in awaited], (
         "t1 and t3 fetch nothing"
     )
@@ -202,14 +223,14 @@ def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end()
     told(it, *assignment([5] * 6))
     begun: list[Instruction] = []
     for worker in ("t2", "t0", "t0"):
-        assert it.heard(Prepared(node="learn", worker=worker, id=0)) == ([], [])
+        assert it.answers(Prepared(node="learn", worker=worker, id=0)) == ([], [])
     assert it.waiting() == ["learn: ranks t1 have not fetched their rows yet"]
-    _, begun = it.heard(Prepared(node="learn", worker="t1", id=0))
+    _, begun = it.answers(Prepared(node="learn", worker="t1", id=0))
     assert begun == [Go(node="learn", worker=f"t{rank}", id=0) for rank in range(3)]
     heard: list[Event] = []
     for worker in ("t1", "t1", "t2", "t0"):
         assert heard == []
-        heard, none = it.heard(Stepped(id=0, node="learn", step=1, worker=worker))
+        heard, none = it.answers(Stepped(id=0, node="learn", step=1, worker=worker))
         assert none == []
     assert heard == [Stepped(id=0, node="learn", step=1, worker="t0")]
     assert it.waiting() == []
@@ -220,14 +241,14 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
     message, refs = assignment([5] * 6)
     told(it, message, refs)
     gone = FetchFailed(worker="t1", peer="gen", id=0)
-    assert it.heard(gone) == ([gone], [])
-    assert it.heard(gone) == ([], [])
-    assert it.heard(Prepared(node="learn", worker="t0", id=0)) == ([], [])
-    assert it.heard(Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    assert it.answers(gone) == ([gone], [])
+    assert it.answers(gone) == ([], [])
+    assert it.answers(Prepared(node="learn", worker="t0", id=0)) == ([], [])
+    assert it.answers(Prepared(node="learn", worker="t1", id=0)) == ([], [])
     told(it, assignment([5] * 6, id=1)[0], refs)
-    assert it.heard(Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
-    assert it.heard(Prepared(node="learn", worker="t1", id=1)) == ([], [])
-    assert len(it.heard(Prepared(node="learn", worker="t0", id=1))[1]) == 2
+    assert it.answers(Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
+    assert it.answers(Prepared(node="learn", worker="t1", id=1)) == ([], [])
+    assert len(it.answers(Prepared(node="learn", worker="t0", id=1))[1]) == 2
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
@@ -238,8 +259,8 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
     shares = told(it, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs
     gone = FetchFailed(worker="t0", peer="gen2", id=0)
-    assert it.heard(gone) == ([gone], [])
-    assert it.heard(Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    assert it.answers(gone) == ([gone], [])
+    assert it.answers(Prepared(node="learn", worker="t1", id=0)) == ([], [])
     others = tuple(block for block in (10, 11, 12) if block != mine[1])
     assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == [
         Release(worker="gen", blocks=others)
@@ -249,9 +270,9 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
         "prepared": Prepared(node="learn", worker="t2", id=0),
         "unfetched": FetchFailed(worker="t2", peer="gen2", id=0),
     }
-    assert it.heard(kinds[last]) == ([], [])  # the same blocks are read once more
+    assert it.answers(kinds[last]) == ([], [])  # the same blocks are read once more
     answers = [
-        it.heard(Prepared(node="learn", worker=worker, id=1))[1] for worker in ("t0", "t1", "t2")
+        it.answers(Prepared(node="learn", worker=worker, id=1))[1] for worker in ("t0", "t1", "t2")
     ]
     assert answers[:2] == [[], []]
     assert answers[2][0] == Release(worker="gen", blocks=(mine[1],))
@@ -261,11 +282,11 @@ def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost(
     it = ranks(2)
     shares = told(it, *assignment([5, 5, 5]))
     gone = FetchFailed(worker="t0", peer="gen", id=0)
-    assert it.heard(gone) == ([gone], [])
+    assert it.answers(gone) == ([gone], [])
     blocks = tuple(block for _, block in shares[1].inputs["rows"][0].refs)
     assert it.told([Release(worker="gen", blocks=blocks)]) == []
-    it.heard(WorkerLost(worker="gen", epoch=0, error="killed"))
-    assert it.heard(replace(gone, worker="t1")) == ([], [])
+    it.answers(WorkerLost(worker="gen", epoch=0, error="killed"))
+    assert it.answers(replace(gone, worker="t1")) == ([], [])
 
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
@@ -276,9 +297,9 @@ def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None
         Offered(id=7, model="m", version=4, worker=worker, block=block, digest="d")
         for worker, block in (("t0", 3), ("t1", 8), ("t1", -1))
     )
-    assert it.heard(first) == ([first], [])
-    assert it.heard(second) == ([], [Release(worker="t1", blocks=(8,))])
-    assert it.heard(none) == ([], [])
+    assert it.answers(first) == ([first], [])
+    assert it.answers(second) == ([], [Release(worker="t1", blocks=(8,))])
+    assert it.answers(none) == ([], [])
 
 
 def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
@@ -291,7 +312,7 @@ def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
     ]
     assert it.told(others) == others
     stepped = Stepped(id=0, node="lone", step=1, worker="t0")
-    assert it.heard(stepped) == ([stepped], [])
+    assert it.answers(stepped) == ([stepped], [])
     alone = ranks(1)
     message, _ = assignment([1, 2])
     assert alone.told([message]) == [message]
@@ -305,5 +326,5 @@ def test_lengths_are_forgotten_with_their_blocks(how: str) -> None:
     if how == "released":
         it.told([Release(worker="gen", blocks=(10, 11)), Release(worker="gen", blocks=(12,))])
     else:
-        it.heard(WorkerLost(worker="gen", epoch=0, error="killed"))
+        it.answers(WorkerLost(worker="gen", epoch=0, error="killed"))
     assert not it._lengths

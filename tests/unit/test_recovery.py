@@ -37,7 +37,8 @@ from engine.coordinator.messages import (
     WorkerOpened,
 )
 from engine.coordinator.ordered_inbox import OrderedInbox
-from engine.coordinator.prompt_table import FINISHED, RUNNING, PromptTable
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.coordinator.refs import NO_VERSION, Ref
 from engine.plan.plan import (
@@ -446,10 +447,10 @@ def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
             ref(keys, block=number, version=0 if name == "rollout" else NO_VERSION, worker=name),
         )
         it.pump()
-    assert it.count[FINISHED] == 2
+    assert it.prompts.count[FINISHED] == 2
     slots, ready = it.lose(it.blocks.lose("score"), trained={"rollout"})
     assert (len(slots), ready) == (0, [])
-    assert it.count[RUNNING] == 2
+    assert it.prompts.count[RUNNING] == 2
     (chunk,) = it.pump()
     assert (chunk.node.name, chunk.keys.rows()) == ("score", keys.rows())
     slots, ready = it.lose(it.blocks.lose("prompts"), trained={"rollout"})

@@ -70,7 +70,7 @@ def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -
     source = planned_node("prompts", work="source", relation="source", source="p")
     table = PromptTable("p", (source,), ["prompts"], Blocks())
     planned = PlannedSource(name="p", batch=4, max_lag=max_lag)
-    admission = Admission(planned, table, steps=9, last_batch="train")
+    admission = Admission(planned, table, steps=9)
     assert sum(len(ready.keys) for ready in admission.admit(0, sparing=True)) == 4
     assert admission.admit(0, sparing=True) == []
     assert sum(len(ready.keys) for ready in admission.admit(0)) == 4 * max_lag

@@ -1,0 +1,37 @@
+"""A chunk: rows that one node is run on by one call of its kernel.
+
+Owns: what a chunk is. Does not own: which rows make one (prompt_table.py, step.py), nor who runs it
+(dispatch.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.blocks import Readings
+from engine.plan.plan import PlannedNode
+
+
+@dataclass(slots=True, eq=False)
+class NodeChunk:
+    """A chunk and how far it has come. holds: the numbers of the blocks that it reads."""
+
+    node: PlannedNode
+    keys: Keys
+    inputs: Readings
+    holds: frozenset[int] = frozenset()
+    step: int = 0
+    again: bool = False
+    """Whether it may be run again."""
+    state: Literal["parked", "told", "ended"] = "parked"
+    closed: bool = False
+    """Whether it has ended once."""
+    runs: int = 0
+    made: dict[int, tuple[Keys, np.ndarray]] = field(default_factory=dict)
+    """Keys and digests of each block of its output that is still needed."""
+    remade: list[int] = field(default_factory=list)
+    """Blocks of a further run, kept until it has ended."""

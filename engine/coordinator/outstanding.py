@@ -1,0 +1,154 @@
+"""The ledger: who has been asked what, and has not answered.
+
+    a Worker's part is   waits for                       left by
+    due                  its devices                     its turn (device_turns.py) -> told
+    told                 the Worker                      its last answer -> answered
+                                                         Prepared -> prepared
+    prepared             the other ranks                 Go -> begun
+                                                         FetchFailed of another -> answered
+    begun                the updates                     Stepped -> answered
+
+Owns: the ids of tasks, and what each Worker owes: so what a lost one owed. Does not own: when
+something is asked (dispatch.py, training.py, evaluation.py, versions.py), nor what follows from an
+answer. An answer whose id is unknown is one to a task that was given up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, TypeVar
+
+from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.messages import (
+    Event,
+    FetchFailed,
+    Loaded,
+    Offered,
+    Prepared,
+    Produced,
+    Reported,
+    RunChunk,
+    Stepped,
+    Task,
+    TaskEvent,
+    Tombstoned,
+)
+
+T = TypeVar("T", bound=Task)
+Part = Literal["due", "told", "prepared", "begun"]
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A task, and how far each Worker that has not answered has come with it. reads: the blocks
+    that it reads, by number. wanted: False once it was given up, and answers are only awaited.
+    """
+
+    task: Task
+    parts: dict[str, Part]
+    reads: frozenset[int] = frozenset()
+    chunk: NodeChunk | None = None
+    wanted: bool = True
+
+
+class Outstanding:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._ids = count()
+        self._asked: dict[int, Pending] = {}
+        self._of: dict[type, dict[int, Pending]] = {}
+        self.rows: Counter[str] = Counter()
+        """Rows of the chunks that each Worker has."""
+
+    def new_id(self) -> int:
+        """For the next task; later tasks have greater ones."""
+        return next(self._ids)
+
+    def ask(
+        self, task: Task, reads: frozenset[int] = frozenset(), chunk: NodeChunk | None = None
+    ) -> None:
+        """A Worker is to be told this."""
+        asked = Pending(task, {task.worker: "due"}, reads, chunk)
+        self._asked[task.id] = asked
+        self._of.setdefault(type(task), {})[task.id] = asked
+        if chunk is not None:
+            self.rows[task.worker] += len(chunk.keys)
+
+    def ask_all(self, task: Task, workers: Iterable[str]) -> None:
+        """All of these Workers, the ranks of a node, are to be told it, and have to answer."""
+        self._asked[task.id].parts = dict.fromkeys(workers, "due")
+
+    # --- what is outstanding ----------------------------------------------------------------------
+
+    def find(self, task: int) -> Pending | None:
+        """What was asked under this id and is not answered."""
+        return self._asked.get(task)
+
+    def of(self, kind: type[Task]) -> list[Pending]:
+        """All tasks of a kind that are still wanted, in the order in which they were asked."""
+        return [asked for asked in self._of.get(kind, {}).values() if asked.wanted]
+
+    def tasks(self, kind: type[T]) -> list[T]:
+        """The same, the tasks alone."""
+        return [asked.task for asked in self.of(kind) if isinstance(asked.task, kind)]
+
+    def sent(self, task: int, worker: str) -> None:
+        """A Worker was told, now that it has its devices."""
+        asked = self._asked.get(task)
+        if asked is not None:
+            asked.parts[worker] = "told"
+
+    def chunks(self) -> list[tuple[str, str]]:
+        """(node, Worker) of every chunk under way, wanted or not."""
+        told = self._of.get(RunChunk, {}).values()
+        return [(a.chunk.node.name, a.task.worker) for a in told if a.chunk is not None]
+
+    def busy(self, worker: str) -> bool:
+        """Whether a Worker was told something that it has not ended."""
+        return any(asked.parts.get(worker, "due") != "due" for asked in self._asked.values())
+
+    # --- what comes of it -------------------------------------------------------------------------
+
+    def heard(self, event: Event) -> Pending | None:
+        """What this answers, with the answer taken note of; None where it answers nothing, or what
+        was given up.
+        """
+        asked = self._asked.get(event.id) if isinstance(event, TaskEvent) else None
+        match event:
+            case Prepared() if asked is not None and asked.wanted:
+                asked.parts[event.worker] = "prepared"
+            case Prepared() | Stepped() | Offered() | Loaded() | FetchFailed():
+                self._answered(asked, event.worker)
+            case Produced() | Tombstoned() | Reported():
+                pass
+            case _ if asked is not None:
+                self._answered(asked, asked.task.worker)
+        return asked
+
+    def begin(self, asked: Pending) -> None:
+        """All ranks are told Go."""
+        asked.parts = dict.fromkeys(asked.parts, "begun")
+
+    def give_up(self, asked: Pending) -> None:
+        """Nobody wants it any more: ranks that wait for Go wait in vain."""
+        asked.wanted = False
+        for worker in [name for name, part in asked.parts.items() if part == "prepared"]:
+            self._answered(asked, worker)
+
+    def lost(self, worker: str) -> list[Pending]:
+        """A Worker is gone; returns what it owed, in the order in which it was asked."""
+        owed = [asked for asked in self._asked.values() if worker in asked.parts]
+        for asked in owed:
+            self._answered(asked, worker)
+        return owed
+
+    def _answered(self, asked: Pending | None, worker: str) -> None:
+        if asked is None or asked.parts.pop(worker, None) is None or asked.parts:
+            return
+        del self._asked[asked.task.id], self._of[type(asked.task)][asked.task.id]
+        if asked.chunk is not None:
+            self.rows[worker] -= len(asked.chunk.keys)

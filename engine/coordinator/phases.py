@@ -1,0 +1,347 @@
+"""The phases of a run: when it moves on, and what it then begins.
+
+    phase        waits for                                     left by
+    opening      every source to open, every reader to load    SourceOpened, Loaded
+    evaluate     the evaluations that are due                  Evaluated
+    gather       enough finished rows for a Step               ChunkDone, Produced
+    step         the nodes below the cut, then the trains      ChunkDone, Stepped
+                 and the samples                               Recorded
+    settle       readers that need this very version           Loaded
+    checkpoint   the checkpoint on disk                        Checkpointed
+    finished     nothing
+    gone         nothing: the run goes back to a checkpoint
+
+Owns: these, the version, and the parts of the coordinator, which it asks what can be done. Does not
+own: what an event means (core.py).
+
+The stream region runs through all phases: a prompt is admitted whenever the bound on outstanding
+prompts allows it and no reader above the cut is behind the published version. With max_lag 0
+prompts are admitted in waves, while the run gathers and nothing is on its way, so that what shares
+a batch never depends on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+from engine.coordinator.admission import Admission
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.dispatch import Dispatch
+from engine.coordinator.evaluation import EvaluationRound
+from engine.coordinator.messages import Finish, Instruction, Release, Rollback, StepClosed
+from engine.coordinator.outstanding import Outstanding
+from engine.coordinator.recovery import Recovery
+from engine.coordinator.settings import Restored, Settings
+from engine.coordinator.sources import Sources
+from engine.coordinator.storing import Storing
+from engine.coordinator.training import Training
+from engine.coordinator.versions import Versions
+from engine.plan.plan import Plan, PlannedNode
+
+Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"]
+
+
+class Phases:
+    """A run on its way. out: what is said, until somebody takes it."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.version = 0
+        self.phase: Phase = "opening"
+        self.out: list[Instruction] = []
+        self.outstanding = Outstanding()
+        self.blocks = Blocks(weigh=any(n.chunks > 1 for n in plan.nodes))
+        self.sources = Sources(plan, settings, self.blocks)
+        self.recovery = Recovery(plan.workers)
+        self.versions = Versions(plan, self.outstanding)
+        self.dispatch = Dispatch(plan, self.blocks, self.outstanding)
+        self.training = Training(
+            plan, self.blocks, self.dispatch, self.outstanding, self.sources.tables
+        )
+        self.storing = Storing(settings)
+        self.round: EvaluationRound | None = None
+        self.unopened = {n.name for n in plan.nodes if n.work == "source"}
+        self.rows_of: dict[str, int] = {}
+        """Rows of each source in one pass."""
+        self.evaluated: dict[str, int] = {}
+        """Evaluate node -> the version at which it ran last."""
+        self._evaluates = [n for n in plan.nodes if n.work == "evaluate"]
+        self._closed = -1
+        self._stop, self._at_once = "", False
+        self._metrics: dict[str, float] = {}
+        self._restored = False
+        self._steps = {
+            "opening": self._in_opening,
+            "evaluate": self._in_evaluate,
+            "gather": self._in_gather,
+            "step": self._in_step,
+            "settle": self._in_settle,
+            "checkpoint": self._in_checkpoint,
+        }
+
+    def begin(self, restored: Restored | None) -> None:
+        """Every reader is told the version that it has to have."""
+        if restored is not None:
+            self.version = self.storing.step = self._closed = restored.step
+            self._restored = True
+            done = {n.name: self.version for n in self._due(last=self.done)}  # before it was stored
+            self.evaluated = done if restored.evaluated is None else dict(restored.evaluated)
+            self.sources.restore(restored)
+        self.out += self.versions.publish(self.version, moved=False)
+
+    def stop(self, reason: str, *, at_once: bool) -> None:
+        """Somebody asks for the end."""
+        self._stop, self._at_once = reason, at_once
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing follows any more."""
+        return self.phase in ("finished", "gone")
+
+    def advance(self) -> None:
+        """Move on as far as is possible without a further event."""
+        moved = True
+        while moved and not self.over:
+            moved = False
+            evaluating = (
+                self.round is not None and self.round.under_way
+            )  # at its end ranks may have to write files
+            self.out += self.versions.bring(may_offer=not (self.dispatch.moved_on or evaluating))
+            self.out += self.dispatch.tell(self._able)
+            for admission in self.sources.admissions.values():
+                self.assign(admission.table.pump(), 0)
+                moved |= admission.give_back()
+            moved |= self._steps[self.phase]()
+            for admission in self.sources.admissions.values():
+                moved |= self._admit(admission)
+            self.out += self.dispatch.tell(
+                self._able
+            )  # what has to be made again, as somebody asked for it
+            self._beyond()
+
+    def _able(self, node: PlannedNode, worker: str) -> bool:
+        """Whether a worker can run chunks of a node: it is there, and so are the node's weights."""
+        return self.recovery.there(worker) and not self.versions.lacks(node.name, worker)
+
+    def _beyond(self) -> None:
+        """Go back where rows are asked for that were lost, and that nothing but a checkpoint can
+        bring back.
+        """
+        number = self.dispatch.beyond
+        if number is not None and not self.over:
+            worker = self.blocks.lost_with(number)
+            self.go_back(worker, self.recovery.last_words(worker))
+
+    def _admit(self, admission: Admission) -> bool:
+        """Admit what the credit of a source allows; in a synchronous run only while nothing of it
+        is on its way.
+        """
+        table = admission.table
+        if (
+            self._stopping
+            or self.phase in ("opening", "checkpoint", "finished")
+            or self.versions.behind(table.nodes)
+        ):
+            return False
+        if admission.source.max_lag == 0 and (self.phase != "gather" or table.prompts.running):
+            return False
+        found = admission.admit(self.version, sparing=self.recovery.spilling)
+        self.assign(found, 0)
+        starved = (
+            admission.starved(self.version + 1, self.plan.place)
+            if self.phase == "gather" and not found
+            else ""
+        )
+        if starved:
+            self.fail(starved)
+        return bool(found)
+
+    def _in_opening(self) -> bool:
+        if self.unopened or not self.versions.loaded_everywhere:
+            return False
+        if self._restored:
+            self.phase = "gather"
+        else:
+            self._evaluate_or_close(self._evaluates)
+        return True
+
+    def _in_evaluate(self) -> bool:
+        assert self.round is not None
+        self.assign(self.round.pump(), self.version)
+        if self.round.fruitless:
+            self.fail(self.round.fruitless)
+            return False
+        self.out += self.round.tell(self.recovery.there) if self.versions.offered else ()
+        if not self.round.done:
+            return False
+        self.round.release()
+        self.dispatch.abandon(lambda node: node.region == "evaluation")
+        self.round = None
+        self._close_step(evaluated=True)
+        return True
+
+    def _in_gather(self) -> bool:
+        if self._stopping or self.done or self.sources.drained:
+            return self._end()
+        if self.dispatch.unended("stream"):  # the weights move on, and it could not run again
+            return False
+        taken = self.sources.take(self.version)
+        if self.sources.drained:
+            return self._end()
+        if any(not len(slots) for slots in taken.values()):
+            return False
+        self.sources.formed()
+        self.training.form(self.version + 1, taken)
+        self.phase = "step"
+        return True
+
+    def _in_step(self) -> bool:
+        step = self.training
+        self.assign(step.ready(), self.version + 1)
+        self.out += step.tell(self.recovery.there)
+        if not step.complete:
+            return False
+        assert step.run is not None
+        self._metrics = self.sources.metrics(step.run.taken, self.version)
+        self.version += 1
+        self.dispatch.next_step()
+        self.out += self.versions.publish(self.version)
+        self.phase = "settle"
+        return True
+
+    def _in_settle(self) -> bool:
+        if not self.versions.settled:
+            return False
+        self.training.retire()
+        self._evaluate_or_close(self._due(last=self.done or self.sources.drained))
+        return True
+
+    def _in_checkpoint(self) -> bool:
+        if self.storing.wanted:
+            self._tell_checkpoint()
+        if self.storing.step != self.version:
+            return False
+        self.phase = "gather"
+        return True
+
+    def _due(self, *, last: bool) -> list[PlannedNode]:
+        """Evaluate nodes that have to run at this version; at the last one all of them."""
+        found = [n for n in self._evaluates if self.evaluated.get(n.name) != self.version]
+        return [n for n in found if last or self.version % n.every == 0]
+
+    def _evaluate_or_close(self, due: list[PlannedNode]) -> None:
+        if not due:
+            self._close_step()
+            return
+        self.round = EvaluationRound(
+            self.plan,
+            due,
+            self.rows_of,
+            self.version,
+            self.blocks,
+            self.dispatch,
+            self.outstanding,
+        )
+        self.phase = "evaluate"
+        self.assign(self.round.begin(), self.version)
+
+    def _close_step(self, *, evaluated: bool = False) -> None:
+        """Say that the Step is complete; once more where an evaluation turned out to be due after
+        that.
+        """
+        if evaluated or self.version > self._closed:
+            self._closed = self.version
+            self.out.append(StepClosed(step=self.version, metrics=self._metrics))
+            self._metrics = {}
+        if self.storing.due(self.version):
+            self.phase = "checkpoint"
+            self._tell_checkpoint()
+        else:
+            self.phase = "gather"
+
+    def _tell_checkpoint(self) -> None:
+        """Tell it once every row that goes into it is there, and every rank is free to write."""
+        message = (
+            self.sources.checkpoint(self.version, self.dispatch) if self.versions.offered else None
+        )
+        if message is not None:
+            self.storing.wanted = False
+            self.out.append(
+                replace(message, evaluated=dict(self.evaluated), timed=self.storing.timed)
+            )
+
+    def _end(self) -> bool:
+        """Whatever is left to do before the run is over, one after another: evaluate, store,
+        finish.
+        """
+        due = [] if self._stop else self._due(last=True)
+        if (
+            due
+        ):  # that this was the last version is known only now: what was on its way came to nothing
+            self._evaluate_or_close(due)
+        elif self.storing.step != self.version:
+            self.storing.want()
+            self.phase = "checkpoint"
+            self._tell_checkpoint()
+        else:
+            error = "" if self._stop or self.done or self.version else self.sources.fruitless()
+            reason = self._stop or ("all steps are done" if self.done else "the data has ended")
+            self._finish(Finish(reason="failed" if error else reason, error=error))
+        return True
+
+    def fail(self, error: str) -> None:
+        if self.phase != "finished":
+            self._finish(Finish(reason="failed", error=error))
+
+    def _finish(self, message: Finish) -> None:
+        """Nothing is wanted any longer; chunks under way come to nothing, and what they read goes
+        when they end.
+        """
+        self.phase = "finished"
+        if self.training.run is not None:
+            self.training.retire()
+        if self.round is not None:
+            self.round.release()
+        self.sources.abandon()
+        self.dispatch.abandon(lambda node: True)
+        self.release()
+        self.out.append(message)
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether the run ends here because somebody asked. In a synchronous run a Step begins with
+        its admission, and is finished first: given up and begun again, its rows would be others.
+        """
+        return bool(self._stop) and (self._at_once or not self.sources.begun)
+
+    @property
+    def done(self) -> bool:
+        return self.settings.steps is not None and self.version >= self.settings.steps
+
+    def assign(self, ready: Iterable[NodeChunk], step: int) -> None:
+        for each in ready:
+            self.dispatch.add(each, step)
+        self.out += self.dispatch.tell(self._able)
+
+    def go_back(self, worker: str, error: str) -> None:
+        self.phase = "gone"
+        self.out.append(Rollback(worker=worker, error=error))
+
+    def undo_step(self, lost: frozenset[int]) -> None:
+        """Rows in these blocks are lost: a Step that lacks some of them is formed anew."""
+        lacks = self.phase == "step" and self.training.lacks(self.sources.late, lost)
+        if lacks and self.training.undo():
+            self.phase = "gather"
+
+    def release(self) -> None:
+        """Blocks that nobody needs go."""
+        self.out += [
+            Release(worker=worker, blocks=blocks) for worker, blocks in self.blocks.drain().items()
+        ]
+        self.out += [
+            Release(worker=worker, blocks=(block,)) for worker, block in self.versions.drain()
+        ]

@@ -1,0 +1,157 @@
+"""The prompts of one source, and the state of each.
+
+    running    some row of it may still come            -> finished, rejected, dropped
+    finished   every row of every node is decided       -> taken
+    rejected   a refilling select kept nothing of it    -> retired at once, its credit returned
+    dropped    a row of it failed for good              -> retired at once, its credit returned
+    taken      its rows form the Step under way         -> retired when the Step is trained
+
+Owns: which prompts are outstanding, in which slot each is, and which positions are retired. Does
+not own: their rows (prompt_table.py), nor how many are admitted (admission.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.refs import SourceCut
+from engine.coordinator.tables import longer
+
+FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
+FIRST_SLOTS = 64
+
+
+class Prompts:
+    """Arrays with an entry for each slot; a slot is a prompt that is outstanding, or free."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.watermark = 0
+        self._retired: set[int] = set()
+        self.status = np.zeros(FIRST_SLOTS, dtype=np.uint8)
+        self.count = [FIRST_SLOTS, 0, 0, 0, 0, 0]
+        """Slots in each state: every event asks for these, and most change none."""
+        self.position = np.zeros(FIRST_SLOTS, dtype=np.int64)
+        self.attempt = np.zeros(FIRST_SLOTS, dtype=np.int32)
+        self.begun = np.zeros(FIRST_SLOTS, dtype=np.int32)
+        """The version that its oldest row was made with, or that it can begin with."""
+        self.cohort = np.zeros(FIRST_SLOTS, dtype=np.int64)
+        self.order = np.zeros(FIRST_SLOTS, dtype=np.int64)
+        """Number of its admission: the age of a prompt among those of one version."""
+        self.failed = np.zeros(FIRST_SLOTS, dtype=bool)
+        self.admissions = 0
+        self._by_position: tuple[np.ndarray, np.ndarray] | None = None
+
+    def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> np.ndarray:
+        """Take up prompts as one cohort, which can begin with a version; returns their slots."""
+        slots = self._free_slots(len(positions))
+        self.position[slots] = positions
+        self.attempt[slots] = attempts
+        self.begun[slots] = version
+        self.move(slots, RUNNING)
+        self.order[slots] = self.admissions + np.arange(len(slots))
+        self.cohort[slots] = self.admissions
+        self.failed[slots] = False
+        self.admissions += len(slots)
+        self.next = max(self.next, max(positions, default=-1) + 1)
+        self._by_position = None
+        return slots
+
+    @property
+    def outstanding(self) -> int:
+        """Prompts that were admitted and are not retired; finished and taken ones count."""
+        return len(self.status) - self.count[FREE]
+
+    @property
+    def running(self) -> bool:
+        """Whether some prompt is on its way."""
+        return self.count[RUNNING] > 0
+
+    def slots(self, *states: int) -> np.ndarray:
+        """Slots in one of these states, in the order of their admission."""
+        if not sum(self.count[state] for state in states):
+            return np.zeros(0, dtype=np.int64)
+        found = np.flatnonzero(np.any([self.status == state for state in states], axis=0))
+        return found[np.argsort(self.order[found], kind="stable")]
+
+    def move(self, slots: np.ndarray, state: int) -> None:
+        """These are in another state now."""
+        for old, count in enumerate(
+            np.bincount(self.status[slots], minlength=len(self.count)).tolist()
+        ):
+            self.count[old] -= count
+        self.status[slots] = state
+        self.count[state] += len(slots)
+
+    def find(self, keys: Keys) -> np.ndarray:
+        """The slot of each key's prompt; -1 where it does not run, or not in this attempt."""
+        if self._by_position is None:
+            used = np.flatnonzero(self.status != FREE)
+            used = used[np.argsort(self.position[used])]
+            self._by_position = (self.position[used], used)
+        positions, used = self._by_position
+        if not len(used):
+            return np.full(len(keys), -1, dtype=np.int64)
+        at = np.minimum(np.searchsorted(positions, keys.position), len(used) - 1)
+        slots = used[at]
+        same = (positions[at] == keys.position) & (self.attempt[slots] == keys.attempt)
+        return np.where(same & (self.status[slots] == RUNNING), slots, -1)
+
+    def sorted(self, slots: np.ndarray) -> np.ndarray:
+        """In the order of their positions."""
+        return slots[np.argsort(self.position[slots])] if len(slots) > 1 else slots
+
+    def keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:
+        """The keys of these samples of these prompts."""
+        return Keys(self.position[slots], samples.astype(np.int32), self.attempt[slots])
+
+    def run_again(self, slots: np.ndarray) -> None:
+        """Rows of these are made again."""
+        self.move(slots, RUNNING)
+        self._by_position = None
+
+    def retire(self, slots: np.ndarray) -> None:
+        """Their positions never come again."""
+        self._retired.update(self.position[slots].tolist())
+        while self.watermark in self._retired:
+            self._retired.discard(self.watermark)
+            self.watermark += 1
+
+    def free(self, slots: np.ndarray) -> None:
+        """Nothing is known of these prompts any longer."""
+        self.move(slots, FREE)
+        self._by_position = None
+
+    def cut_state(self, again: Sequence[tuple[int, int]]) -> SourceCut:
+        """Every position's fate. `again`: (position, attempt) that wait to be admitted a further
+        time.
+        """
+        running = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(RUNNING)]
+        waiting = [(p, 0, a - 1) for p, a in again]
+        finished = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(FINISHED)]
+        return SourceCut(
+            next=self.next,
+            watermark=self.watermark,
+            retired=tuple(sorted(self._retired)),
+            running=tuple(running + waiting),
+            finished=tuple(finished),
+        )
+
+    def restore(self, cut: SourceCut) -> None:
+        """Take up what a cut says of the positions."""
+        self.watermark, self._retired = cut.watermark, set(cut.retired)
+
+    def _free_slots(self, count: int) -> np.ndarray:
+        found = np.flatnonzero(self.status == FREE)
+        while len(found) < count:
+            self._grow(2 * len(self.status))
+            found = np.flatnonzero(self.status == FREE)
+        return found[:count]
+
+    def _grow(self, slots: int) -> None:
+        self.count[FREE] += slots - len(self.status)
+        for name in ("status", "position", "attempt", "begun", "cohort", "order", "failed"):
+            setattr(self, name, longer(getattr(self, name), slots))

@@ -1,0 +1,195 @@
+"""Which chunks of a source's nodes can begin.
+
+Owns: what has changed since it was asked last, and which rows were given to a chunk already. Does
+not own: the rows (tables.py), the prompts (prompts.py), nor what becomes of a prompt
+(prompt_table.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, Prompts
+from engine.coordinator.reading import held, table_readings
+from engine.coordinator.reduced import reduced_state, uppers
+from engine.coordinator.tables import (
+    ABSENT,
+    PENDING,
+    PRESENT,
+    RowTable,
+    by_prompt,
+    input_state,
+    longer,
+    read_by,
+)
+from engine.plan.plan import PlannedNode
+
+
+class Readiness:
+    """Of the nodes of a source, in running order; the source is the first."""
+
+    def __init__(
+        self,
+        nodes: Sequence[PlannedNode],
+        prompts: Prompts,
+        tables: Mapping[str, RowTable],
+        blocks: Blocks,
+    ) -> None:
+        self._nodes = nodes
+        self._prompts = prompts
+        self._tables = tables
+        self._blocks = blocks
+        self._gates = {n.name: frozenset(n.gates) for n in nodes}
+        self._uppers = uppers(nodes)
+        self._issued = {n.name: np.zeros((FIRST_SLOTS, n.inner), dtype=bool) for n in nodes}
+        self._dirty = np.zeros(FIRST_SLOTS, dtype=bool)
+        self._touched: set[str] = set()
+        self._unmade = False
+        """Whether rows have been lost that are made again: a gate may then be there, and who has
+        the bytes not.
+        """
+
+    # --- what has changed -------------------------------------------------------------------------
+
+    def changed(self, node: str, slots: np.ndarray) -> None:
+        """Rows of a node have come, or never will."""
+        self._dirty[slots] = True
+        self._touched.add(node)
+
+    def changed_all(self) -> None:
+        """Of who is gone the cohort no longer waits."""
+        self._dirty[self._prompts.slots(RUNNING)] = True
+        self._touched.update(n.name for n in self._nodes)
+
+    def settled(self) -> None:
+        """Nothing has changed."""
+        self._dirty[:] = False
+        self._touched.clear()
+
+    def give_up(self, node: str, slots: np.ndarray) -> None:
+        """No chunk of the node is to have these prompts."""
+        self._issued[node][slots] = True
+
+    def unmade(self) -> None:
+        """From now on, rows that have come may be gone."""
+        if not self._unmade:
+            self._unmade = True
+            self._gates = {n.name: read_by(n) for n in self._nodes}
+
+    def reopen(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[NodeChunk]:
+        """These rows are to be made by another chunk: the source's is returned, others come with
+        `pump`.
+        """
+        if node.relation == "source":
+            prompts = self._prompts.sorted(np.unique(at))
+            ready = NodeChunk(
+                node, self._prompts.keys(prompts, np.zeros(len(prompts), dtype=np.int64)), {}
+            )
+            return [ready] if len(prompts) else []
+        self._issued[node.name][at, samples] = False
+        self._dirty[at] = True
+        self._touched.update(node.gates)
+        return []
+
+    def forget(self, slots: np.ndarray) -> None:
+        """These prompts are gone."""
+        for issued in self._issued.values():
+            issued[slots] = False
+        self._dirty[slots] = False
+
+    def grow(self, slots: int) -> None:
+        """Room for this many slots."""
+        self._issued = {name: longer(old, slots) for name, old in self._issued.items()}
+        self._dirty = longer(self._dirty, slots)
+
+    # --- what can begin ---------------------------------------------------------------------------
+
+    def pump(self) -> tuple[np.ndarray, list[NodeChunk]]:
+        """The prompts in which something has changed, and everything that can run now and could not
+        before. Absent rows are passed on downstream on the way.
+        """
+        running = self._prompts.status == RUNNING
+        slots = self._prompts.sorted(np.flatnonzero(self._dirty & running))
+        found: list[NodeChunk] = []
+        for node in self._nodes[1:] if len(slots) else ():
+            if not self._touched.isdisjoint(self._gates[node.name]):
+                found += self._ready(node, slots)
+        self.settled()
+        return slots, found
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `pump` may find anything."""
+        return bool(self._touched)
+
+    def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
+        """The chunks of a node that can begin, now that rows of these prompts have come or turned
+        out absent.
+        """
+        state = self._input_state(node, slots)
+        if (state == ABSENT).any():
+            self._pass_on_absent(node, slots, state)
+        if node.chunking == "cohort":
+            whole = slots[(state != PENDING).all(axis=1)]
+            if len(whole):
+                yield from self._whole_cohorts(node, whole)
+            return
+        ready = (state == PRESENT) & ~self._issued[node.name][slots]
+        if node.scope == "group":
+            ready &= (state != PENDING).all(axis=1)[:, None]
+        if ready.any():
+            yield from self._issue(node, slots, ready)
+
+    def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
+        """The chunks of each cohort of these prompts of which every row is decided."""
+        for number in np.unique(self._prompts.cohort[slots]):
+            mates = self._prompts.sorted(
+                np.flatnonzero((self._prompts.status == RUNNING) & (self._prompts.cohort == number))
+            )
+            state = self._input_state(node, mates)
+            ready = (state == PRESENT) & ~self._issued[node.name][mates]
+            if (state != PENDING).all() and ready.any():
+                yield from self._issue(node, mates, ready)
+
+    def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
+        """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never
+        will.
+        """
+        above, unmade = self._uppers.get(node.name, ()), self._unmade
+        reduced = partial(
+            reduced_state, tables=self._tables, slots=slots, above=above, unmade=unmade
+        )
+        return input_state(node, self._tables, slots, unmade=unmade, reduced=reduced)
+
+    def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
+        gone = (state == ABSENT) & ~self._issued[node.name][slots]
+        if gone.any():
+            where, sample = np.nonzero(np.repeat(gone, node.rows // node.inner, axis=1))
+            self._tables[node.name].state[slots[where], sample] = ABSENT
+            self._issued[node.name][slots] |= gone
+            self._touched.add(node.name)
+
+    def _issue(
+        self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray
+    ) -> Iterator[NodeChunk]:
+        """These rows in chunks of whole prompts; `slots` are sorted by position, so the rows are
+        sorted by key.
+        """
+        where, samples = np.nonzero(ready)
+        at = slots[where]
+        self._issued[node.name][at, samples] = True
+        if node.chunks == 1:
+            yield self._chunk(node, at, samples)
+            return
+        tokens = self._blocks.tokens(self._chunk(node, at, samples).inputs, len(at))
+        for rows in by_prompt(self._prompts.position[at], tokens, node.chunks):
+            yield self._chunk(node, at[rows], samples[rows])
+
+    def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> NodeChunk:
+        inputs = table_readings(node, self._tables, self._blocks, at, samples, self._prompts.keys)
+        return NodeChunk(node, self._prompts.keys(at, samples), inputs, held(inputs))
