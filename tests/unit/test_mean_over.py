@@ -91,8 +91,8 @@ def test_descendants_are_those_of_a_plain_loop(
     table.state[:] = data.draw(arrays(np.uint8, table.state.shape, elements=st.integers(0, 2)))
     at, samples = np.nonzero(data.draw(arrays(np.bool_, (slots, width))))
     owner, below = descendants(table, fan_in, at, samples)
-    found = list(zip(at[owner].tolist(), samples[owner].tolist(), below.tolist(), strict=True))
-    assert found == [
+    below_each = list(zip(at[owner].tolist(), samples[owner].tolist(), below.tolist(), strict=True))
+    assert below_each == [
         (slot, sample, low)
         for slot, sample in zip(at.tolist(), samples.tolist(), strict=True)
         for low in range(width * fan_in)
@@ -103,7 +103,7 @@ def test_descendants_are_those_of_a_plain_loop(
         Keys.of(there, which), np.zeros(len(there), np.int64), np.zeros(len(there), np.int32)
     )
     own, owners = rows.below(Keys.of(at, samples), fan_in)
-    assert list(zip(own.position, owners.sample, own.sample, strict=True)) == found
+    assert list(zip(own.position, owners.sample, own.sample, strict=True)) == below_each
 
 
 # --- prompts with two generations -----------------------------------------------------------------

@@ -25,11 +25,11 @@ def test_minibatches_are_whole_groups_in_equal_number(
 ) -> None:
     position = np.repeat(np.arange(groups) * 3, 2)
     given_ = {"epochs": epochs, "count": count, "seed": 1, "node": "n", "step": step}
-    found = list(minibatches(position, **given_))
+    batches = list(minibatches(position, **given_))
     again = list(minibatches(position, **given_))
-    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
     for epoch in range(epochs):
-        parts = found[epoch * count : (epoch + 1) * count]
+        parts = batches[epoch * count : (epoch + 1) * count]
         assert sorted(np.concatenate(parts).tolist()) == list(range(2 * groups))
         sizes = [len(set(position[p])) for p in parts]
         assert max(sizes) - min(sizes) <= 1

@@ -18,16 +18,16 @@ def flagged() -> dict[str, set[int]]:
     """Lines with an error, from 1, by file."""
     files = [str(FOLDER / name) for name in ("right.py", "wrong.py")]
     command = [sys.executable, "-m", "pyright", "--outputjson", *files]
-    made = subprocess.run(
+    done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False
     )
-    report = json.loads(made.stdout)
-    assert report["summary"]["filesAnalyzed"] == len(files), made.stderr
-    found: dict[str, set[int]] = {"right.py": set(), "wrong.py": set()}
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(files), done.stderr
+    lines_of: dict[str, set[int]] = {"right.py": set(), "wrong.py": set()}
     for entry in report["generalDiagnostics"]:
         if entry["severity"] == "error":
-            found[Path(entry["file"]).name].add(entry["range"]["start"]["line"] + 1)
-    return found
+            lines_of[Path(entry["file"]).name].add(entry["range"]["start"]["line"] + 1)
+    return lines_of
 
 
 def test_pyright_flags_exactly_the_lines_marked_wrong(flagged: dict[str, set[int]]) -> None:

@@ -51,9 +51,9 @@ def test_spans_are_those_of_nodes_after_the_warm_up(tmp_path: Path) -> None:
     ]:
         trace.span(track, name, start, end)
     trace.close()
-    found = overlap.spans_of(read_trace(tmp_path / "run.json"), since=4.0)
-    assert found == {"rollout": [(5.0, 7.0)], "train_policy": [(6.0, 9.0)]}
-    assert overlap.Measured(rows=(), spans=found).overlap == pytest.approx(1 / 3)
+    spans = overlap.spans_of(read_trace(tmp_path / "run.json"), since=4.0)
+    assert spans == {"rollout": [(5.0, 7.0)], "train_policy": [(6.0, 9.0)]}
+    assert overlap.Measured(rows=(), spans=spans).overlap == pytest.approx(1 / 3)
 
 
 def test_results_are_ratios_of_pairs() -> None:
@@ -63,13 +63,13 @@ def test_results_are_ratios_of_pairs() -> None:
     faster = {"time/step": 1.25, f"time/{overlap.TRAIN}": 1.2, "policy/lag/max": 1.0}
     auto = replace(one, rows=[row | faster])
     assert one.samples_per_second == pytest.approx(4.0 * overlap.N)
-    found = {r.name: r for r in overlap.results([one, one], [auto, auto], prediction=2.0)}
-    speed = found["samples/s, Workers at lag 1 / one at lag 0"]
+    ratios = {r.name: r for r in overlap.results([one, one], [auto, auto], prediction=2.0)}
+    speed = ratios["samples/s, Workers at lag 1 / one at lag 0"]
     assert speed.value == pytest.approx(1.6)
     assert speed.holds is True
-    assert found["measured / predicted"].value == pytest.approx(0.8)
-    assert found["greatest lag"].holds is True
-    assert found[f"time/{overlap.TRAIN}, side by side / alone"].value == pytest.approx(1.2)
+    assert ratios["measured / predicted"].value == pytest.approx(0.8)
+    assert ratios["greatest lag"].holds is True
+    assert ratios[f"time/{overlap.TRAIN}, side by side / alone"].value == pytest.approx(1.2)
 
 
 def lagging_plan(max_lag: int, *workers: str) -> Plan:

@@ -90,16 +90,16 @@ def require_tree_attention(packed: packing.Packed, block: int, seed: int) -> Tre
         torch.randn(count, heads, 8, generator=make).requires_grad_() for heads in (4, 2, 2)
     )
     tree = TreePass(packed, block=min(block, count))
-    found = tree.attend(0, query, key, value, 0.3)
+    attended = tree.attend(0, query, key, value, 0.3)
     at, end = torch.arange(count), torch.from_numpy(packed.end)
     mask = (at[None] <= at[:, None]) & (at[:, None] < end[None])
     scores = torch.einsum("ihd,jhd->hij", query, key.repeat_interleave(2, 1)) * 0.3
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     wanted = torch.einsum("hij,jhd->ihd", weights, value.repeat_interleave(2, 1))
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert torch.allclose(attended, wanted, atol=1e-5)
     upstream = torch.randn(wanted.shape, generator=make)
     inputs = (query, key, value)
-    ours, plain = (torch.autograd.grad(out, inputs, upstream) for out in (found, wanted))
+    ours, plain = (torch.autograd.grad(out, inputs, upstream) for out in (attended, wanted))
     assert all(torch.allclose(a, b, atol=2e-5) for a, b in zip(ours, plain, strict=True))
     return tree
 

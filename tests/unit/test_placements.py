@@ -32,11 +32,11 @@ def ppo_graph(**params: Any) -> Graph:
 
 def workers(plan: Plan, *names: str) -> Any:
     """Of each node, by name; or of these nodes, which are on the same ones."""
-    found = {n.name: n.workers for n in plan.nodes}
+    at = {n.name: n.workers for n in plan.nodes}
     if not names:
-        return found
-    assert len({found[name] for name in names}) == 1
-    return found[names[0]]
+        return at
+    assert len({at[name] for name in names}) == 1
+    return at[names[0]]
 
 
 def module(plan: Plan, node: str) -> str:

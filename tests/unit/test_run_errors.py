@@ -34,10 +34,10 @@ HERE = Path(__file__).name
 def line_of(text: str) -> int:
     """The one line of this file that holds this text."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    (found,) = [
+    (only,) = [
         number for number, line in enumerate(lines, 1) if text in line and "line_of(" not in line
     ]
-    return found
+    return only
 
 
 # Operators, in a Worker

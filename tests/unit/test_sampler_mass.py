@@ -45,14 +45,14 @@ def masses(base: str, rows: Batch, temperature: float, top_k: int, top_p: float)
     """Log of what top-k, then top-p, keep of each token's distribution, by a full forward of
     transformers.
     """
-    found: list[float] = []
+    logs: list[float] = []
     with torch.no_grad():
         logits = torch.cat(padded_logits(plain(base), rows))
     for distribution in (logits / temperature).double().softmax(-1):
         best = distribution.sort(descending=True).values[: top_k or None]
         share = best / best.sum()
-        found.append(float(best[share.cumsum(0) - share < top_p].sum().log()))
-    return np.array(found)
+        logs.append(float(best[share.cumsum(0) - share < top_p].sum().log()))
+    return np.array(logs)
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])

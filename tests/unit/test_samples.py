@@ -168,9 +168,9 @@ def test_each_train_node_has_the_reward_and_the_advantage_of_its_own_graph() -> 
 
 
 def test_a_critic_has_samples_too() -> None:
-    found = recorded(ppo("tiny", "train.parquet", longest))
-    assert found.keys() == {"train_policy", "train_critic"}
-    assert found["train_critic"]["rollout"] == found["train_policy"]["rollout"]
+    fetches = recorded(ppo("tiny", "train.parquet", longest))
+    assert fetches.keys() == {"train_policy", "train_critic"}
+    assert fetches["train_critic"]["rollout"] == fetches["train_policy"]["rollout"]
 
 
 def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others() -> None:
@@ -179,13 +179,13 @@ def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others
         planned_input(gate, "score", name=name)
         for name, gate in (("policy", "a"), ("critic", "a"), ("other", "b"))
     )
-    found = list(step_metrics(nodes, {"policy": rows, "critic": rows, "other": fewer}))
-    assert [(name, value) for name, value, _ in found if name.endswith("data/rows")] == [
+    measured = list(step_metrics(nodes, {"policy": rows, "critic": rows, "other": fewer}))
+    assert [(name, value) for name, value, _ in measured if name.endswith("data/rows")] == [
         ("data/rows", 3.0),
         ("data/rows", 2.0),
     ]
-    means = {name: value for name, value, _ in found if name.endswith("reward/mean")}
+    means = {name: value for name, value, _ in measured if name.endswith("reward/mean")}
     assert means == {"reward/mean": 0.5, "rows/other/reward/mean": 0.5}
-    names = {name for name, _, _ in found}
+    names = {name for name, _, _ in measured}
     assert not any("critic" in name for name in names)
     assert names >= {"completion/length/max", "rows/other/completion/length/max"}

@@ -70,12 +70,12 @@ def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, float]
     how = Sampling(temperature=0.7, **cut)  # type: ignore[arg-type]
     shares, every = drawn(how), (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     for logits, share in zip(LOGITS, shares, strict=True):
-        found = sample(logits.expand(4000, -1), every, how)
-        assert found.mass is not None
-        assert found.mass.unique().numel() == 1
-        behaviour = (found.logprobs - found.mass).exp()
-        np.testing.assert_allclose(behaviour, share[found.tokens], atol=3e-4)
-        assert cut.get("top_k") != 50 or found.mass[0].item() == pytest.approx(0.0, abs=1e-6)
+        sampled = sample(logits.expand(4000, -1), every, how)
+        assert sampled.mass is not None
+        assert sampled.mass.unique().numel() == 1
+        behaviour = (sampled.logprobs - sampled.mass).exp()
+        np.testing.assert_allclose(behaviour, share[sampled.tokens], atol=3e-4)
+        assert cut.get("top_k") != 50 or sampled.mass[0].item() == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_mass_is_on_record_only_where_something_may_be_cut(uncut: dict[str, Any]
 
 
 def test_greedy_takes_the_first_maximum_and_records_at_temperature_one() -> None:
-    found = sample(LOGITS, torch.zeros(2, dtype=torch.float64), Sampling(temperature=0.0))
-    assert found.tokens.tolist() == [0, 3]
-    torch.testing.assert_close(found.logprobs, torch.log_softmax(LOGITS, -1).amax(-1))
+    sampled = sample(LOGITS, torch.zeros(2, dtype=torch.float64), Sampling(temperature=0.0))
+    assert sampled.tokens.tolist() == [0, 3]
+    torch.testing.assert_close(sampled.logprobs, torch.log_softmax(LOGITS, -1).amax(-1))
 
 
 @settings(max_examples=40, deadline=None)
@@ -104,14 +104,14 @@ def test_a_token_that_was_cut_is_never_drawn(
     row = torch.tensor([logits], dtype=torch.float32)
     for u in (draw, 0.0, 1.0 - 2.0**-53):
         how = Sampling(top_k=top_k, top_p=top_p)
-        found = sample(row, torch.tensor([u], dtype=torch.float64), how)
-        better = row[0] > row[0, found.tokens[0]]
+        sampled = sample(row, torch.tensor([u], dtype=torch.float64), how)
+        better = row[0] > row[0, sampled.tokens[0]]
         assert not top_k or better.sum() < top_k
         before = torch.softmax(row[0], -1)[better].sum()
         assert before < top_p + 1e-6 or top_k
-        assert torch.isfinite(found.logprobs).all()
-        if found.mass is not None:  # a token is at most as likely as all that were kept
-            assert found.logprobs[0] - 1e-5 <= found.mass[0] <= 0.0
+        assert torch.isfinite(sampled.logprobs).all()
+        if sampled.mass is not None:  # a token is at most as likely as all that were kept
+            assert sampled.logprobs[0] - 1e-5 <= sampled.mass[0] <= 0.0
 
 
 def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +127,10 @@ def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
 def test_a_row_depends_on_its_own_logits_and_draw_alone() -> None:
     torch.manual_seed(0)
     logits, draws = torch.randn(40, 30), torch.rand(40, dtype=torch.float64)
-    found = sample(logits, draws, Sampling(top_p=0.8))
+    sampled = sample(logits, draws, Sampling(top_p=0.8))
     order = torch.randperm(40)
     again = sample(logits[order], draws[order], Sampling(top_p=0.8))
-    assert torch.equal(found.tokens[order], again.tokens)
+    assert torch.equal(sampled.tokens[order], again.tokens)
 
 
 @pytest.mark.parametrize(

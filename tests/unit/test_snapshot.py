@@ -156,12 +156,12 @@ def losses(draw: st.DrawFn, advantage: Port[Any], reference: Port[Any]) -> Loss:
 @given(graphs())
 def test_a_graph_read_back_is_the_graph_written(graph: Graph) -> None:
     written = to_json(graph)
-    found = from_json(written)
-    assert found == graph
-    assert to_json(found) == written
-    assert found.origin == graph.origin
-    assert [n.name for n in found.nodes] == [n.name for n in graph.nodes]
-    for old, new in zip(graph.nodes, found.nodes, strict=True):
+    again = from_json(written)
+    assert again == graph
+    assert to_json(again) == written
+    assert again.origin == graph.origin
+    assert [n.name for n in again.nodes] == [n.name for n in graph.nodes]
+    for old, new in zip(graph.nodes, again.nodes, strict=True):
         assert new.origin == old.origin
         assert new.operator is old.operator
         assert new.schemas == old.schemas
@@ -204,11 +204,11 @@ def read_back(value: Any) -> Any:
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: getattr(value, "__name__", repr(value)))
 def test_values_keep_their_kind(value: Any) -> None:
-    found = read_back(value)
-    assert found == value
-    assert type(found) is type(value)
+    again = read_back(value)
+    assert again == value
+    assert type(again) is type(value)
     if isinstance(value, (list, tuple)):
-        assert [type(v) for v in found] == [type(v) for v in value]
+        assert [type(v) for v in again] == [type(v) for v in value]
 
 
 def test_a_bool_is_no_number_and_an_int_no_float() -> None:

@@ -43,8 +43,8 @@ def columns(schema: type[Schema], **given_: object) -> Columns:
     return Columns(Batch.make(Keys.of(range(rows)), values, schema), schema)
 
 
-def tokens(found: Columns, name: str) -> list[list[float]]:
-    return [found[name][row].tolist() for row in range(len(found))]
+def tokens(result: Columns, name: str) -> list[list[float]]:
+    return [result[name][row].tolist() for row in range(len(result))]
 
 
 SPREAD = columns(TokenReward, reward=[3.0, 0.5, 0.0], token_reward=[[1.0, 2.0], [0.5], []])
@@ -52,14 +52,14 @@ PLAIN = columns(Reward, reward=[10.0, 20.0, 30.0])
 
 
 def test_a_plain_reward_is_added_to_the_last_token_alone() -> None:
-    found = ADD.function(SPREAD, PLAIN, weights=(1.0, 0.5))  # type: ignore[misc]
-    assert found["reward"].tolist() == [8.0, 10.5, 15.0]
-    assert tokens(found, "token_reward") == [[1.0, 7.0], [10.5], []]
+    result = ADD.function(SPREAD, PLAIN, weights=(1.0, 0.5))  # type: ignore[misc]
+    assert result["reward"].tolist() == [8.0, 10.5, 15.0]
+    assert tokens(result, "token_reward") == [[1.0, 7.0], [10.5], []]
 
 
 def test_tokens_are_added_to_tokens_wherever_they_stand() -> None:
-    found = ADD.function(PLAIN, SPREAD, SPREAD, weights=None)  # type: ignore[misc]
-    assert tokens(found, "token_reward") == [[2.0, 14.0], [21.0], []]
+    result = ADD.function(PLAIN, SPREAD, SPREAD, weights=None)  # type: ignore[misc]
+    assert tokens(result, "token_reward") == [[2.0, 14.0], [21.0], []]
 
 
 def test_plain_rewards_stay_plain() -> None:
@@ -68,9 +68,9 @@ def test_plain_rewards_stay_plain() -> None:
 
 def test_the_penalty_of_a_long_answer_stands_on_its_last_token() -> None:
     rollout = columns(Rollout, completion_ids=[[5, 6], [7], []])
-    found = OVERLONG_PENALTY.function(rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0)  # type: ignore[misc]
-    assert found["reward"].tolist() == [2.0, 0.0, 0.0]
-    assert tokens(found, "token_reward") == [[1.0, 1.0], [0.0], []]
+    result = OVERLONG_PENALTY.function(rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0)  # type: ignore[misc]
+    assert result["reward"].tolist() == [2.0, 0.0, 0.0]
+    assert tokens(result, "token_reward") == [[1.0, 1.0], [0.0], []]
 
 
 ROWS = st.lists(

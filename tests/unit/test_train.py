@@ -108,11 +108,11 @@ def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
 
     wanted = naive_gradients(base, rows, loss_of)
     params = {"aggregate": aggregate, "tokens": tokens, "max_tokens": 9, "step_rows": 20}
-    found = gradients(PPO, given, **params)
+    handed = gradients(PPO, given, **params)
     largest = max(float(g.abs().max()) for g in wanted.values())
     assert largest > 1e-4
     for name, gradient in wanted.items():
-        assert float((found[name] - gradient).abs().max()) < 1e-5 * max(1.0, largest), name
+        assert float((handed[name] - gradient).abs().max()) < 1e-5 * max(1.0, largest), name
 
 
 def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(
@@ -177,8 +177,8 @@ def test_scopes_reduce_over_rows_and_groups(
     expected = naive_gradients(base, rows, lambda logprobs: wanted(sums(logprobs, masks(rows))))
     largest = max(float(g.abs().max()) for g in expected.values())
     for tokens in (16384, 22):
-        found = gradients(loss, assignment(rows), tokens=tokens)
-        assert distance(found, expected) < 3e-5 * largest
+        handed = gradients(loss, assignment(rows), tokens=tokens)
+        assert distance(handed, expected) < 3e-5 * largest
 
 
 def test_now_has_the_segments_of_its_micro_batch(base: str) -> None:
