@@ -13,6 +13,7 @@ from dataflow.node import Node, Port
 from dataflow.schema import Advantage, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
+from graphs.ppo import ppo
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.generate import generate
@@ -54,6 +55,11 @@ def graph_of(rollout: Port[Rollout], loss: Loss | None = None, **params: Any) ->
 def small_grpo(**params: Any) -> Graph:
     """GRPO as users build it; params: of `grpo`."""
     return grpo(BASE, DATA, exact, **{"beta": 0.04} | params)
+
+
+def small_ppo(**params: Any) -> Graph:
+    """PPO as users build it; params: of `ppo`."""
+    return ppo(BASE, DATA, exact, **params)
 
 
 @operator()

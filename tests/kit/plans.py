@@ -79,6 +79,17 @@ def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:
     return make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
 
 
+def workers_of(plan: Plan, *names: str) -> tuple[str, ...]:
+    """The Workers of these nodes, which are all on the same ones."""
+    (workers,) = {plan.node(name).workers for name in names}
+    return workers
+
+
+def module_of(plan: Plan, node: str) -> str:
+    """The module that holds the weights of a node's Model."""
+    return next(use.module for use in plan.node(node).models if use.param != "tokenizer")
+
+
 # --- by hand --------------------------------------------------------------------------------------
 
 

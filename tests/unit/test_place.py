@@ -14,7 +14,6 @@ from engine.coordinator.messages import Stepped
 from engine.plan.plan import Plan
 from engine.simulate.behaviour import Timing
 from graphs.grpo import grpo
-from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.data import prompts
 from operators.forward import logprobs
@@ -23,18 +22,23 @@ from operators.losses import clipped_policy_loss
 from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.train import evaluate
-from tests.kit.graphs import ask, compared, graph_of, policy, sampled, small_grpo, trained
-from tests.kit.plans import placed, planned
+from tests.kit.graphs import (
+    ask,
+    compared,
+    graph_of,
+    policy,
+    sampled,
+    small_grpo,
+    small_ppo,
+    trained,
+)
+from tests.kit.plans import module_of, placed, planned, workers_of
 from tests.kit.rewards import exact
 from tests.kit.simulations import simulation
 
 pytestmark = pytest.mark.usefixtures("tiny")
 judge = Model("judge", "tiny")
 PART_OF_THE_WEIGHTS = "a rank that has a part of the weights cannot generate with it"
-
-
-def ppo_graph(**params: Any) -> Graph:
-    return ppo("tiny", "train.parquet", exact, **params)
 
 
 def with_old(max_lag: int = 0) -> Graph:
@@ -44,23 +48,10 @@ def with_old(max_lag: int = 0) -> Graph:
     return graph_of(rollout, loss, minibatches=2)
 
 
-def workers(plan: Plan, *names: str) -> Any:
-    """Of each node, by name; or of these nodes, which are on the same ones."""
-    at = {n.name: n.workers for n in plan.nodes}
-    if not names:
-        return at
-    assert len({at[name] for name in names}) == 1
-    return at[names[0]]
-
-
 def threads(plan: Plan, *names: str) -> int:
     """Of these nodes, which have the same."""
     (count,) = {plan.node(name).layout.threads for name in names or [n.name for n in plan.nodes]}
     return count
-
-
-def module(plan: Plan, node: str) -> str:
-    return next(u.module for u in plan.node(node).models if u.param != "tokenizer")
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -77,9 +68,9 @@ def test_without_a_lag_everything_is_in_one_worker() -> None:
 
 def test_with_a_lag_generation_columns_and_training_overlap() -> None:
     plan = placed(small_grpo(max_lag=1))
-    assert workers(plan, "rollout", "prompts") == ("rollout",)
-    assert workers(plan, "score", "advantage") == ("data",)
-    assert workers(plan, "reference", "train_policy") == ("train",)
+    assert workers_of(plan, "rollout", "prompts") == ("rollout",)
+    assert workers_of(plan, "score", "advantage") == ("data",)
+    assert workers_of(plan, "reference", "train_policy") == ("train",)
     assert plan.recorder == "data"
     assert {e.route for e in plan.edges if e.producer == "rollout"} == {"shm"}
 
@@ -96,7 +87,7 @@ def test_with_a_lag_generation_columns_and_training_overlap() -> None:
 def test_a_source_is_with_the_generation_that_it_feeds_but_with_no_replica_of_it(
     asked: dict[str, Any], worker: str
 ) -> None:
-    assert workers(placed(small_grpo(max_lag=1), **asked), "prompts") == (worker,)
+    assert workers_of(placed(small_grpo(max_lag=1), **asked), "prompts") == (worker,)
 
 
 def seconds_a_step(plan: Plan, *, generation: float, training: float, scoring: float) -> float:
@@ -124,7 +115,7 @@ def test_with_a_lag_a_step_takes_as_long_as_its_longest_part(
 
 
 def test_below_the_cut_everything_is_with_training() -> None:
-    plan = placed(ppo_graph(max_lag=1))
+    plan = placed(small_ppo(max_lag=1))
     step = [n for n in plan.nodes if n.region == "step"]
     assert {n.workers for n in step} == {("train",)}
     assert {"values", "old", "gae", "whiten"} < {n.name for n in step}
@@ -135,20 +126,20 @@ def test_a_generation_below_another_has_a_worker_of_its_own() -> None:
     verdict = generate(judge, ask(rollout), max_tokens=4, name="verdict")
     judged = mean_over(reward(exact, verdict, name="judged"), rollout)
     plan = placed(graph_of(rollout, clipped_policy_loss(compared(rollout, judged))))
-    assert workers(plan, "verdict") == ("verdict",)
-    assert workers(plan, "rollout") == ("rollout",)
+    assert workers_of(plan, "verdict") == ("verdict",)
+    assert workers_of(plan, "rollout") == ("rollout",)
 
 
 def test_apart_and_one() -> None:
     plan = placed(small_grpo(), workers="apart")
-    assert workers(plan) == {n.name: (n.name,) for n in plan.nodes}
+    assert {n.name: n.workers for n in plan.nodes} == {n.name: (n.name,) for n in plan.nodes}
     assert placed(small_grpo(max_lag=1), workers="one").workers == ("main",)
 
 
 def test_a_pin_moves_a_node_and_the_recorder_follows_the_source() -> None:
     plan = placed(small_grpo(), pin={"rollout": ("gen",)})
     assert set(plan.workers) == {"main", "gen"}
-    assert workers(plan, "rollout") == ("gen",)
+    assert workers_of(plan, "rollout") == ("gen",)
     assert plan.recorder == "main", "the source trains, too: the train node's"
     assert placed(small_grpo(), pin={"prompts": ("feed",)}).recorder == "feed"
 
@@ -164,18 +155,18 @@ def test_nodes_that_are_together_share_the_workers_of_the_pinned_one_or_of_train
     def together(*names: str, **asked: Any) -> Plan:
         return placed(small_grpo(), workers="apart", together=(names,), **asked)
 
-    assert workers(together("rollout", "score", pin={"score": ("s",)}), "rollout") == ("s",)
+    assert workers_of(together("rollout", "score", pin={"score": ("s",)}), "rollout") == ("s",)
     with_training = together("prompts", "rollout", "train_policy")
-    assert workers(with_training, "prompts", "rollout") == ("train_policy",)
+    assert workers_of(with_training, "prompts", "rollout") == ("train_policy",)
 
 
 def test_generation_together_with_ranks_is_replicated_and_shares_their_weights() -> None:
     ranks = {"train_policy": 2}
     together = ("prompts", "rollout", "train_policy")
     plan = placed(small_grpo(), together=(together,), ranks=ranks)
-    assert workers(plan, "rollout", "train_policy") == ("main", "main-1")
+    assert workers_of(plan, "rollout", "train_policy") == ("main", "main-1")
     assert plan.node("rollout").layout.replicas == plan.node("rollout").chunks == 2
-    assert workers(plan, "prompts") == ("main",), "a source has one place in its data"
+    assert workers_of(plan, "prompts") == ("main",), "a source has one place in its data"
     assert plan.models[0].aliases == ("rollout",)
     sharded = placed(small_grpo(), together=(together[1:],), ranks=ranks, shard=True)
     assert sharded.models[0].aliases == (), PART_OF_THE_WEIGHTS
@@ -183,10 +174,10 @@ def test_generation_together_with_ranks_is_replicated_and_shares_their_weights()
 
 
 def test_rank_0_stays_with_those_that_share_its_weights() -> None:
-    plan = placed(ppo_graph(), ranks={"train_policy": 2, "train_critic": 2})
-    assert workers(plan, "train_policy", "train_critic") == ("main", "main-1")
-    assert workers(plan, "old") == ("main",)
-    assert module(plan, "old") == "policy"
+    plan = placed(small_ppo(), ranks={"train_policy": 2, "train_critic": 2})
+    assert workers_of(plan, "train_policy", "train_critic") == ("main", "main-1")
+    assert workers_of(plan, "old") == ("main",)
+    assert module_of(plan, "old") == "policy"
 
 
 def test_inproc_keeps_the_chunks_and_nothing_else() -> None:
@@ -204,9 +195,9 @@ def test_an_evaluation_is_with_the_weights_that_it_measures() -> None:
     asked = generate(policy, prompts("test.parquet", name="held_out"), max_tokens=8, name="tried")
     evaluation = evaluate(policy, reward(exact, asked, name="right"), every=2, name="held")
     plan = placed(Graph("g", trained(sampled(max_lag=1)), evaluation))
-    assert workers(plan, "tried") == ("train",)
-    assert module(plan, "tried") == module(plan, "train_policy")
-    assert workers(plan, "right", "held") == ("data",)
+    assert workers_of(plan, "tried") == ("train",)
+    assert module_of(plan, "tried") == module_of(plan, "train_policy")
+    assert workers_of(plan, "right", "held") == ("data",)
 
 
 # --- chunks and cohorts ---------------------------------------------------------------------------
@@ -267,7 +258,7 @@ def test_workers_that_take_turns_have_all_cores_each() -> None:
 
 def test_replicas_ranks_and_siblings_share_the_cores() -> None:
     assert threads(placed(small_grpo(), cores=8, replicas={"rollout": 4}), "rollout") == 2
-    plan = placed(ppo_graph(), cores=8, workers="apart", ranks={"train_policy": 2})
+    plan = placed(small_ppo(), cores=8, workers="apart", ranks={"train_policy": 2})
     assert threads(plan, "train_policy", "old", "values") == 4
     assert threads(plan, "rollout") == 8
 
@@ -281,14 +272,14 @@ def test_threads_that_were_asked_for_win() -> None:
 
 def test_at_lag_0_the_sampler_has_the_trained_weights_by_alias() -> None:
     plan = planned(grpo("tiny", "train.parquet", exact))
-    assert module(plan, "rollout") == module(plan, "train_policy") == "policy"
+    assert module_of(plan, "rollout") == module_of(plan, "train_policy") == "policy"
     assert plan.models[0].aliases == ("rollout",)
     assert "weights" not in plan.node("rollout").estimate.bytes
 
 
 def test_at_lag_1_the_sampler_has_weights_of_its_own() -> None:
     plan = planned(grpo("tiny", "train.parquet", exact, max_lag=1))
-    assert module(plan, "rollout") != module(plan, "train_policy")
+    assert module_of(plan, "rollout") != module_of(plan, "train_policy")
     assert plan.models[0].aliases == ()
     assert plan.node("rollout").estimate.bytes["weights"] == 4 * 452_480
 
@@ -296,7 +287,7 @@ def test_at_lag_1_the_sampler_has_weights_of_its_own() -> None:
 def test_below_the_cut_readers_share_at_any_lag() -> None:
     graph = with_old(max_lag=2)
     for plan in (planned(graph), placed(graph)):
-        assert module(plan, "old") == module(plan, "train_policy")
+        assert module_of(plan, "old") == module_of(plan, "train_policy")
 
 
 def test_frozen_models_of_one_base_share_and_others_do_not() -> None:
@@ -306,9 +297,9 @@ def test_frozen_models_of_one_base_share_and_others_do_not() -> None:
     advantage = compared(rollout)
     terms = [clipped_policy_loss(advantage, reference=r, beta=0.1) for r in (first, second, wide)]
     plan = planned(graph_of(rollout, terms[0] + terms[1] + terms[2]))
-    assert module(plan, "first") == module(plan, "second") != module(plan, "wide")
+    assert module_of(plan, "first") == module_of(plan, "second") != module_of(plan, "wide")
     # Weights that are trained are nobody's frozen ones.
-    assert module(plan, "first") != module(plan, "train_policy")
+    assert module_of(plan, "first") != module_of(plan, "train_policy")
     counted = {n.name for n in plan.nodes if "weights" in n.estimate.bytes}
     assert counted in ({"first", "wide", "train_policy"}, {"second", "wide", "train_policy"})
 
@@ -316,7 +307,7 @@ def test_frozen_models_of_one_base_share_and_others_do_not() -> None:
 def test_readers_in_another_worker_share_one_copy() -> None:
     graph = with_old()
     plan = placed(graph, pin={"rollout": ("far",), "old": ("far",)})
-    assert module(plan, "rollout") == module(plan, "old") == "policy copy"
+    assert module_of(plan, "rollout") == module_of(plan, "old") == "policy copy"
     assert plan.models[0].aliases == ()
     held = [n.name for n in plan.nodes if "weights" in n.estimate.bytes]
     assert sorted(held) == ["rollout", "train_policy"], "once in each Worker"
@@ -330,7 +321,7 @@ def test_a_follower_is_one_module_in_each_worker() -> None:
     reference = logprobs(target, rollout, name="ref")
     graph = graph_of(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
     plan = placed(graph)
-    assert module(plan, "ref") == "target"
+    assert module_of(plan, "ref") == "target"
     assert plan.stateful == {"train"}
     told = r"replicas: ref=2, but it is a reader of 'target'.* Fix: ref=1"
     with pytest.raises(PlanError, match=told):

@@ -14,33 +14,13 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
-from engine.plan.plan import Plan
-from graphs.ppo import ppo
-from tests.kit.graphs import small_grpo
-from tests.kit.plans import placed
-from tests.kit.rewards import exact
+from tests.kit.graphs import small_grpo, small_ppo
+from tests.kit.plans import module_of, placed, workers_of
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
 judge = Model("judge", "tiny")
 PART_OF_THE_WEIGHTS = "a rank that has a part of the weights cannot generate with it"
-
-
-def ppo_graph(**params: Any) -> Graph:
-    return ppo("tiny", "train.parquet", exact, **params)
-
-
-def workers(plan: Plan, *names: str) -> Any:
-    """Of each node, by name; or of these nodes, which are on the same ones."""
-    at = {n.name: n.workers for n in plan.nodes}
-    if not names:
-        return at
-    assert len({at[name] for name in names}) == 1
-    return at[names[0]]
-
-
-def module(plan: Plan, node: str) -> str:
-    return next(u.module for u in plan.node(node).models if u.param != "tokenizer")
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -101,7 +81,7 @@ def test_what_cannot_be_is_refused_with_the_nearest_fix(message: str) -> None:
 
 
 def test_one_process_is_in_one_world() -> None:
-    graph, two = ppo_graph(), {"train_policy": 2}
+    graph, two = small_ppo(), {"train_policy": 2}
     told = "worlds: train_policy has ranks on main,main-1, train_critic on main,main-1,main-"
     with pytest.raises(PlanError, match=told):
         placed(graph, ranks=two | {"train_critic": 3})
@@ -109,12 +89,12 @@ def test_one_process_is_in_one_world() -> None:
     with pytest.raises(PlanError, match=told):
         placed(graph, ranks={"train_critic": 2}, tensor=two)
     both = placed(graph, tensor=two | {"train_critic": 2})
-    assert workers(both, "train_policy", "train_critic") == ("main", "main-1")
+    assert workers_of(both, "train_policy", "train_critic") == ("main", "main-1")
 
 
 def test_batch_scope_is_never_divided() -> None:
     with pytest.raises(PlanError, match="replicas: whiten=2, but it is of batch scope"):
-        placed(ppo_graph(), replicas={"whiten": 2})
+        placed(small_ppo(), replicas={"whiten": 2})
 
 
 def test_workers_of_a_host_add_up_but_for_those_that_take_turns() -> None:
@@ -206,7 +186,7 @@ def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:
             if use.module in writers and use.param != "tokenizer" and node.work != "evaluate":
                 assert set(node.workers) <= set(writers[use.module].workers)
     for m in plan.models:
-        assert set(m.aliases) == {r for r in m.readers if m.writer and module(plan, r) == m.name}
+        assert set(m.aliases) == {r for r in m.readers if m.writer and module_of(plan, r) == m.name}
     assert plan.recorder in plan.workers
     for worker in plan.workers:
         mine = [n for n in plan.nodes if worker in n.workers and n.traits.computes]

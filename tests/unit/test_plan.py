@@ -16,7 +16,6 @@ from engine.plan.draft import Draft
 from engine.plan.passes.prune import prune
 from engine.plan.plan import Plan, PlannedInput
 from graphs.grpo import grpo
-from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.advantage import baseline_advantage, gae, group_advantage, returns, whiten
 from operators.data import prompts
@@ -27,7 +26,17 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-from tests.kit.graphs import ask, compared, graph_of, policy, sampled, scored, trained
+from tests.kit.graphs import (
+    ask,
+    compared,
+    graph_of,
+    policy,
+    sampled,
+    scored,
+    small_grpo,
+    small_ppo,
+    trained,
+)
 from tests.kit.plans import CLUSTER, planned
 from tests.kit.rewards import brief, exact
 
@@ -46,7 +55,7 @@ def joined(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]
 
 
 def grpo_graph(**params: Any) -> Graph:
-    return grpo("tiny", "train.parquet", exact, **params)
+    return small_grpo(**{"beta": 0.0} | params)
 
 
 def grpo_plan(**params: Any) -> Plan:
@@ -54,7 +63,7 @@ def grpo_plan(**params: Any) -> Plan:
 
 
 def ppo_plan() -> Plan:
-    return planned(ppo("tiny", "train.parquet", exact))
+    return planned(small_ppo())
 
 
 def with_reference(rollout: Port[Rollout], model: str = "reference", **how: Any) -> Graph:

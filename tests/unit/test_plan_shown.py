@@ -23,14 +23,13 @@ from engine.plan.explain import WIDTH, explain
 from engine.plan.passes.verify import verify
 from engine.plan.plan import Fetch, Plan, PlannedNode
 from graphs.grpo import grpo
-from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.advantage import gae, group_advantage
 from operators.forward import values
 from operators.losses import clipped_policy_loss, policy_gradient_loss
 from operators.reward import reward
 from tests.kit.comparison import require_golden
-from tests.kit.graphs import graph_of, sampled
+from tests.kit.graphs import graph_of, sampled, small_grpo, small_ppo
 from tests.kit.plans import CLUSTER, placed, planned
 from tests.kit.rewards import exact
 from tests.right_graphs import RIGHT
@@ -40,7 +39,7 @@ critic = Model("v", "hub/critic", head="scalar")
 
 
 def grpo_graph(**params: Any) -> Graph:
-    return grpo("tiny", "train.parquet", exact, **params)
+    return small_grpo(**{"beta": 0.0} | params)
 
 
 def grpo_plan(**params: Any) -> Plan:
@@ -48,7 +47,7 @@ def grpo_plan(**params: Any) -> Plan:
 
 
 def ppo_plan() -> Plan:
-    return planned(ppo("tiny", "train.parquet", exact))
+    return planned(small_ppo())
 
 
 # --- choose_kernels -------------------------------------------------------------------------------
