@@ -26,7 +26,7 @@ from dataflow.importing import import_from
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
 from engine.attempts import Result, Telling, Until, attempts
-from engine.checkpoint.provenance import Record, provenance
+from engine.checkpoint.provenance import ProvenanceRecord, provenance
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
@@ -99,7 +99,7 @@ def run(
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
-        begins = Beginning(record=Record(made_of=provenance(source)))
+        begins = Beginning(record=ProvenanceRecord(made_of=provenance(source)))
         return attempts(planned, options, folder, Telling(on_step=on_step, until=until), begins)
 
 

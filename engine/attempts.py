@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from dataflow.errors import RunError, StorageError
 from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.provenance import Record
+from engine.checkpoint.provenance import ProvenanceRecord
 from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Coordinator, Settings
@@ -136,7 +136,9 @@ def attempts(
 class _Run:
     """What the attempts of one run have in common, and how the last of them stands."""
 
-    def __init__(self, plan: Plan, options: RunOptions, folder: RunFolder, record: Record) -> None:
+    def __init__(
+        self, plan: Plan, options: RunOptions, folder: RunFolder, record: ProvenanceRecord
+    ) -> None:
         self._plan = plan
         self._record = record
         self._options = options
@@ -237,7 +239,7 @@ class _Run:
                 _closed(HostsWorkers(self._plan, self._folder, self._options))
             )
         if not _alone(self._plan):
-            from engine.launch.local import (
+            from engine.launch.supervisor import (
                 Supervisor,
             )  # nothing of it is needed where there is one process
 

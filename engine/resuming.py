@@ -19,7 +19,13 @@ import msgspec
 
 from dataflow.errors import CheckpointError, RunError
 from engine.checkpoint.cut import Cut, read_cut
-from engine.checkpoint.provenance import Change, Difference, Provenance, Record, differences
+from engine.checkpoint.provenance import (
+    AcceptedChange,
+    Provenance,
+    ProvenanceDifference,
+    ProvenanceRecord,
+    differences,
+)
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import recorded_steps
@@ -33,7 +39,7 @@ class Beginning:
     here on.
     """
 
-    record: Record
+    record: ProvenanceRecord
     checkpoint: StoredCheckpoint | None = None
 
 
@@ -42,7 +48,7 @@ class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     step: int
     made_of: Provenance
-    changes: list[Change]
+    changes: list[AcceptedChange]
 
 
 def beginning(
@@ -62,21 +68,22 @@ def beginning(
     latest = store.latest()
     if latest is None:
         _say_anew(folder)
-        return Beginning(record=Record(made_of=made_of))
+        return Beginning(record=ProvenanceRecord(made_of=made_of))
     cut = read_cut(latest.path, latest.step)
     known = _accepted(folder, cut)
     found = _differences(known, cut, made_of, graph) + _gap(folder, cut.step)
     if not found:
         return Beginning(
-            record=Record(made_of=made_of, changes=known.changes if known else ()),
+            record=ProvenanceRecord(made_of=made_of, changes=known.changes if known else ()),
             checkpoint=latest,
         )
     if not accept:
         raise CheckpointError(_refusal(folder, cut.step, found))
     now = [
-        Change(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new) for d in found
+        AcceptedChange(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new)
+        for d in found
     ]
-    record = Record(made_of=made_of, changes=(*(known.changes if known else ()), *now))
+    record = ProvenanceRecord(made_of=made_of, changes=(*(known.changes if known else ()), *now))
     kept = _Accepted(step=cut.step, made_of=made_of, changes=list(record.changes))
     folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
     _say(
@@ -85,7 +92,7 @@ def beginning(
     return Beginning(record=record, checkpoint=latest)
 
 
-def _accepted(folder: RunFolder, cut: Cut) -> Record | None:
+def _accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
     """What the run was made of when it ended: what was accepted after the cut, before another was
     written, else the cut's own. None where an older release wrote it.
     """
@@ -98,27 +105,31 @@ def _accepted(folder: RunFolder, cut: Cut) -> Record | None:
                 f"{path}: cannot be read: {error}. Fix: restore it, or delete it."
             ) from error
         if found.step >= cut.step:
-            return Record(made_of=found.made_of, changes=tuple(found.changes))
+            return ProvenanceRecord(made_of=found.made_of, changes=tuple(found.changes))
     return cut.record
 
 
 def _differences(
-    known: Record | None, cut: Cut, made_of: Provenance, graph: str
-) -> list[Difference]:
+    known: ProvenanceRecord | None, cut: Cut, made_of: Provenance, graph: str
+) -> list[ProvenanceDifference]:
     if known is not None:
         return differences(known.made_of, made_of)
     same = cut.graph == graph  # a digest is all that there is
-    return [] if same else [Difference(where="graph", what="its digest", old=cut.graph, new=graph)]
+    return (
+        []
+        if same
+        else [ProvenanceDifference(where="graph", what="its digest", old=cut.graph, new=graph)]
+    )
 
 
-def _gap(folder: RunFolder, until: int) -> list[Difference]:
+def _gap(folder: RunFolder, until: int) -> list[ProvenanceDifference]:
     """Steps up to the cut that the metrics do not have."""
     missing = sorted(set(range(1, until + 1)) - set(recorded_steps(folder.metrics)))
     if not missing:
         return []
     wanted = f"steps 1 to {until}"
     return [
-        Difference(
+        ProvenanceDifference(
             where=folder.metrics.name, what="steps", old=wanted, new=f"all but {_spans(missing)}"
         )
     ]
@@ -136,7 +147,7 @@ def _spans(steps: Sequence[int]) -> str:
     return ", ".join(shown[:5] + (["..."] if len(shown) > 5 else []))
 
 
-def _refusal(folder: RunFolder, step: int, found: Sequence[Difference]) -> str:
+def _refusal(folder: RunFolder, step: int, found: Sequence[ProvenanceDifference]) -> str:
     lines = "\n".join(f"  {each}" for each in found)
     what = "one thing is" if len(found) == 1 else f"{len(found)} things are"
     return (

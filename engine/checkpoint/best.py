@@ -1,29 +1,27 @@
 """The best versions by an evaluation, as Hugging Face directories.
 
 Owns: which versions stay, their directories and scores. Does not own: the evaluation (its kernel),
-the weights' form (the train kernel's save_weights), nor the checkpoints from which a run goes on
-(store.py).
+the form of weights (the train kernel's save_weights), nor checkpoints (store.py).
 
-    checkpoints/best_<evaluate node>/step_N/      config.json, *.safetensors, tokenizer files, score.json
+    checkpoints/best_<evaluate node>/step_N/   config.json, *.safetensors, tokenizer, score.json
 
-A version that a better one has displaced stays until the next checkpoint is on disk: a run that
-goes on from the last one finds every version that was among the best there.
+A version that a better one displaces stays until the next checkpoint is on disk: a run that goes on
+from the last one finds every version that was among the best there.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dataflow.errors import CheckpointError
 from dataflow.storage import sync_folder, sync_tree, writing
+from engine.checkpoint.folders import delete, steps_of, temp_of
 
 SCORE = "score.json"
-_STEP = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 class BestVersions:
@@ -36,10 +34,8 @@ class BestVersions:
         self._keep = dict(keep)
 
     def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:
-        """Keep this version if it is among the best so far; `save` writes it into the directory it
-        is given.
-
-        Raises StorageError where the disk is full or fails; those that were kept stay.
+        """Keep this version if it is among the best so far; `save` writes it into a directory.
+        Raises StorageError where the disk is full or fails; earlier ones stay.
         """
         if name not in self._keep or not math.isfinite(score):
             return False
@@ -47,7 +43,7 @@ class BestVersions:
         if sum(found <= (-score, step) for found in others) >= self._keep[name]:
             return False
         final = self._folders[name] / f"step_{step}"
-        temp = final.with_name(f".tmp-{final.name}")
+        temp = temp_of(final)
         try:
             with writing(f"version {step}, one of the best by {name},", final):
                 shutil.rmtree(temp, ignore_errors=True)
@@ -58,7 +54,7 @@ class BestVersions:
                 )
                 sync_tree(temp)
                 if final.exists():  # the same version, evaluated again
-                    self._delete(final)
+                    delete(final)
                 temp.rename(final)
                 sync_folder(final.parent)
         except BaseException:
@@ -70,18 +66,16 @@ class BestVersions:
         """Delete what is no longer among the best: a checkpoint is on disk, or the run is over."""
         for name, keep in self._keep.items():
             for _, step in self._ranked(name)[keep:]:
-                self._delete(self._folders[name] / f"step_{step}")
+                delete(self._folders[name] / f"step_{step}")
 
     def truncate_after(self, step: int) -> None:
-        """Delete later versions, which a run that goes on from this Step makes again, and what a
-        kill left behind.
-        """
+        """Delete later versions, since the run goes on from this Step, and what a kill left."""
         for name, folder in self._folders.items():
             for torn in folder.glob(".tmp-*"):
                 shutil.rmtree(torn)
             for _, found in self._ranked(name):
                 if found > step:
-                    self._delete(folder / f"step_{found}")
+                    delete(folder / f"step_{found}")
 
     def paths(self) -> dict[str, tuple[Path, ...]]:
         """By evaluate node, the directories that are kept, the best first."""
@@ -95,20 +89,8 @@ class BestVersions:
     def _ranked(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""
         folder = self._folders[name]
-        found = (
-            [(path, _STEP.fullmatch(path.name)) for path in folder.iterdir()]
-            if folder.is_dir()
-            else []
-        )
-        return sorted((-_score(path), int(match[1])) for path, match in found if match)
-
-    @staticmethod
-    def _delete(path: Path) -> None:
-        """Renamed away first: a half-deleted directory never has a final name."""
-        trash = path.with_name(f".tmp-deleted-{path.name}")
-        shutil.rmtree(trash, ignore_errors=True)
-        path.rename(trash)
-        shutil.rmtree(trash)
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted((-_score(folder / f"step_{step}"), step) for step in steps_of(names))
 
 
 def _score(path: Path) -> float:

@@ -2,16 +2,16 @@
 
 Owns: what counts as a change of each. Does not own: which files a graph names (provenance.py).
 
-    what          digest of                                                     does not count
-    data          every byte of its files, in the order in which they are read  names, folders, dates
-    model         its files by name; of one above 64 MiB its size, its first    where it is; what is no weights, config
-                  and last MiB (a safetensors header among them), and 64        or tokenizer
-                  pieces of 64 KiB between, at equal distances
-    source file   its text                                                      its place; comments, blank lines
+    what     digest of                                              does not count
+    data     every byte of its files, in the order of reading       names, folders, dates
+    model    its files by name; above 64 MiB the size, the first    its place; what is no weights,
+             and last MiB (with a safetensors header), and 64       config or tokenizer
+             pieces of 64 KiB between, at equal distances
+    source   its text                                               its place, comments, blank lines
 
-Reading a 70B model in full would take a minute at each start and each resume. What trains or
-converts weights changes all of them, so that pieces at equal distances see it; an edit of a few
-bytes inside a large file may go unseen.
+Reading a 70B model in full would take a minute at each start and resume. Training or converting
+changes all weights, which pieces at equal distances see; an edit of a few bytes inside a large file
+may go unseen.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def data_digest(files: Iterable[Path]) -> str:
 
 
 def model_digest(base: str) -> str | None:
-    """Of a model's directory; None where it is no directory, but a name that is looked up
-    elsewhere.
-    """
+    """Of a model's directory; None for a name that is looked up elsewhere."""
     folder = Path(base).expanduser()
     if not folder.is_dir():
         return None
@@ -73,24 +71,23 @@ def code_digest(text: str) -> str:
 
 def _code(text: str) -> str:
     lines = text.splitlines()
-    whole: set[int] = set()
-    """Lines within a text that spans several: whatever stands there counts."""
+    within: set[int] = set()
+    """Lines that end inside a string: everything in them counts."""
     opened = 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            (first, column), (last, _) = token.start, token.end
-            kind = tokenize.tok_name[token.type]
-            if kind == "COMMENT":
-                lines[first - 1] = lines[first - 1][:column]
-            elif kind == "STRING":
-                whole.update(range(first, last))
-            elif kind == "FSTRING_START":
-                opened = first
-            elif kind == "FSTRING_END":
-                whole.update(range(opened, last))
+            first, last = token.start[0], token.end[0]
+            match tokenize.tok_name[token.type]:
+                case "COMMENT":
+                    lines[first - 1] = lines[first - 1][: token.start[1]]
+                case "STRING":
+                    within.update(range(first, last))
+                case "FSTRING_START":
+                    opened = first
+                case "FSTRING_END":
+                    within.update(range(opened, last))
     except (tokenize.TokenError, SyntaxError):
         return text
-    kept = [
-        line if number in whole else line.rstrip() for number, line in enumerate(lines, start=1)
-    ]
-    return "\n".join(line for number, line in enumerate(kept, start=1) if line or number in whole)
+    numbered = enumerate(lines, start=1)
+    kept = ((n, line if n in within else line.rstrip()) for n, line in numbered)
+    return "\n".join(line for n, line in kept if line or n in within)

@@ -1,8 +1,8 @@
 """The cut: what a checkpoint says of the rows, exact at a Step boundary.
 
-Owns: the record of every prompt's fate at that boundary, its JSON form, and the files of
-finished untrained rows. Does not own: the directory that they lie in (store.py), weights
-and optimizers (the kernels' save), nor how the record is gathered (coordinator).
+Owns: the state of every prompt at that boundary, its JSON form, and the files of finished untrained
+rows. Does not own: the directory (store.py), weights and optimizers (the kernels' save), nor
+gathering the states (coordinator).
 
 Every position of a source is in one of four states: retired (trained or given up for good),
 finished (its rows wait to be trained), running (admitted, not finished), or not yet made.
@@ -21,7 +21,7 @@ import pyarrow as pa
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import CheckpointError
 from dataflow.storage import writing
-from engine.checkpoint.provenance import Record
+from engine.checkpoint.provenance import ProvenanceRecord
 from engine.coordinator.refs import Key, SourceCut
 
 FORMAT = 1
@@ -30,8 +30,7 @@ CUT = "cut.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a run stood after Step `step`. seed says which run it continues, record of what that is
-    made.
+    """Where a run stood after Step `step`. seed: of the run; record: what the run is made of.
 
     evaluated: the version at which each evaluate node ran last. graph: a digest of the graph with
     its paths. Older cuts have neither evaluated nor record.
@@ -42,19 +41,17 @@ class Cut:
     graph: str
     sources: Mapping[str, SourceCut] = field(default_factory=dict)
     evaluated: Mapping[str, int] | None = None
-    record: Record | None = None
+    record: ProvenanceRecord | None = None
     format: int = FORMAT
 
     def to_json(self) -> bytes:
-        """The same bytes for equal cuts. Raises CheckpointError where the cut contradicts itself."""
+        """The same bytes for equal cuts. Raises CheckpointError for a contradictory cut."""
         _refuse("cut", self)
         return msgspec.json.encode(self, order="sorted")
 
     @staticmethod
     def from_json(data: bytes) -> Cut:
-        """The inverse of `to_json`. Raises CheckpointError where the bytes are none, or contradict
-        themselves.
-        """
+        """The inverse of `to_json`. Raises CheckpointError for no cut, or a contradictory one."""
         try:
             cut = msgspec.json.decode(data, type=Cut)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -74,8 +71,8 @@ class Cut:
 
 
 def read_cut(folder: Path, step: int) -> Cut:
-    """The cut of the checkpoint of this Step, in its folder. Raises CheckpointError where it is
-    none, or of another.
+    """The cut in the folder of this Step's checkpoint. Raises CheckpointError where it is none, or
+    another Step's.
     """
     try:
         cut = Cut.from_json((folder / CUT).read_bytes())
@@ -93,20 +90,21 @@ def read_cut(folder: Path, step: int) -> Cut:
 
 def faults(cut: SourceCut) -> list[str]:
     """What contradicts itself: a prompt lost, or one that would be trained twice."""
-    live = {key[0] for key in (*cut.running, *cut.finished)}
-    retired = set(cut.retired)
+    rows = (*cut.running, *cut.finished)
+    live, retired = {key[0] for key in rows}, set(cut.retired)
     known = live | retired
+    low, high = min(known, default=cut.watermark), max(known, default=cut.next - 1)
     checks = (
         (
             not 0 <= cut.watermark <= cut.next,
             f"watermark {cut.watermark} is not within 0..{cut.next}",
         ),
         (not all(a < b for a, b in pairwise(cut.retired)), "retired positions do not ascend"),
-        (any(p < cut.watermark for p in known), "a position below the watermark is listed again"),
-        (any(p >= cut.next for p in known), f"a position at or above next={cut.next} is listed"),
+        (low < cut.watermark, "a position below the watermark is listed again"),
+        (high >= cut.next, f"a position at or above next={cut.next} is listed"),
         (bool(live & retired), "a retired position has running or finished rows"),
         (_repeats(cut.running) or _repeats(cut.finished), "a row is listed twice"),
-        (any(min(key) < 0 for key in (*cut.running, *cut.finished)), "a key has a negative part"),
+        (any(min(key) < 0 for key in rows), "a key has a negative part"),
     )
     lost = cut.next - cut.watermark - len(known)
     found = [problem for wrong, problem in checks if wrong]
@@ -150,7 +148,7 @@ def write_rows(path: Path, rows: Batch) -> None:
 
 
 def positions_of(path: Path) -> frozenset[int]:
-    """The positions of the rows in a file that `read_rows` has read; nothing else of it is."""
+    """The positions of the rows in a file; nothing else of it is read."""
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
         return frozenset(

@@ -1,13 +1,11 @@
-"""What a run is made of: each node's parameters, data, models and the user's source files; and what
-differs.
+"""What a run is made of: parameters of nodes, data, models, the user's source files; what differs.
 
-Owns: the record that every cut has, its comparison, the changes that were accepted. Does not own:
-digests of files (contents.py), what is done about a difference (engine/resuming.py).
+Owns: the record that every cut has, its comparison, the accepted changes. Does not own: digests of
+files (contents.py), what is done about a difference (engine/resuming.py).
 
-Paths and source lines do not count, nor do names of graphs; our own version is recorded and not
-compared. Of the user's source files those count that define a function or class of the graph, and
-those that such a file imports, as far as their modules are among its names. What is installed
-(site-packages) is in versions.json.
+Paths, source lines and names of graphs do not count; our own version is recorded, not compared. Of
+the user's source files those count that define a function or class of the graph, and those that
+such a file imports by name. What is installed (site-packages) is in versions.json.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import inspect
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -61,8 +59,8 @@ class Provenance:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """where: node, model or source file; what: of it. old, new: as text, empty where there is none."""
+class ProvenanceDifference:
+    """where: node, model or source file; what: of it. old, new: as text, empty for none."""
 
     where: str
     what: str
@@ -78,7 +76,7 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class AcceptedChange:
     """A difference that was accepted; it holds from this Step on."""
 
     step: int
@@ -89,21 +87,17 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What a cut keeps of it: of what the run is made now, and what it was made of before."""
+class ProvenanceRecord:
+    """What a cut keeps: what the run is made of now, and what has changed before."""
 
     made_of: Provenance
-    changes: tuple[Change, ...] = ()
+    changes: tuple[AcceptedChange, ...] = ()
 
 
 def provenance(graph: Graph) -> Provenance:
-    """Of a graph, as its files are now. Raises DataError where data is not there, GraphError as
-    `to_json` does.
-    """
+    """Of a graph and its files now. Raises DataError for missing data, GraphError as `to_json`."""
     places: dict[str, str] = {}
-    models: list[Model] = []
-    for state in graph.states:
-        models += [state] if isinstance(state, Model) and state not in models else []
+    models = [state for state in graph.states if isinstance(state, Model)]
     nodes = {node.name: _node(node, places) for node in graph.nodes}
     return Provenance(
         nodes=nodes,
@@ -115,38 +109,42 @@ def provenance(graph: Graph) -> Provenance:
     )
 
 
-def differences(old: Provenance, new: Provenance) -> list[Difference]:
+def differences(old: Provenance, new: Provenance) -> list[ProvenanceDifference]:
     """What is another now, in the order of nodes, models, source files."""
     found = [*_of_groups("node", old.nodes, new.nodes, new.places)]
     found += _of_groups("model", old.models, new.models, new.places)
-    for name in (
-        name for name in old.sources if name in new.sources
-    ):  # whoever names another one differs itself
-        before, now = old.sources[name], new.sources[name]
+    for name, before in old.sources.items():  # what names another file differs itself
+        now = new.sources.get(name)
         if before and now and before != now:
             place = new.places.get(f"source {name}", old.places.get(f"source {name}", ""))
             found.append(
-                Difference(where="source file", what=name, old=before, new=now, place=place)
+                ProvenanceDifference(
+                    where="source file", what=name, old=before, new=now, place=place
+                )
             )
     if old.trains != new.trains and set(old.trains) == set(new.trains):
         before, now = ", ".join(old.trains), ", ".join(new.trains)
-        found.append(Difference(where="graph", what="order of its sinks", old=before, new=now))
+        found.append(
+            ProvenanceDifference(where="graph", what="order of its sinks", old=before, new=now)
+        )
     return found
 
 
 def _of_groups(
     kind: str, old: Mapping[str, Values], new: Mapping[str, Values], places: Values
-) -> Iterator[Difference]:
+) -> Iterator[ProvenanceDifference]:
     for name in _names(old, new):
         if name not in old or name not in new:
             before, now = ("there", "not there") if name in old else ("not there", "there")
-            yield Difference(where=kind, what=name, old=before, new=now)
+            yield ProvenanceDifference(where=kind, what=name, old=before, new=now)
             continue
         for key in _names(old[name], new[name]):
             before, now = old[name].get(key, ""), new[name].get(key, "")
             if before != now:
                 place = places.get(f"{kind} {name} {key}", "")
-                yield Difference(where=f"{kind} {name}", what=key, old=before, new=now, place=place)
+                yield ProvenanceDifference(
+                    where=f"{kind} {name}", what=key, old=before, new=now, place=place
+                )
 
 
 def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -253,29 +251,39 @@ def _things(graph: Graph) -> Iterator[Any]:
 
 
 def _within(value: Any) -> Iterator[Any]:
+    parts = _parts(value)
+    yield from _definitions(value) if parts is None else ()
+    for part in parts or ():
+        yield from _within(part)
+
+
+def _parts(value: Any) -> Iterable[Any] | None:
+    """What a value is made of; None for one that is not taken apart."""
     if isinstance(value, functools.partial):
-        yield from _within((value.func, value.args, value.keywords))
-    elif isinstance(value, LossFunction):
-        yield value.fn
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield type(value)
-        yield from _within([getattr(value, field.name) for field in dataclasses.fields(value)])
-    elif isinstance(value, Mapping):
-        yield from _within(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _within(part)
-    elif inspect.ismethod(value):
-        yield from (value.__func__, type(value.__self__))
-    elif isinstance(value, type) or inspect.isroutine(value):
-        yield inspect.unwrap(value) if callable(value) else value
-    elif callable(value):
-        yield type(value)
+        return value.func, value.args, value.keywords
+    if isinstance(value, (LossFunction, type)):
+        return None
+    if dataclasses.is_dataclass(value):
+        return type(value), *(getattr(value, field.name) for field in dataclasses.fields(value))
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else None
+
+
+def _definitions(value: Any) -> Iterable[Any]:
+    """The functions and classes that define a value which is not taken apart."""
+    if isinstance(value, LossFunction):
+        return (value.fn,)
+    if inspect.ismethod(value):
+        return value.__func__, type(value.__self__)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return (inspect.unwrap(value) if callable(value) else value,)
+    return (type(value),) if callable(value) else ()
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Whether a module is a file of the user's: not installed, not ours, and not the script itself,
-    whose other lines say how the run is started.
+    """Whether it is a file of the user's: not installed, not ours, and not the script itself, whose
+    other lines say how the run is started.
     """
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
@@ -300,9 +308,7 @@ def _source(thing: Any) -> str:
 
 
 def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    """These modules, and those of the user's that they import by name or from which they import
-    something.
-    """
+    """These modules, and those of the user's that they import, or import something from."""
     found, left = dict(modules), list(modules.values())
     while left:
         importer = left.pop()
@@ -318,9 +324,6 @@ def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
 
 
 def _module_of(value: Any) -> str:
-    name = (
-        getattr(value, "__module__", None)
-        if isinstance(value, type) or inspect.isroutine(value)
-        else None
-    )
+    named = isinstance(value, type) or inspect.isroutine(value)
+    name = getattr(value, "__module__", None) if named else None
     return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
 """Whether a run's checkpoints will fit on its disk.
 
-Owns: what they take, about, and saying it before the run begins. Does not own: what happens when
-one does not fit (store.py): an estimate refuses nothing.
+Owns: the estimate, and the warning before the run begins. Does not own: what happens when one does
+not fit (store.py): an estimate refuses nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from engine.plan.plan import Plan
 _log = logging.getLogger(__name__)
 
 BYTES = 12
-"""Of a trained parameter in a checkpoint: its weight, and AdamW's two moments; 14 in bfloat16, with
-its copy.
-"""
+"""Of a trained parameter: its weight and AdamW's two moments; 14 in bfloat16, with its copy."""
 
 
 def checkpoint_bytes(plan: Plan) -> int:
@@ -27,17 +25,15 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def warn_of_room(plan: Plan, folder: Path, keep: int) -> None:
-    """Warn where the disk has no room for those that are kept, and the one that is written before
-    the oldest goes.
-
-    What the checkpoints of an earlier part of the run take is theirs already.
+    """Warn where the disk has no room for the kept ones and one more, written before the oldest
+    goes. What earlier checkpoints of the run take counts as room.
     """
     each, free = checkpoint_bytes(plan), free_bytes(folder)
     wanted = (keep + 1) * each - _taken(folder)
     if free is not None and wanted > free:
         _log.warning(
-            "%s: %d checkpoints of about %s each, and one more while it is written, need %s more; found %s free. "
-            "Fix: free space there, fewer by --keep, or another disk by --runs.",
+            "%s: %d checkpoints of about %s each, and one more while it is written, need %s more;"
+            " found %s free. Fix: free space there, fewer by --keep, or another disk by --runs.",
             folder, keep, shown_bytes(each), shown_bytes(wanted), shown_bytes(free),
         )  # fmt: skip
 

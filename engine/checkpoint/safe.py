@@ -1,4 +1,4 @@
-"""What of a run is safe when something of it could not be written.
+"""What is safe of a run when something could not be written.
 
 Owns: that sentence, at the end of every such error of a run. Does not own: the error itself
 (dataflow/storage.py), nor checkpoints (store.py: what has its final name is whole).
@@ -7,21 +7,17 @@ Owns: that sentence, at the end of every such error of a run. Does not own: the 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dataflow.errors import StorageError
-
-_FINAL = re.compile(r"step_(\d+)")
+from engine.checkpoint.folders import steps_of
 
 
 @contextmanager
 def telling_what_is_safe(folder: Path) -> Iterator[None]:
-    """A StorageError of a run in this folder comes out saying what is safe, and how the run goes
-    on.
-    """
+    """Add to a StorageError of a run in this folder what is safe, and how the run goes on."""
     try:
         yield
     except StorageError as error:
@@ -34,11 +30,11 @@ def what_is_safe(folder: Path) -> str:
         names = os.listdir(folder / "checkpoints")
     except OSError:
         names = []
-    steps = [int(match[1]) for match in map(_FINAL.fullmatch, names) if match]
+    steps = steps_of(names)
     begun = os.path.isfile(folder / "options.json")  # False, where that cannot be asked
     if steps:
         return (
-            f"Safe: the checkpoint of step {max(steps)}, from which `dataflow resume {folder}`"
+            f"Safe: the checkpoint of step {steps[-1]}, from which `dataflow resume {folder}`"
             " goes on."
         )
     if begun:

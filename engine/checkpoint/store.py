@@ -1,12 +1,11 @@
 """Checkpoints on disk: whole or absent, never in between.
 
-Owns: the commit protocol of a checkpoint directory, its manifest, and which checkpoint
-may be believed. Does not own: what is in one (cut.py, the kernels' save), nor when one
-is made (the loop).
+Owns: the commit protocol of a checkpoint directory, its manifest, and which checkpoint is trusted.
+Does not own: what is in one (cut.py, the kernels' save), nor when one is made (the loop).
 
-Commit: everything is written into `.tmp-step_N`, every file and directory is fsynced, the
-manifest goes in last, and one rename makes it `step_N`. What is deleted is first renamed
-away from its final name. So after a kill or a power cut at any point each `step_N` is whole.
+Commit: everything is written into `.tmp-step_N`, every file and directory is fsynced, the manifest
+goes in last, and one rename makes it `step_N`. So after a kill or a power cut at any point each
+`step_N` is whole.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,12 @@ import msgspec
 
 from dataflow.errors import CheckpointError, StorageError
 from dataflow.storage import sync_folder, writing
+from engine.checkpoint.folders import TEMP, delete, steps_of, temp_of
 
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_FINAL = re.compile(r"step_(0|[1-9][0-9]*)")
-_TEMP = ".tmp-"
 _REPLACED = ".replaced-"
 _TIMED = "timed"
 """In the meta of a checkpoint that was due by the clock alone."""
@@ -65,8 +62,8 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """The checkpoints of one run: the newest `keep` of them, and as many timed ones. One writer:
-    the holder of the run folder's lock.
+    """The newest `keep` checkpoints of a run, and as many timed ones. One writer: the holder of the
+    run folder's lock.
     """
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
@@ -82,8 +79,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """The Steps that have a checkpoint, ascending; nothing is read of them."""
-        found = [_FINAL.fullmatch(path.name) for path in self._directory.iterdir()]
-        return sorted(int(match[1]) for match in found if match)
+        return steps_of(path.name for path in self._directory.iterdir())
 
     def write(
         self,
@@ -93,17 +89,16 @@ class CheckpointStore:
         *,
         timed: bool = False,
     ) -> StoredCheckpoint:
-        """Make the checkpoint of a Step: `fill` writes its files into the directory that it is
-        given.
+        """Make the checkpoint of a Step: `fill` writes its files into a directory.
 
-        meta: small JSON values, given back by `latest`. timed: it displaces only others that are. A
-        checkpoint of the same Step is replaced, those of later Steps (of a run that was rolled
-        back) and those older than the kept ones are deleted afterwards. Raises StorageError where
-        the disk is full or fails; whatever goes wrong, the earlier checkpoints stay as they were.
+        meta: small JSON values, given back by `latest`. timed: it displaces only other timed ones.
+        A checkpoint of the same Step is replaced; those of later Steps (of a run that was rolled
+        back) and those older than the kept ones are then deleted. Raises StorageError where the
+        disk is full or fails; whatever goes wrong, the earlier checkpoints stay as they were.
         """
         final, what = self._path(step), f"the checkpoint of step {step}"
         meta = {**meta, _TIMED: True} if timed else meta
-        temp = self._directory / f"{_TEMP}{final.name}"
+        temp = temp_of(final)
         needed = self._nbytes()
         try:
             with writing(what, final, needed):
@@ -114,21 +109,18 @@ class CheckpointStore:
                 self._commit(temp, final)
         except BaseException as error:
             shutil.rmtree(temp, ignore_errors=True)
-            if isinstance(error, StorageError) and str(final) not in str(
-                error
-            ):  # of one of its files
+            one_file = isinstance(error, StorageError) and str(final) not in str(error)
+            if one_file:
                 raise StorageError(f"{what} was not made: {error}") from error
             raise
         self._prune(step)
         return StoredCheckpoint(step=step, path=final, meta=dict(meta))
 
     def _nbytes(self) -> int:
-        """Bytes of the newest checkpoint, which the next will about have; 0 where there is none."""
+        """Bytes of the newest checkpoint, about those of the next; 0 where there is none."""
         with contextlib.suppress(OSError):
-            newest = [self._path(step) for step in self.steps()[-1:]]
-            return sum(
-                p.stat().st_size for folder in newest for p in folder.rglob("*") if p.is_file()
-            )
+            files = (p for step in self.steps()[-1:] for p in self._path(step).rglob("*"))
+            return sum(p.stat().st_size for p in files if p.is_file())
         return 0
 
     def latest(self) -> StoredCheckpoint | None:
@@ -167,15 +159,13 @@ class CheckpointStore:
         """Delete the checkpoints of later Steps, when a run goes on from an earlier one."""
         for later in self.steps():
             if later > step:
-                self._delete(self._path(later))
+                delete(self._path(later))
 
     def _path(self, step: int) -> Path:
         return self._directory / f"step_{step}"
 
     def _commit(self, temp: Path, final: Path) -> None:
-        """Give the directory its final name; one that has the name already is whole until the new
-        one is.
-        """
+        """Give the directory its final name. One that has it stays whole until the new one is."""
         replaced = self._directory / f"{_REPLACED}{final.name}"
         if final.exists():
             os.rename(final, replaced)
@@ -194,19 +184,11 @@ class CheckpointStore:
             self.truncate_after(step)
             timed = {found: _is_timed(self._path(found)) for found in self.steps()}
             for kind in (False, True):
-                for old in [found for found, is_timed in timed.items() if is_timed is kind][
-                    : -self._keep
-                ]:
-                    self._delete(self._path(old))
+                same = [found for found, is_timed in timed.items() if is_timed is kind]
+                for old in same[: -self._keep]:
+                    delete(self._path(old))
         except OSError as error:
             _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
-
-    def _delete(self, path: Path) -> None:
-        """Renamed away first: a half-deleted directory never has a final name."""
-        trash = self._directory / f"{_TEMP}deleted-{path.name}"
-        shutil.rmtree(trash, ignore_errors=True)
-        os.rename(path, trash)
-        shutil.rmtree(trash)
 
     def _recover(self) -> None:
         """Finish or undo what a killed writer was doing."""
@@ -217,7 +199,7 @@ class CheckpointStore:
                     os.rename(path, final)
                     continue
                 _remove(path)
-            elif path.name.startswith(_TEMP):
+            elif path.name.startswith(TEMP):
                 _remove(path)
 
 
@@ -264,14 +246,11 @@ def _sealed(path: Path) -> _File:
 
 
 def _examine(path: Path, step: int) -> StoredCheckpoint | str:
-    """The checkpoint, or what is wrong with it. Raises CheckpointError where it is of a newer
-    format.
-    """
+    """The checkpoint, or what is wrong with it. Raises CheckpointError for a newer format."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
-        found = _manifest_fault(manifest, path, step) or _first(
-            _file_fault(path / n, f) for n, f in manifest.files.items()
-        )
+        faults = (_file_fault(path / n, f) for n, f in manifest.files.items())
+        found = _manifest_fault(manifest, path, step) or next(filter(None, faults), None)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -288,10 +267,6 @@ def _is_timed(path: Path) -> bool:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
     return manifest.meta.get(_TIMED) is True
-
-
-def _first(faults: Iterator[str | None]) -> str | None:
-    return next(filter(None, faults), None)
 
 
 def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:

@@ -1,7 +1,7 @@
 """One Worker process as the Supervisor sees it: one incarnation, from its start to its end.
 
 Owns: the process, its control socket, its log file. Does not own: what is said
-(engine/launch/control.py), when it is started, watched and killed (local.py).
+(control.py), when it is started (supervisor.py), watched and reaped (worker_io.py).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _BOOTSTRAP = (
 )
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-"""Copies of 2 MiB and more go past the cache. Rows that are copied into a slab are read by another
-process, later: 16 MiB of them in 2.0 to 2.3 ms, not 2.8 (benchmarks/data_plane.py). What is no
-glibc, or on no x86, does not read it.
+"""Copies of 2 MiB and more bypass the cache, since another process reads a slab's rows later: 16
+MiB of them in 2.0 to 2.3 ms, not 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
 """
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
@@ -42,12 +41,12 @@ _STACK_LINES = 12
 
 
 class ChildProcess:
-    """A started process. said: instructions; told: those whose end it tells, `ended` of them so
-    far; opened: whether its kernels are; lost: it can no longer be reached; replaced: its end was
-    wanted, and is not told of; endpoint: where other hosts reach its channel; over: it has been
-    reaped; heard: when it last was (its start, until it `spoke`).
+    """A started process. commands: how many it was sent; to_end: those whose end it reports, of
+    which `ended` so far; opened: whether its kernels are; lost: it can no longer be reached;
+    replaced: its end is wanted, and not reported; endpoint: where other hosts reach its channel;
+    over: it has been reaped; heard: when something last came (its start, until it `spoke`).
 
-    Fields are guarded by the Supervisor's lock, but for what never changes.
+    The Supervisor's lock guards whatever changes.
     """
 
     def __init__(
@@ -86,23 +85,21 @@ class ChildProcess:
         self.lost = False
         self.replaced = False
         self.error = ""
-        self.said = 0
-        self.told = 0
+        self.commands = 0
+        self.to_end = 0
         self.ended = 0
         self.under_way: deque[str] = deque()
-        """Nodes of what it was told and has not ended, in order."""
-        self.asked_where = 0.0
-        self._asked_at = -1
+        """Names of what it was sent and has not ended, in order."""
+        self.stack_asked = 0.0
+        self._stack_at = -1
         self.connected: set[tuple[str, int]] = set()
         self.endpoint = ""
         self.over = threading.Event()
 
     @property
     def busy(self) -> bool:
-        """Whether something is to be expected of it: that it opens, ends an instruction, or is
-        found lost.
-        """
-        return not self.over.is_set() and (self.lost or not self.opened or self.told > self.ended)
+        """Whether it has yet to open, to end an instruction, or to be found lost."""
+        return not self.over.is_set() and (self.lost or not self.opened or self.to_end > self.ended)
 
     @property
     def gone(self) -> bool:
@@ -119,26 +116,20 @@ class ChildProcess:
         if not self.over.is_set():
             self.process.send_signal(signal.SIGKILL)
 
-    def ask_where(self, now: float) -> None:
-        """Let it write the stacks of its threads into its log, which it does at C level, whoever
-        holds its lock.
-        """
-        self.asked_where, self._asked_at = now, self._log.stat().st_size
-        if (
-            self.spoke and not self.over.is_set()
-        ):  # before that it may not know what the signal means
+    def ask_for_stack(self, now: float) -> None:
+        """Let it write its threads' stacks into its log, at C level, whoever holds its lock."""
+        self.stack_asked, self._stack_at = now, self._log.stat().st_size
+        if self.spoke and not self.over.is_set():  # earlier it may not know the signal
             self.process.send_signal(STACK_SIGNAL)
 
     def where(self) -> str:
-        """What it is in, as far as that is known: of its last heartbeat, or the first thing that it
-        has not ended.
-        """
+        """What it is in: by its last heartbeat, or else the first thing that it has not ended."""
         if self.doing.node:
             return f", in {self.doing.node} ({self.doing.what})"
         return f", in {self.under_way[0]}" if self.under_way else ""
 
     def reap(self) -> str:
-        """After its end: close everything of it, and say how it ended."""
+        """Once it has ended: close everything of it, and say how it ended."""
         code = self.process.wait()
         self.link.close()
         os.close(self.ends)
@@ -148,13 +139,11 @@ class ChildProcess:
         return f"process {self.process.pid} {self.error or how}{stood}"
 
     def stack(self) -> str:
-        """Where its main thread stood, innermost call first; empty where it was not asked, or did
-        not say.
-        """
-        if self._asked_at < 0:
+        """Where its main thread stood, innermost call first; empty where it did not say."""
+        if self._stack_at < 0:
             return ""
         with open(self._log, "rb") as file:
-            file.seek(self._asked_at)
+            file.seek(self._stack_at)
             *_, main = (
                 file.read(_STACK_BYTES).decode(errors="replace").split("(most recent call first):")
             )
@@ -164,7 +153,7 @@ class ChildProcess:
         return "".join([" stood at:", *(f"\n  | {line}" for line in frames)]) if frames else ""
 
     def _last_lines(self) -> str:
-        """What it wrote last, from its log."""
+        """The end of its log."""
         with open(self._log, "rb") as file:
             file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
@@ -184,12 +173,10 @@ def _appended(log: Path) -> BinaryIO:
 def environment(threads: int, device: int | None = None) -> dict[str, str]:
     """Of a Worker's process. The C library reads these when the process starts, OpenMP and CUDA
     when torch is imported, so they cannot be set later. What the user has set stays, but for the
-    threads, which are planned.
-
-    device: which of the GPUs that this process sees is the first, and only one, that the Worker
-    does.
+    threads, which are planned. device: of the GPUs that this process sees the only one that the
+    Worker sees.
     """
-    # Threads that wait spin shortly and then sleep, as in the command line's own process: others
+    # Waiting threads spin for a moment and then sleep, as in the command line's own process: others
     # want the cores.
     given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
     found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}

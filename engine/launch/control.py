@@ -1,11 +1,21 @@
-"""What the process of the run and a Worker's process say to each other, beside instructions and
-events.
+"""What the process of the run and a Worker's process say to each other: one table for both ends.
 
-Owns: the messages of a control socket. Does not own: their bytes (wire.py), the socket
-(link.py), what either end does about them (process.py, engine/launch/local.py).
+    to the Worker      sent by (supervisor.py)         handled by (worker_process.py)
+    Open               _start, once, first             main
+    Command            tell: an instruction            _handle, then the main thread
+    Request            ask                             the main thread, which sends a Reply
+    Connect            peers.py, before its Command    worker_channel.py
+    PeerAddresses      meet, _start                    worker_channel.py
+    Forget, Quit       forget; close                   _handle
 
-    to the Worker       Open (once, first), Command, Request, Connect, PeerAddresses, Forget, Quit
-    to the Supervisor   Bound, WorkerUpdate, Answer, Beat, Failed
+    to the Supervisor  sent by (worker_process.py)     handled by (worker_io.py)
+    ChannelBound       the start                       endpoint of the ChildProcess
+    WorkerUpdate       updates.py                      events, metrics and spans for the loop
+    Reply              _reply                          `ask`, which waits for it
+    Beat               each BEAT seconds               heartbeat.py
+    Failed             FailureReport                   failures.py
+
+Owns: these messages. Does not own: their bytes (wire.py), the socket (control_socket.py).
 """
 
 from __future__ import annotations
@@ -15,10 +25,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dataflow import errors
 from engine.coordinator.messages import From, ToWorker
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask
+
+PeerAddress = tuple[str, str, int]
+"""(worker, endpoint, epoch): where a Worker's channel answers; empty once it is gone."""
+_KINDS = (
+    errors.PlanError,
+    errors.DataError,
+    errors.KernelError,
+    errors.RunError,
+    errors.CheckpointError,
+    errors.StorageError,
+)
+"""Errors that arrive as what they were; a subclass arrives as the nearest of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +75,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Who the Worker is. plan: by cloudpickle, since it has the user's functions in it; the only
-    pickle that there is.
+    """Who the Worker is. plan: pickled by cloudpickle, since it contains the user's functions.
 
     outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the
     system's folder). samples: the folder of sample files, None where this Worker writes none. seat:
@@ -85,7 +107,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that wants an Answer of the same number."""
+    """A request that wants a Reply of the same number."""
 
     number: int
     request: Ask
@@ -94,26 +116,24 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
     """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and
-    this Worker answers; else the other way round. It replaces an earlier one. met: whether both
-    meet for tensors, too; the place is a second descriptor.
+    this Worker answers; else the other way round. It replaces an earlier one. tensors: a second
+    descriptor comes with it, the file in which both meet to exchange tensors.
     """
 
     peer: str
     serve: bool
-    met: bool = False
+    tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddresses:
-    """Where the channels of Workers on other hosts answer: (worker, endpoint, epoch); of one that
-    is gone, nowhere.
-    """
+    """Where the channels of Workers on other hosts answer."""
 
-    entries: tuple[tuple[str, str, int], ...]
+    entries: tuple[PeerAddress, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class ChannelBound:
     """Where this Worker's channel answers other hosts."""
 
     endpoint: str
@@ -131,9 +151,7 @@ class Quit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUpdate:
-    """What came about. ended: how many instructions this incarnation has ended (or forgotten) so
-    far.
-    """
+    """What has happened. ended: how many instructions this incarnation has ended or forgotten."""
 
     events: tuple[From, ...] = ()
     reports: tuple[Report, ...] = ()
@@ -142,9 +160,9 @@ class WorkerUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A request was carried out; ref: the block that it made, where it made one. lost: it was not,
-    since this Worker, whose rows it needs, is gone.
+class Reply:
+    """A request was carried out; ref: the block that it made, if any. lost: it was not, as this
+    Worker, whose rows it needs, is gone.
     """
 
     number: int
@@ -154,7 +172,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The Worker is alive, and does this."""
+    """The Worker is alive and is doing this."""
 
     doing: Doing
 
@@ -168,18 +186,26 @@ class Failed:
     kind: str
     text: str
 
+    @staticmethod
+    def of(error: BaseException, who: str) -> Failed:
+        """The message for an exception. What is no DataflowError is a fault of the engine: its
+        traceback is in the log.
+        """
+        if isinstance(error, errors.DataflowError):
+            kind = next((k for k in type(error).__mro__ if k in _KINDS), errors.RunError)
+            return Failed(kind=kind.__name__, text=str(error))
+        raised = " ".join(f"{type(error).__name__}: {error}".split())
+        text = (
+            f"worker {who}: internal error: {raised}. Fix: report it with the traceback at the end"
+            " of its log."
+        )
+        return Failed(kind=errors.RunError.__name__, text=text)
 
-Control = (
-    Open
-    | Command
-    | Request
-    | Connect
-    | PeerAddresses
-    | Bound
-    | Forget
-    | Quit
-    | WorkerUpdate
-    | Answer
-    | Beat
-    | Failed
-)
+    def error(self) -> errors.DataflowError:
+        """The exception, for the process of the run to raise."""
+        return next((k for k in _KINDS if k.__name__ == self.kind), errors.RunError)(self.text)
+
+
+ToWorkerProcess = Command | Request | Connect | PeerAddresses | Forget | Quit
+ToSupervisor = ChannelBound | WorkerUpdate | Reply | Beat | Failed
+Control = Open | ToWorkerProcess | ToSupervisor

@@ -1,8 +1,8 @@
 """A host's end of the link to the process of a run.
 
-    thread   waits for                                                 unblocked by
-    I/O      a frame, a knock, something to say, the next heartbeat    the run, the main thread, the clock
-    main     a message of the run, a change here (`take`)              I/O, the Supervisor's thread
+    thread   waits for                                          unblocked by
+    I/O      a frame, a handshake, a message, a heartbeat       the run, the main thread, the clock
+    main     a message of the run, a change here (`take`)       I/O, the Supervisor's thread
 
 Owns: the ROUTER socket, who is let in, the lease, one run at a time. Does not own: what is done
 about messages (host.py), numbers and acknowledgements (line.py).

@@ -1,15 +1,15 @@
-"""What Workers failed with, and which of it ends the run.
+"""Which failure of a Worker ends the run.
 
-Owns: the judgement. Does not own: how a Worker tells (engine/launch/worker_process.py), nor what ends
-(local.py).
+Owns: this judgement. Does not own: how a failure is sent (control.py), nor what ends the run
+(worker_io.py).
 
-    failure of          becomes the run's                         is none
-    a lone Worker       at once                                   where it was to end anyway
-    a rank              GRACE seconds later                       the same, or where another rank of its group has ended
+    failure of      ends the run          is ignored
+    a lone Worker   at once               if it was to end anyway
+    a rank          GRACE seconds later   the same, or if another rank of its group has ended
 
-A rank that loses another one in a collective fails, too, and may well be heard before the end of
-that one is noticed: what the run answers is that end, to which the group goes back. It is killed,
-since it does nothing any more: whoever waits for something of it is told.
+A rank that loses another one in a collective fails too, perhaps before the end of that one is
+noticed. The run then answers that end, by restarting the group, and this rank is killed, since it
+does nothing any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRACE = 2.0
 
 
 class Ending(Protocol):
-    """As much of a Child as says whether it is there."""
+    """As much of a ChildProcess as says whether it is there."""
 
     name: str
     replaced: bool
@@ -36,21 +36,19 @@ class Ending(Protocol):
 
 
 class Failures:
-    """Those that are not judged yet. groups: the rank group of each Worker that is in one. Its user
-    locks.
-    """
+    """Those not judged yet. groups: the rank group of each Worker in one. The caller locks."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
         self._waiting: list[tuple[float, Ending, BaseException]] = []
 
-    def told(self, child: Ending, error: BaseException, now: float) -> None:
+    def add(self, child: Ending, error: BaseException, now: float) -> None:
         """A Worker says that it failed. now: of the monotonic clock."""
         self._waiting.append((now, child, error))
 
     def judged(self, children: Mapping[str, Ending], now: float) -> BaseException | None:
-        """The first failure that is the run's; those that are none are dropped, and their ranks
-        killed. children: as they are now, by name.
+        """The first failure that ends the run; ignored ones are dropped, and their ranks killed.
+        children: as they are now, by name.
         """
         left: list[tuple[float, Ending, BaseException]] = []
         for since, child, error in self._waiting:

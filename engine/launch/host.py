@@ -1,14 +1,13 @@
-"""The Supervisor of a host that runs are not started on: it serves one run after another.
+"""A host that serves runs started elsewhere, one after another.
 
-    waits for                                            unblocked by
-    a run's first message                                a run; a signal that asks the server to stop
-    a message of the run, a change among its Workers     the run, its Workers; the end of the lease
+    waits for                                        unblocked by
+    a run's first message                            a run; a signal that asks the server to stop
+    a message of the run, a change of its Workers    the run, its Workers; the end of the lease
 
-Owns: carrying out what the run's process says by a Supervisor of this host, telling what comes of
-it. Does not own: the link (desk.py), the Workers' processes (local.py).
+Owns: carrying out the run's messages with a Supervisor of this host, and reporting. Does not own:
+the link (desk.py), the Workers' processes (supervisor.py).
 
-Each run is served by a process of its own, so that nothing that was imported for one is there for
-the next.
+A process of its own serves each run, so that nothing imported for one is there for the next.
 """
 
 from __future__ import annotations
@@ -31,20 +30,12 @@ from dataflow.importing import import_from, interpreter
 from dataflow.signals import held_back, left_to_the_run
 from engine import options as run_options
 from engine.coordinator.messages import StopRequested
-from engine.launch.control import Forget, PeerAddresses
+from engine.launch import control
+from engine.launch import host_messages as hm
 from engine.launch.desk import CHANGED, Desk
-from engine.launch.host_messages import (
-    Begin,
-    Ended,
-    HostAnswer,
-    HostUpdate,
-    Relay,
-    RelayRequest,
-    RespawnThere,
-)
 from engine.launch.keyfile import read_keys
-from engine.launch.local import CONTROL_BYTES, Part, Supervisor
-from engine.launch.worker_process import die_with, failure
+from engine.launch.supervisor import CONTROL_BYTES, HostShare, Supervisor
+from engine.launch.worker_process import die_with
 from engine.observe.logs import to_log
 from engine.observe.runfolder import RunFolder
 from engine.plan.cluster import Host, detect, read_cluster
@@ -54,12 +45,12 @@ from engine.run.workers import WorkerGone
 _log = logging.getLogger(__name__)
 
 _SETTLE = 5.0
-"""Seconds within which the run has to have heard the last word."""
+"""Seconds for the run to hear the last message."""
 
 
 def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
-    """Serve runs until a signal ends this process, at once where it serves none. One that it serves
-    is asked to stop, with a checkpoint; this host is there until it has, or until `grace` is over.
+    """Serve runs until a signal ends this process, at once where it serves none. The run that it
+    serves is asked to stop, with a checkpoint; this host stays until it has, or `grace` is over.
     Returns the exit code.
     """
     _own_host(cluster, name, keys)
@@ -67,9 +58,7 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
     doing = f"host {name} is given back once its run has stopped"
     with (
         open(reads, "rb") as hears,
-        open(
-            writes, "wb"
-        ) as asks,  # closing it asks whoever serves to stop, who may be only about to begin
+        open(writes, "wb") as asks,  # closed: whoever serves, or is about to, is to stop
         StopSignals(
             grace, lambda: "the run goes on by dataflow resume", asks.close, doing
         ) as signals,
@@ -82,9 +71,7 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
 
 
 def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -> int:
-    """Serve one run in a process of its own; its exit code. hears: what it reads ends where it is
-    to stop.
-    """
+    """Serve one run in a process of its own; its exit code. hears: ends when it is to stop."""
     bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
     with held_back():
@@ -126,7 +113,7 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
         begin = desk.take()
         if begin is not None:
             print(f"host {name}: serves {begin.folder}", flush=True)
-            Served(desk, name, begin, wanted_back).run()
+            HostedRun(desk, name, begin, wanted_back).run()
             print(
                 f"host {name}: {begin.folder} has ended; connections refused: {desk.refused}",
                 flush=True,
@@ -134,7 +121,7 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
 
 
 def _ask_to_stop(desk: Desk, wanted_back: threading.Event) -> None:
-    """Wait until the server wants this host back; then tell the run, or stop waiting for one."""
+    """Wait until the server wants this host back; then ask the run to stop, or await none."""
     while os.read(0, 1):
         pass
     wanted_back.set()
@@ -146,22 +133,24 @@ def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path |
     return found.host(name), keys or found.keys
 
 
-class Served:
+class HostedRun:
     """One run on this host. Its thread starts the Workers, which end with it."""
 
-    def __init__(self, desk: Desk, name: str, begin: Begin, wanted_back: threading.Event) -> None:
+    def __init__(
+        self, desk: Desk, name: str, begin: hm.Begin, wanted_back: threading.Event
+    ) -> None:
         """wanted_back: set once the run is to be asked to stop."""
         self._desk = desk
         self._wanted_back = wanted_back
-        self._asked = False
+        self._stop_sent = False
         self._name = name
         self._begin = begin
         self._carried = 1
-        self._last: HostUpdate | None = None
+        self._last: hm.HostUpdate | None = None
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
-        """To its end. What goes wrong is told to the run, which then ends it."""
+        """To its end. An error is sent to the run, which then ends it."""
         try:
             supervisor = self._supervisor = self._made()
             self._desk.doing = supervisor.doing
@@ -169,15 +158,15 @@ class Served:
             self._open(supervisor)
             while (item := self._desk.take()) is not None:
                 self._carry_out(supervisor, item)
-                self._tell(supervisor)
+                self._report(supervisor)
         except DataflowError as error:
-            self._desk.say(failure(error, f"host {self._name}"))
+            self._desk.say(control.Failed.of(error, f"host {self._name}"))
             while self._desk.take() is not None:
                 pass
         finally:
             if self._supervisor is not None:
                 self._supervisor.close()
-        self._desk.say(Ended())
+        self._desk.say(hm.HostEnded())
         self._desk.settle(_SETTLE)
 
     def _made(self) -> Supervisor:
@@ -191,17 +180,15 @@ class Served:
         import_from(begin.path)
         plan = cloudpickle.loads(begin.plan)
         options, _ = run_options.from_json(begin.options, {})
-        part = Part(
+        share = HostShare(
             workers={network.worker: network for network in begin.networks},
             cluster=detect(),
             on_change=self._desk.changed,
         )
-        return Supervisor(plan, folder, options, part)
+        return Supervisor(plan, folder, options, share)
 
     def _folder(self) -> RunFolder:
-        """The run folder, as this host sees it; relative paths of the graph are those of the run's
-        process.
-        """
+        """The run folder as this host sees it; relative paths are those of the run's process."""
         path = self._begin.folder
         plan = path / "plan.json"
         if not plan.is_file() or plan.read_text(encoding="utf-8") != self._begin.planned:
@@ -223,47 +210,45 @@ class Served:
         try:
             opened = tuple(supervisor.open())
         except WorkerGone as gone:
-            self._desk.say(HostAnswer(number=0, gone=gone.worker, problem=str(gone)))
+            self._desk.say(hm.HostReply(number=0, gone=gone.worker, problem=str(gone)))
             return
-        self._tell(supervisor, opened)
+        self._report(supervisor, opened)
 
     def _carry_out(self, supervisor: Supervisor, item: Any) -> None:
         self._carried += item is not CHANGED
         match item:
-            case Relay(instruction=instruction):
+            case hm.Relay(instruction=instruction):
                 supervisor.tell(instruction)
-            case RelayRequest() as asked:
-                self._ask(supervisor, asked)
-            case RespawnThere(workers=workers):
+            case hm.RelayRequest() as request:
+                self._ask(supervisor, request)
+            case hm.RespawnThere(workers=workers):
                 supervisor.respawn(workers)
-            case PeerAddresses(entries=entries):
+            case control.PeerAddresses(entries=entries):
                 supervisor.meet(entries)
-            case Forget():
+            case control.Forget():
                 supervisor.forget()
 
-    def _ask(self, supervisor: Supervisor, asked: RelayRequest) -> None:
+    def _ask(self, supervisor: Supervisor, request: hm.RelayRequest) -> None:
         try:
-            found = supervisor.ask(dict(zip(asked.workers, asked.requests, strict=True)))
-            answer = HostAnswer(
-                number=asked.number, workers=tuple(found), refs=tuple(found.values())
+            found = supervisor.ask(dict(zip(request.workers, request.requests, strict=True)))
+            reply = hm.HostReply(
+                number=request.number, workers=tuple(found), refs=tuple(found.values())
             )
         except WorkerGone as gone:
-            answer = HostAnswer(number=asked.number, gone=gone.worker, problem=str(gone))
-        self._desk.say(answer)
+            reply = hm.HostReply(number=request.number, gone=gone.worker, problem=str(gone))
+        self._desk.say(reply)
 
-    def _tell(self, supervisor: Supervisor, opened: tuple[Any, ...] = ()) -> None:
-        """What is new. Whether it is busy is asked first: where it is not, no event comes after
-        those found here.
-        """
+    def _report(self, supervisor: Supervisor, opened: tuple[Any, ...] = ()) -> None:
+        """What is new. `busy` is read first: if false, no event comes after those found here."""
         busy = supervisor.busy
         events = [*opened]
-        if self._wanted_back.is_set() and not self._asked:
-            self._asked = True
+        if self._wanted_back.is_set() and not self._stop_sent:
+            self._stop_sent = True
             reason = f"host {self._name} was asked to stop"
             events.append(StopRequested(reason=reason, signal=signal.SIGTERM))
         while (event := supervisor.next(0.0)) is not None:
             events.append(event)
-        told = HostUpdate(
+        update = hm.HostUpdate(
             events=tuple(events),
             reports=tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES),
             spans=tuple(supervisor.spans()),
@@ -271,6 +256,8 @@ class Served:
             carried=self._carried,
             busy=busy,
         )
-        if told != self._last:
-            self._desk.say(told)
-        self._last = HostUpdate(endpoints=told.endpoints, carried=told.carried, busy=told.busy)
+        if update != self._last:
+            self._desk.say(update)
+        self._last = hm.HostUpdate(
+            endpoints=update.endpoints, carried=update.carried, busy=update.busy
+        )

@@ -1,10 +1,19 @@
 """What the process of the run and the Supervisor of another host say to each other.
 
-Owns: these messages. Does not own: their bytes (wire.py), their order and that none is lost
-(engine/launch/line.py), what either end does about them (engine/launch/hosts.py, host.py).
+    to the host                       sent by (hosts.py)       handled by (host.py)
+    Begin (first)                     _begin                   HostedRun
+    Relay, RelayRequest               tell, ask                HostedRun._carry_out
+    RespawnThere, Forget              respawn, forget          the same
+    PeerAddresses                     _spread_addresses        the same
+    Quit                              close                    desk.py
+    Look, at any time                 hostlink.py, look        desk.py
 
-    to the host       Begin (first), Relay, RelayRequest, Forget, RespawnThere, Whereabouts, Quit; Look, at any time
-    to the run        HostUpdate, HostAnswer, Failed, Ended; HostBeat, Here, Refused, which may be lost
+    to the run                        sent by (host.py)        handled by (hosts.py)
+    HostUpdate, HostReply, Failed     HostedRun                _heard
+    HostEnded                         HostedRun.run            _wait_for_end
+    HostBeat, Here, Refused           desk.py; may be lost     hostlink.py
+
+Owns: these messages. Does not own: their bytes (wire.py), that none is lost (line.py).
 """
 
 from __future__ import annotations
@@ -14,7 +23,7 @@ from pathlib import Path
 
 from engine.coordinator.messages import From, StopRequested, ToWorker, WorkerLost
 from engine.coordinator.refs import Ref
-from engine.launch.control import Network
+from engine.launch.control import Network, PeerAddress
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask
 
@@ -23,11 +32,10 @@ from engine.run.workers import Ask
 class Begin:
     """A run (one attempt at it) wants the Workers that its plan puts on this host.
 
-    plan: by cloudpickle; the only pickle that there is. folder: the run's, which every host has to
-    see; planned: the text of its plan.json, by which the host knows it. directory: where relative
-    paths begin. path: folders that the run imports from. options: in their form of a run folder.
-    networks: of this host's Workers. lease: seconds without a word after which each side gives the
-    other up.
+    plan: pickled by cloudpickle. folder: the run's, which every host has to see; planned: the text
+    of its plan.json, by which the host knows it. directory: where relative paths begin. path:
+    folders that the run imports from. options: as in a run folder. networks: of this host's
+    Workers. lease: seconds of silence after which each side gives the other up.
     """
 
     host: str
@@ -50,7 +58,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayRequest:
-    """A request to each of these Workers, which want one HostAnswer of this number."""
+    """A request to each of these Workers, which want one HostReply of this number."""
 
     number: int
     workers: tuple[str, ...]
@@ -59,7 +67,7 @@ class RelayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RespawnThere:
-    """Start these Workers anew."""
+    """Restart these Workers."""
 
     workers: tuple[str, ...]
 
@@ -80,25 +88,21 @@ class Here:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
-    """What came about on a host. endpoints: where its Workers' channels answer. carried: how many
-    messages of the run it has carried out. busy: whether something is still to be expected of its
-    Workers then.
+    """What has happened on a host. endpoints: where its Workers' channels answer. carried: how many
+    messages of the run it has carried out. busy: whether its Workers are still busy then.
     """
 
     events: tuple[From | WorkerLost | StopRequested, ...] = ()
     reports: tuple[Report, ...] = ()
     spans: tuple[SpanOf, ...] = ()
-    endpoints: tuple[tuple[str, str, int], ...] = ()
-    """(worker, endpoint, epoch)."""
+    endpoints: tuple[PeerAddress, ...] = ()
     carried: int = 0
     busy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostAnswer:
-    """All requests of a number were carried out, with what they answer; or not: `gone` was lost
-    meanwhile.
-    """
+class HostReply:
+    """All requests of a number were carried out, with results; or `gone` was lost meanwhile."""
 
     number: int
     workers: tuple[str, ...] = ()
@@ -108,7 +112,7 @@ class HostAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class HostEnded:
     """Every Worker of the run on this host has ended."""
 
 
@@ -135,8 +139,8 @@ Hosting = (
     | Look
     | Here
     | HostUpdate
-    | HostAnswer
-    | Ended
+    | HostReply
+    | HostEnded
     | HostBeat
     | Refused
 )

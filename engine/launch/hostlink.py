@@ -161,7 +161,7 @@ class HostLink:
         return bool(bodies)
 
     def _refused(self, why: str) -> bool:
-        """Before the run has begun there the host may get free; afterwards it has given the run up."""
+        """Before the run begins the host may yet get free; later it has given the run up."""
         if self._spoke:
             return self._fail(
                 f"has given this run up: {why}. Fix: dataflow resume, from the last checkpoint."
@@ -238,7 +238,7 @@ def look(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Here:
 def dealer(
     context: zmq.Context, host: Host, own: CurveKeyPair, server: bytes, lease: float
 ) -> zmq.Socket:
-    """A socket that is connected to a host, again and again; what has no connection is not queued."""
+    """A socket that reconnects to a host; without a connection nothing is queued."""
     found: zmq.Socket = context.socket(zmq.DEALER)
     for option, value in (
         *living(lease),

@@ -1,14 +1,14 @@
 """The Workers of a run on several hosts: a Supervisor here, and a link to that of each other host.
 
-    thread   waits for                                         unblocked by
-    loop     an event, an answer, an end (`next`, `ask`, ...)  the local Supervisor's thread, the links', a time limit
+    waits for                                       unblocked by
+    an event, a reply, an end (`next`, `ask`, ...)  the Supervisor's thread, the links, a time limit
 
-Owns: which host is told what, the keys that Workers get for one run, who knows where whose channel
-answers. Does not own: links (hostlink.py), the other hosts' side (host.py), processes (local.py).
+Owns: which host is sent what, the keys that Workers get for one run, spreading the addresses of
+channels. Does not own: links (hostlink.py), the other end (host.py), processes (supervisor.py).
 
-Rows never come here: they go from Worker to Worker, by shm or zmq. A host of which nothing is heard
-for the length of the lease fails the run; what its Workers had is lost, and a resume goes on from
-the last checkpoint.
+Rows never come here: they go from Worker to Worker, by shm or zmq. A host that is silent for the
+length of the lease fails the run; what its Workers had is lost, and a resume goes on from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -29,20 +29,11 @@ from dataflow.shipping import shipped
 from engine import options as run_options
 from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
-from engine.launch.control import Failed, Forget, Network, PeerAddresses, Quit
-from engine.launch.host_messages import (
-    Begin,
-    Ended,
-    HostAnswer,
-    HostUpdate,
-    Relay,
-    RelayRequest,
-    RespawnThere,
-)
+from engine.launch import control
+from engine.launch import host_messages as hm
 from engine.launch.hostlink import HostLink, look
 from engine.launch.keyfile import read_keys
-from engine.launch.local import CONTROL_BYTES, Part, Supervisor
-from engine.launch.worker_process import KINDS
+from engine.launch.supervisor import CONTROL_BYTES, HostShare, Supervisor
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
@@ -51,27 +42,22 @@ from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
 
 _GRACE = 10.0
-"""Seconds within which a host has to say that its Workers have ended."""
-
-Whereabout = tuple[str, str, int]
-"""(worker, endpoint, epoch)."""
+"""Seconds for a host to say that its Workers have ended."""
 
 
 def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
-    """A cluster of which these hosts' cores and memory are known: what its file leaves out the host
-    is asked for.
-
+    """The cluster with these hosts' cores and memory; a host is asked for what the file omits.
     Raises RunError where one does not answer.
     """
-    asked = [host for host in cluster.hosts if host.name in names and not host.known]
-    if not asked:
+    unknown = [host for host in cluster.hosts if host.name in names and not host.known]
+    if not unknown:
         return cluster
     keys = read_keys(cluster.keys)
-    found = {h.name: _asked(h, keys.run, keys.host(h.name).public, cluster.lease) for h in asked}
+    found = {h.name: _looked(h, keys.run, keys.host(h.name).public, cluster.lease) for h in unknown}
     return replace(cluster, hosts=tuple(found.get(h.name, h) for h in cluster.hosts))
 
 
-def _asked(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Host:
+def _looked(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Host:
     here = look(host, own, server, lease)
     return replace(
         host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus
@@ -79,41 +65,39 @@ def _asked(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Host:
 
 
 def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
-    """Spans in the time of this host, whose clock is ahead of theirs; as they are where that is not
-    known yet.
-    """
+    """Spans by the clock of this host; unchanged while it is unknown how far it is ahead."""
     shift = ahead if math.isfinite(ahead) else 0.0
     return [(track, what, start + shift, end + shift) for track, what, start, end in spans]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Remote:
-    """Another host as the loop sees it. said: how many messages; told: the last that came of it."""
+    """Another host as the loop sees it. sent: how many messages; update: its last."""
 
     link: HostLink
     workers: tuple[str, ...]
-    said: int = 0
-    told: HostUpdate = field(default_factory=HostUpdate)
+    sent: int = 0
+    update: hm.HostUpdate = field(default_factory=hm.HostUpdate)
     opened: bool = False
-    answers: dict[int, HostAnswer] = field(default_factory=dict)
+    replies: dict[int, hm.HostReply] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
 
     def doing(self) -> list[Doing]:
-        """What its Workers do; those of which nothing was said yet begin."""
-        said = {each.worker: each for each in self.link.doing}
+        """What its Workers are doing; those not heard of yet are starting."""
+        known = {each.worker: each for each in self.link.doing}
         return [
-            said.get(w, Doing(worker=w, node="its start", what="its host", since=self.since))
+            known.get(w, Doing(worker=w, node="its start", what="its host", since=self.since))
             for w in self.workers
         ]
 
-    def say(self, message: Any) -> None:
-        self.said += 1
+    def send(self, message: Any) -> None:
+        self.sent += 1
         self.link.say(message)
 
     @property
     def busy(self) -> bool:
-        """Whether something is to be expected of it."""
-        return self.said > self.told.carried or self.told.busy
+        """Whether it has messages to carry out, or busy Workers."""
+        return self.sent > self.update.carried or self.update.busy
 
 
 class HostsWorkers:
@@ -133,15 +117,15 @@ class HostsWorkers:
         self._events: deque[Event | From] = deque()
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
-        self._spread: dict[str, Whereabout] = {}
-        self._asked = 0
+        self._addresses: dict[str, control.PeerAddress] = {}
+        self._requests = 0
         self._moved = 0
         self._closed = False
         self._remotes: dict[str, _Remote] = {}
         first = plan.cluster.hosts[0].name
         here = {w: n for w, n in self._networks.items() if plan.hosts[w] == first}
-        part = Part(workers=here, cluster=plan.cluster.on(first), on_change=self._changed.set)
-        self._local = Supervisor(plan, folder, options, part)
+        share = HostShare(workers=here, cluster=plan.cluster.on(first), on_change=self._changed.set)
+        self._local = Supervisor(plan, folder, options, share)
         self._host_of = {w: host for w, host in plan.hosts.items() if host != first}
 
     # --- life -------------------------------------------------------------------------------------
@@ -159,7 +143,7 @@ class HostsWorkers:
             self._until(lambda: all(r.opened for r in self._remotes.values()))
             opened += self._events
             self._events.clear()
-            self._tell_whereabouts()
+            self._spread_addresses()
             undo.pop_all()
         yield from opened
 
@@ -174,8 +158,8 @@ class HostsWorkers:
             self._changed.set,
         )
         self._remotes[name] = remote = _Remote(link=link, workers=workers)
-        remote.say(
-            Begin(
+        remote.send(
+            hm.Begin(
                 host=name,
                 plan=plan,
                 folder=self._folder.path.absolute(),
@@ -189,24 +173,22 @@ class HostsWorkers:
         )
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Each where it was."""
+        """Each on its host."""
         for remote in self._remotes.values():
             if there := tuple(w for w in workers if w in remote.workers):
-                remote.say(RespawnThere(workers=there))
+                remote.send(hm.RespawnThere(workers=there))
         if here := [w for w in workers if w not in self._host_of]:
             self._local.respawn(here)
 
     def close(self) -> None:
-        """End the Workers everywhere; a host that does not answer ends its own when the lease is
-        over.
-        """
+        """End the Workers everywhere; a host that does not answer ends its own after the lease."""
         if self._closed:
             return
         self._closed = True
         with contextlib.ExitStack() as after:
             for remote in self._remotes.values():
                 after.callback(remote.link.close)
-                remote.say(Quit())
+                remote.send(control.Quit())
             self._local.close()
             end = time.monotonic() + min(_GRACE, self._cluster.lease)
             for remote in self._remotes.values():
@@ -217,9 +199,9 @@ class HostsWorkers:
             self._changed.clear()
             try:
                 heard = remote.link.hear()
-            except RunError:  # it was given up, which whoever closes knows
+            except RunError:  # it was given up, as the caller knows
                 return
-            if any(isinstance(message, Ended) for message in heard):
+            if any(isinstance(message, hm.HostEnded) for message in heard):
                 return
             if not heard:
                 self._changed.wait(left)
@@ -232,7 +214,7 @@ class HostsWorkers:
         if host is None:
             self._local.tell(instruction)
         else:
-            self._remotes[host].say(Relay(instruction=instruction))
+            self._remotes[host].send(hm.Relay(instruction=instruction))
 
     def next(self, timeout: float | None = None) -> Event | From | None:
         """The next event of any host."""
@@ -247,34 +229,31 @@ class HostsWorkers:
 
     @property
     def busy(self) -> bool:
-        """Whether something is to be expected of any host."""
+        """Whether something may come from any host."""
         return bool(self._events) or self._local.busy or any(r.busy for r in self._remotes.values())
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Ask all of them at once, and wait for all answers."""
-        self._asked += 1
-        number = self._asked
-        there: list[_Remote] = []
-        for remote in self._remotes.values():
-            if mine := {w: r for w, r in requests.items() if w in remote.workers}:
-                remote.say(
-                    RelayRequest(number=number, workers=tuple(mine), requests=tuple(mine.values()))
-                )
-                there.append(remote)
+        """All of them at once; wait for all replies."""
+        self._requests += 1
+        number = self._requests
+        there = [r for r in self._remotes.values() if not requests.keys().isdisjoint(r.workers)]
+        for remote in there:
+            mine = {w: request for w, request in requests.items() if w in remote.workers}
+            remote.send(
+                hm.RelayRequest(number=number, workers=tuple(mine), requests=tuple(mine.values()))
+            )
         here = {w: r for w, r in requests.items() if w not in self._host_of}
         found = self._local.ask(here) if here else {}
-        self._until(lambda: all(number in r.answers for r in there))
-        for answer in [remote.answers.pop(number) for remote in there]:
-            if answer.gone:
-                raise WorkerGone(answer.gone, answer.problem)
-            found |= zip(answer.workers, answer.refs, strict=True)
+        self._until(lambda: all(number in r.replies for r in there))
+        for remote in there:
+            found |= _refs(remote.replies.pop(number))
         return found
 
     def forget(self) -> None:
         """Tell all of them."""
         self._local.forget()
         for remote in self._remotes.values():
-            remote.say(Forget())
+            remote.send(control.Forget())
 
     def reports(self) -> list[Report]:
         """Metrics of all hosts since the last call, and the bytes that came and went here."""
@@ -309,14 +288,12 @@ class HostsWorkers:
             self._changed.wait()
 
     def _take(self) -> Event | From | None:
-        """An event that is there. Whoever is gone or has come anew is known everywhere before it is
-        told of.
-        """
+        """An event, if there is one. Everybody gets the new address of whom it is about first."""
         self._hear()
         found = self._events.popleft() if self._events else self._local.next(0.0)
         what = found.event if isinstance(found, From) else found
         if isinstance(what, (WorkerLost, WorkerOpened)):
-            self._tell_whereabouts()
+            self._spread_addresses()
         return found
 
     def _hear(self) -> None:
@@ -326,40 +303,45 @@ class HostsWorkers:
 
     def _heard(self, remote: _Remote, message: Any) -> None:
         match message:
-            case HostUpdate():
+            case hm.HostUpdate():
                 remote.opened = True
-                remote.told = message
+                remote.update = message
                 self._events.extend(message.events)
                 self._reports.extend(message.reports)
                 self._spans.extend(of_this_clock(message.spans, remote.link.ahead))
-            case HostAnswer(number=0):
+            case hm.HostReply(number=0):
                 raise WorkerGone(message.gone, message.problem)
-            case HostAnswer():
-                remote.answers[message.number] = message
-            case Failed(kind=kind, text=text):
-                raise KINDS.get(kind, RunError)(text)
+            case hm.HostReply():
+                remote.replies[message.number] = message
+            case control.Failed():
+                raise message.error()
 
-    def _tell_whereabouts(self) -> None:
-        """Where each Worker's channel answers now, to the hosts of all others."""
-        known = {entry[0]: entry for r in self._remotes.values() for entry in r.told.endpoints}
+    def _spread_addresses(self) -> None:
+        """Say where each Worker's channel answers now, to the hosts of all others."""
+        known = {entry[0]: entry for r in self._remotes.values() for entry in r.update.endpoints}
         known |= {entry[0]: entry for entry in self._local.endpoints()}
-        if known == self._spread:
+        if known == self._addresses:
             return
-        self._spread = known
+        self._addresses = known
         self._local.meet(tuple(known.values()))
         for remote in self._remotes.values():
-            remote.say(PeerAddresses(entries=tuple(known.values())))
+            remote.send(control.PeerAddresses(entries=tuple(known.values())))
 
 
-def _networks(plan: Plan) -> dict[str, Network]:
-    """What each Worker is to know of the network: keys of its own, made now and for this run alone,
-    unless nobody else is there.
-    """
+def _refs(reply: hm.HostReply) -> dict[str, Any]:
+    """What each Worker of a host replied. Raises WorkerGone."""
+    if reply.gone:
+        raise WorkerGone(reply.gone, reply.problem)
+    return dict(zip(reply.workers, reply.refs, strict=True))
+
+
+def _networks(plan: Plan) -> dict[str, control.Network]:
+    """What each Worker has to know of the network, with keys made now for this run alone."""
     assert plan.cluster is not None
     pairs = {worker: CurveKeyPair.make() for worker in plan.workers}
     peers = {worker: keys.public for worker, keys in pairs.items()}
     return {
-        worker: Network(
+        worker: control.Network(
             worker=worker,
             address=plan.cluster.host(plan.hosts[worker]).address,
             near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),

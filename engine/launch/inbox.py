@@ -1,11 +1,10 @@
-"""What a Worker was told and has not begun, in the order in which it will begin.
+"""What a Worker was sent and has not begun, in the order in which it will begin.
 
-Owns: that order. Does not own: carrying it out (process.py), the order in which things were
-told (the coordinator).
+Owns: that order. Does not own: carrying it out (worker_process.py).
 
-First come, first served, but weights, Go and requests pass queued chunks (and nothing else), so
-that a load comes before the next chunk and a checkpoint is not held up by generation. A Release
-never comes here: it waits for nothing.
+First come, first served, but weights, Go and requests pass queued chunks, so that a load comes
+before the next chunk and generation does not hold up a checkpoint. A Release waits for nothing, and
+never comes here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Inbox:
     def put(self, item: Item) -> None:
         """Add it where it belongs."""
         with self._changed:
-            self._items.insert(self._place(item), item)
+            self._items.insert(self._position(item), item)
             self._changed.notify()
 
     def take(self) -> Item | None:
@@ -43,16 +42,12 @@ class Inbox:
             return self._begun
 
     def within(self) -> Request | None:
-        """What may be carried out before what was taken last has ended: a request that waits for
-        nothing else, where that is a chunk. All else is done to its end: ranks offer weights
-        together, and answer requests together.
+        """While a chunk is under way, a request that waits for nothing else. All else runs to its
+        end first: ranks offer weights together, and answer requests together.
         """
         with self._changed:
-            if (
-                isinstance(self._begun, RunChunk)
-                and self._items
-                and isinstance(first := self._items[0], Request)
-            ):
+            first = self._items[0] if self._items else None
+            if isinstance(self._begun, RunChunk) and isinstance(first, Request):
                 del self._items[0]
                 return first
             return None
@@ -63,7 +58,7 @@ class Inbox:
             return any(isinstance(item, Load) for item in self._items)
 
     def forget(self) -> int:
-        """Drop every instruction, but no request, for which somebody waits; how many these were."""
+        """Drop all instructions; a request stays, as somebody waits for it. Returns how many."""
         with self._changed:
             kept: list[Item] = [item for item in self._items if isinstance(item, Request)]
             dropped = len(self._items) - len(kept)
@@ -76,8 +71,8 @@ class Inbox:
             self._closed = True
             self._changed.notify_all()
 
-    def _place(self, item: Item) -> int:
-        place = len(self._items)
-        while place and isinstance(item, _PASSING) and isinstance(self._items[place - 1], RunChunk):
-            place -= 1
-        return place
+    def _position(self, item: Item) -> int:
+        at = len(self._items)
+        while at and isinstance(item, _PASSING) and isinstance(self._items[at - 1], RunChunk):
+            at -= 1
+        return at

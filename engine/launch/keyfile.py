@@ -40,7 +40,7 @@ class KeyFile:
 
 
 def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
-    """A new key file. Raises RunError where one is there, StorageError where it cannot be written."""
+    """A new key file. Raises RunError if there is one, StorageError if it cannot be written."""
     made = KeyFile(run=CurveKeyPair.make(), hosts={name: CurveKeyPair.make() for name in hosts})
     pairs = {name: _plain(keys) for name, keys in made.hosts.items()}
     text = json.dumps({"format": FORMAT, "run": _plain(made.run), "hosts": pairs}, indent=1)

@@ -81,7 +81,7 @@ class Line:
         return self._sealed(_ASIDE, body)
 
     def take(self, envelope: Envelope, now: float) -> tuple[list[bytes], bytes]:
-        """The messages that can be acted on now, in order and each once; and what was said aside."""
+        """The messages that can be acted on now, each once, in order; and what came aside."""
         while self._unheard and self._unheard[0][0] < envelope.ack:
             self._unheard.popleft()
             self._since = now
@@ -92,7 +92,7 @@ class Line:
         return found, b""
 
     def again(self, now: float, patience: float = PATIENCE) -> list[bytes]:
-        """The bytes to send once more, where the other end has said nothing of them for too long."""
+        """The bytes to send again, as the other end has been silent on them for too long."""
         if not self._unheard or now - self._since < patience:
             return []
         self._since = now

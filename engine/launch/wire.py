@@ -2,7 +2,7 @@
 pickle.
 
 Owns: the codec of events, instructions, requests and control messages. Does not own: the
-messages (engine/coordinator/messages.py, workers.py, control.py), nor framing (link.py).
+messages (control.py has a table of them), nor framing (control_socket.py).
 
     message   [name of its class, {field: value}]
     array     [dtype, bytes]; one dimension, of the dtypes below
@@ -21,7 +21,14 @@ import numpy as np
 
 from dataflow.errors import RunError
 from engine.coordinator.messages import Event, From, StopRequested, ToWorker, WorkerLost
-from engine.launch.control import Command, Control, Request, WorkerUpdate
+from engine.launch.control import (
+    Command,
+    Control,
+    Request,
+    ToSupervisor,
+    ToWorkerProcess,
+    WorkerUpdate,
+)
 from engine.launch.host_messages import Hosting, HostUpdate, Relay, RelayRequest
 from engine.run.workers import Ask
 
@@ -31,6 +38,8 @@ _DTYPES = {
 }
 EVENTS: tuple[type, ...] = get_args(Event)
 INSTRUCTIONS: tuple[type, ...] = get_args(ToWorker)
+TO_WORKER: tuple[type, ...] = get_args(ToWorkerProcess)
+TO_SUPERVISOR: tuple[type, ...] = get_args(ToSupervisor)
 ASKS: tuple[type, ...] = get_args(Ask)
 CONTROL: tuple[type, ...] = get_args(Control)
 HOSTING: tuple[type, ...] = get_args(Hosting)
@@ -46,16 +55,14 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     RelayRequest: ("requests", ASKS),
     HostUpdate: ("events", (From, WorkerLost, StopRequested)),
 }
-"""Classes with a field that holds any message of several classes, or a tuple of such: the field,
-the classes.
-"""
+"""Messages with a field that holds a message of several classes, or a tuple: field, classes."""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
-"""All that bytes of somebody else can lead to here."""
+"""Whatever bytes from outside can raise here."""
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message. Raises RunError for a class that is not in the table and a value that
-    no field has.
+    """The bytes of a message. Raises RunError for a class that is not in the table, or a value that
+    does not fit its field.
     """
     name = type(message).__name__
     if _CLASSES.get(name) is not type(message):
@@ -72,10 +79,8 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
-    """The message in these bytes. among: classes that are expected. Raises RunError for anything
-    else, whatever it is.
-
-    Arrays are views of the bytes, and read-only.
+    """The message in these bytes; arrays are read-only views of them. among: the classes that are
+    expected. Raises RunError for anything else, whatever it is.
     """
     try:
         return _decode(data, among)

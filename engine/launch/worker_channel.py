@@ -1,44 +1,78 @@
-"""A Worker's channel in its process, by what it was told of its place: one host, or one of several.
+"""A Worker's channel in its process: on one host, or on one of several.
 
-Owns: making it, and what it is told and tells of the network. Does not own: the channel
-(engine/channels), the sockets to peers on this host (process.py gets them from the Supervisor).
+Owns: making it, the data sockets to peers on this host, and what it is told of the network and
+reports. Does not own: the channel (engine/channels), who connects Workers (peers.py).
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine.channels.contract import PeerLost
 from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import CurveKeyPair
-from engine.launch.control import Network, Open, PeerAddresses
+from engine.launch.control import Connect, Network, Open, PeerAddresses
 from engine.observe.reports import Report
+
+
+class PeerSockets:
+    """Data sockets to other Workers that the Supervisor sent and the channel has not taken yet."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def put(self, peer: str, sock: socket.socket) -> None:
+        """The next one to this peer; an earlier one that nobody took led to a lost process."""
+        with self._lock:
+            earlier = self._sockets.pop(peer, None)
+            self._sockets[peer] = sock
+        if earlier is not None:
+            earlier.close()
+
+    def dial(self, peer: str) -> socket.socket:
+        """A socket to this peer's channel. Raises PeerLost where there is none: if the peer is
+        alive, the Supervisor sends one before the instruction that needs it.
+        """
+        with self._lock:
+            sock = self._sockets.pop(peer, None)
+        if sock is None:
+            raise PeerLost(
+                peer,
+                "expected its process, found none that runs. Fix: see its log for why it ended.",
+            )
+        return sock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerChannel:
     """A Worker's channel with what is below it. book: addresses on other hosts, None where there
-    are none. pairs: the worlds in which weights and device columns come and go.
+    are none. pairs: the worlds in which weights and device columns are exchanged.
     """
 
     channel: RoutedChannel
     shm: ShmChannel
     pairs: TensorPairs
+    sockets: PeerSockets
     book: AddressBook | None = None
     _refused: list[int] = field(default_factory=lambda: [0])
-    """How many were told of."""
+    """How many refused messages have been reported."""
 
-    def serve(self, peer: str, connection: socket.socket, meeting: int | None) -> None:
-        """A peer on this host reads over this socket, and may ask over it for tensors by the world
-        that is met here.
-        """
-        if meeting is not None:
-            self.pairs.meet(peer, meeting, writes=True)
-        self.shm.serve(peer, connection)
+    def connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
+        """Take the data socket to a peer on this host, and the world for tensors, if any."""
+        sock = socket.socket(fileno=descriptors[0])
+        if connect.tensors:
+            self.pairs.meet(connect.peer, descriptors[1], writes=connect.serve)
+        if connect.serve:
+            self.shm.serve(connect.peer, sock)
+        else:
+            self.sockets.put(connect.peer, sock)
 
     def write(self, where: PeerAddresses) -> None:
         """Where peers on other hosts answer now."""
@@ -47,7 +81,7 @@ class WorkerChannel:
                 self.book.write(peer, AddressEntry(endpoint=endpoint, epoch=epoch))
 
     def reports(self) -> list[Report]:
-        """Since the last call: payload bytes that came, by route, and messages of peers that were
+        """Since the last call: payload bytes received, by route, and messages of peers that were
         refused.
         """
         moved = self.channel.moved()
@@ -61,12 +95,17 @@ class WorkerChannel:
         return found
 
 
-def place(opened: Open, dial: Callable[[str], socket.socket]) -> WorkerChannel:
-    """The channel of a Worker. Raises RunError where its address is none of this host."""
+def worker_channel(
+    opened: Open, dial: Callable[[str], socket.socket] | None = None
+) -> WorkerChannel:
+    """The channel of a Worker. dial: a socket to a peer; None for those that `connect` gets. Raises
+    RunError where its address is none of this host.
+    """
+    sockets = PeerSockets()
     shm = ShmChannel(
         opened.worker,
         opened.epoch,
-        dial,
+        dial or sockets.dial,
         limit=opened.outbox,
         directory=opened.spill,
         verify=opened.verify,
@@ -77,13 +116,13 @@ def place(opened: Open, dial: Callable[[str], socket.socket]) -> WorkerChannel:
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:
-        return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs)
+        return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)
     book = AddressBook(network.peers)
     far = _far(opened, network, book, shm)
     channel = RoutedChannel(
         shm, near=frozenset(network.near), far=far, book=book, lease=network.lease
     )
-    return WorkerChannel(channel=channel, shm=shm, pairs=pairs, book=book)
+    return WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets, book=book)
 
 
 def _far(opened: Open, network: Network, book: AddressBook, shm: ShmChannel) -> ZmqChannel:

@@ -1,15 +1,15 @@
 """A Worker's process: what runs on the other end of the Supervisor's control socket.
 
-    thread    waits for                                   unblocked by
-    control   a frame, or a second without one            the Supervisor; its end (EOF) ends the process at once
-    main      an instruction or a request (inbox.py)      control
-    both      room in the control socket                  the Supervisor's I/O thread, which never waits for anybody
+    thread    waits for                          unblocked by
+    control   a frame, or the next heartbeat     the Supervisor; EOF ends the process at once
+    main      an instruction or a request        control (inbox.py)
+    both      room in the control socket         the Supervisor's I/O thread, which never blocks
 
-Owns: the process (signals, parent's death, log, heartbeat), numbering what is told. Does not
-own: kernels and instructions (worker.py), their order (inbox.py), bytes (wire.py, link.py).
+Owns: the process (signals, parent's death, log, heartbeat) and its two threads. Does not own:
+kernels and instructions (engine/worker), their order (inbox.py), messages (control.py).
 
-Nothing here may be imported from torch: its threads are set in the environment by whoever
-started the process, and the first heartbeat is due before the imports are through.
+Nothing here may import torch: its threads are set in the environment by whoever started the
+process, and the first heartbeat is due before the imports are through.
 """
 
 from __future__ import annotations
@@ -26,189 +26,42 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 import cloudpickle
 
-from dataflow.errors import (
-    CheckpointError,
-    DataError,
-    DataflowError,
-    KernelError,
-    PlanError,
-    RunError,
-    StorageError,
-)
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
-from engine.coordinator.messages import (
-    ChunkDone,
-    Evaluated,
-    Event,
-    From,
-    Load,
-    Recorded,
-    Release,
-    RunChunk,
-    Spilled,
-    Stepped,
-    Tombstoned,
-    ToWorker,
-    WorkerOpened,
-)
+from engine.coordinator import messages as m
 from engine.coordinator.ordered_inbox import OrderedInbox
-from engine.launch.control import (
-    Answer,
-    Beat,
-    Bound,
-    Command,
-    Connect,
-    Failed,
-    Forget,
-    Open,
-    PeerAddresses,
-    Quit,
-    Request,
-    WorkerUpdate,
-)
+from engine.launch import control
 from engine.launch.control_socket import ControlSocket, Frame
+from engine.launch.heartbeat import BEAT
 from engine.launch.inbox import Inbox
-from engine.launch.wire import decode, encode
+from engine.launch.updates import Updates
+from engine.launch.wire import TO_WORKER, decode, encode
 from engine.observe.logs import output_that_cannot_fail, to_log
-from engine.observe.reports import Doing, SpanOf
+from engine.observe.reports import Doing
 from engine.plan.plan import Plan
 from engine.run.outside import STACK_SIGNAL
 
-BEAT = 1.0
-"""Seconds between two heartbeats."""
-KINDS: Mapping[str, type[DataflowError]] = {
-    kind.__name__: kind
-    for kind in (PlanError, DataError, KernelError, RunError, CheckpointError, StorageError)
-}
-"""Errors that arrive as what they were; of a subclass the nearest of these."""
-
-_TO_WORKER = (Command, Request, Connect, PeerAddresses, Forget, Quit)
-_WAITS_FOR_MORE = (Tombstoned, ChunkDone, Stepped, Evaluated, Recorded)
-"""Events with which, or soon after which, their instruction ends: one frame says both."""
+_WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
+"""Events at or just before the end of their instruction: one frame carries both."""
 _log = logging.getLogger(__name__)
 
 
-class Outgoing:
-    """What this incarnation tells, in numbered events; from any thread."""
-
-    def __init__(self, link: ControlSocket, worker: str, epoch: int) -> None:
-        self._link = link
-        self._worker = worker
-        self._epoch = epoch
-        self._lock = threading.Lock()
-        self._number = 0
-        self._spills = False
-        self._ended = 0
-        self._ended_told = 0
-        self._events: list[From] = []
-        self._reports: list[Any] = []
-        self._spans: list[SpanOf] = []
-
-    def event(self, event: Event) -> None:
-        """To be told with the next flush."""
-        with self._lock:
-            self._number_event(event)
-
-    def _number_event(self, event: Event) -> None:
-        self._events.append(
-            From(worker=self._worker, epoch=self._epoch, number=self._number, event=event)
-        )
-        self._number += 1
-
-    def spilled(self, nbytes: Callable[[], int]) -> bool:
-        """To be told, likewise, when it begins and when it ends; returns whether one of them is the
-        case. Request within the lock, so that the last word is true.
-        """
-        with self._lock:
-            now = nbytes()
-            changed = bool(now) != self._spills
-            if changed:
-                self._spills = bool(now)
-                self._number_event(Spilled(worker=self._worker, nbytes=now))
-            return changed
-
-    def report(self, reports: list[Any]) -> None:
-        """Metrics, likewise."""
-        with self._lock:
-            self._reports += reports
-
-    def span(self, node: str, what: str, start: float, end: float) -> None:
-        """Something that was done, likewise."""
-        with self._lock:
-            self._spans.append((f"{self._worker}/{node}", what, start, end))
-
-    def ended(self, count: int = 1) -> None:
-        """So many instructions more have ended, likewise."""
-        with self._lock:
-            self._ended += count
-
-    def flush_ended(self) -> None:
-        """Tell how many have ended, unless that is told."""
-        with self._lock:
-            told = self._ended == self._ended_told
-        if not told:
-            self.flush()
-
-    def flush(self) -> None:
-        """Tell what there is, in one frame."""
-        with self._lock:
-            told = WorkerUpdate(
-                events=tuple(self._events),
-                reports=tuple(self._reports),
-                spans=tuple(self._spans),
-                ended=self._ended,
-            )
-            self._events, self._reports, self._spans = [], [], []
-            self._ended_told = self._ended
-            self._link.send(encode(told))  # within the lock: what is numbered first is sent first
-
-
-class Peers:
-    """Data sockets to other Workers that the Supervisor sent and the channel has not taken yet."""
-
-    def __init__(self) -> None:
-        self._sockets: dict[str, socket.socket] = {}
-        self._lock = threading.Lock()
-
-    def put(self, peer: str, sock: socket.socket) -> None:
-        """The next one to this peer; one that nobody took is of an incarnation that is gone."""
-        with self._lock:
-            earlier = self._sockets.pop(peer, None)
-            self._sockets[peer] = sock
-        if earlier is not None:
-            earlier.close()
-
-    def dial(self, peer: str) -> socket.socket:
-        """A socket to this peer's channel. Raises PeerLost where there is none: the Supervisor
-        sends one before the instruction that needs it, if the peer is alive.
-        """
-        with self._lock:
-            sock = self._sockets.pop(peer, None)
-        if sock is None:
-            raise PeerLost(
-                peer,
-                "expected its process, found none that runs. Fix: see its log for why it ended.",
-            )
-        return sock
-
-
-class Telling:
-    """Whatever leaves this context as an exception, an exit of the user's code included, is told to
-    the Supervisor, and `failed` is set.
+class FailureReport:
+    """Sends the Supervisor whatever leaves this context as an exception, an exit by the user's code
+    included; `failed` says whether.
     """
 
     def __init__(self, link: ControlSocket, worker: str) -> None:
         self._link, self._worker = link, worker
         self.failed = False
 
-    def __enter__(self) -> Telling:
+    def __enter__(self) -> FailureReport:
         return self
 
     def __exit__(
@@ -220,44 +73,28 @@ class Telling:
         if error is None:
             return False
         self.failed = True
-        self._link.send(encode(failure(error, self._worker)))
+        self._link.send(encode(control.Failed.of(error, self._worker)))
         traceback.print_exception(error)
         return True
 
 
-def failure(error: BaseException, worker: str) -> Failed:
-    """What an exception is told as; one that is not ours is a fault of the engine, whose traceback
-    the log has.
-    """
-    if isinstance(error, DataflowError):
-        kind = next(
-            (k.__name__ for k in type(error).__mro__ if k.__name__ in KINDS), RunError.__name__
-        )
-        return Failed(kind=kind, text=str(error))
-    told = " ".join(f"{type(error).__name__}: {error}".split())
-    text = (
-        f"worker {worker}: internal error: {told}. Fix: report it with the traceback at the end of"
-        " its log."
-    )
-    return Failed(kind=RunError.__name__, text=text)
-
-
 class WorkerProcess:
-    """One life of a Worker: its inbox, what it tells, its two threads."""
+    """One incarnation of a Worker: its inbox, its updates, its two threads."""
 
-    def __init__(self, link: ControlSocket, opened: Open, descriptors: tuple[int, ...]) -> None:
-        from engine.launch.worker_channel import place
+    def __init__(
+        self, link: ControlSocket, opened: control.Open, descriptors: tuple[int, ...]
+    ) -> None:
+        from engine.launch.worker_channel import worker_channel
 
         self._link = link
         self._open = opened
         self._descriptors = descriptors
         self._inbox = Inbox()
-        self._fence: OrderedInbox[ToWorker] = OrderedInbox(opened.epoch)
-        self._out = Outgoing(link, opened.worker, opened.epoch)
-        self._peers = Peers()
-        self._place = place(opened, self._peers.dial)
-        if self._place.channel.endpoint:
-            self._link.send(encode(Bound(endpoint=self._place.channel.endpoint)))
+        self._ordered: OrderedInbox[m.ToWorker] = OrderedInbox(opened.epoch)
+        self._updates = Updates(link, opened.worker, opened.epoch)
+        self._channel = worker_channel(opened)
+        if endpoint := self._channel.channel.endpoint:
+            self._link.send(encode(control.ChannelBound(endpoint=endpoint)))
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -270,65 +107,58 @@ class WorkerProcess:
         opened it.
         """
         for frame in early:
-            self._hear(frame)
+            self._handle(frame)
         poll = select.poll()  # select knows no descriptor above 1,023
         poll.register(self._link, select.POLLIN)
         due = time.monotonic()
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
-                self._link.send(encode(Beat(doing=self._doing())))
+                self._link.send(encode(control.Beat(doing=self._doing())))
             if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
                 continue
             frames = self._link.receive()
             if frames is None:
                 raise ConnectionResetError
             for frame in frames:
-                self._hear(frame)
-            self._out.flush_ended()
+                self._handle(frame)
+            self._updates.flush_ended()
 
-    def _hear(self, frame: Frame) -> None:
-        match decode(frame.payload, _TO_WORKER):
-            case Command() as tell:
-                for instruction in self._fence.take(tell.epoch, tell.number, tell.instruction):
-                    self._told(instruction)
-            case Request() as asked:
-                self._inbox.put(asked)
-            case Connect() as connect:
-                self._connect(connect, frame.descriptors)
-            case PeerAddresses() as where:
-                self._place.write(where)
-            case Forget():
-                self._out.ended(self._inbox.forget())
-            case Quit():
-                if self._busy:  # what it makes is not wanted, and nothing of it is durable
+    def _handle(self, frame: Frame) -> None:
+        match decode(frame.payload, TO_WORKER):
+            case control.Command() as command:
+                for instruction in self._ordered.take(
+                    command.epoch, command.number, command.instruction
+                ):
+                    self._accept(instruction)
+            case control.Request() as request:
+                self._inbox.put(request)
+            case control.Connect() as connect:
+                self._channel.connect(connect, frame.descriptors)
+            case control.PeerAddresses() as where:
+                self._channel.write(where)
+            case control.Forget():
+                self._updates.ended(self._inbox.forget())
+            case control.Quit():
+                if self._busy:  # its result is not wanted, and nothing of it is durable
                     end(0)
                 self._over.set()
                 self._inbox.close()
 
-    def _told(self, instruction: ToWorker) -> None:
-        """Released at once, of which nothing is told. Weights interrupt a running chunk that takes
-        them, unless others wait, which come first.
+    def _accept(self, instruction: m.ToWorker) -> None:
+        """Release at once, without an event. Let weights interrupt a running chunk that takes them,
+        unless others wait, which come first. Anything else waits in the inbox.
         """
-        if isinstance(instruction, Release):
+        if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
-            if self._out.spilled(self._spilled):
-                self._out.flush()
+            if self._updates.spilled(self._spilled):
+                self._updates.flush()
             return
-        weights = isinstance(instruction, Load)
+        weights = isinstance(instruction, m.Load)
         if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
-            self._out.ended()
+            self._updates.ended()
         else:
             self._inbox.put(instruction)
-
-    def _connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
-        sock = socket.socket(fileno=descriptors[0])
-        if connect.serve:
-            self._place.serve(connect.peer, sock, descriptors[1] if connect.met else None)
-            return
-        if connect.met:
-            self._place.pairs.meet(connect.peer, descriptors[1], writes=False)
-        self._peers.put(connect.peer, sock)
 
     def _doing(self) -> Doing:
         if self._worker is None:
@@ -340,21 +170,19 @@ class WorkerProcess:
     # --- the main thread --------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Open the kernels and carry out what comes, until Quit; after a failure only that is
-        waited for.
-        """
-        with Telling(self._link, self._open.worker) as telling:
+        """Open the kernels, carry out what comes until Quit; after a failure only await that."""
+        with FailureReport(self._link, self._open.worker) as report:
             self._busy = True
             self._begin()
             self._busy = False
             while (item := self._inbox.take()) is not None:
                 self._busy = True
-                if isinstance(item, Request):
-                    self._answer(item)
+                if isinstance(item, control.Request):
+                    self._reply(item)
                 else:
                     self._execute(item)
                 self._busy = False
-        if telling.failed:
+        if report.failed:
             self._busy = False
             self._over.wait()
         if self._worker is not None:
@@ -368,60 +196,56 @@ class WorkerProcess:
         self._worker = Worker(
             opened.worker,
             plan,
-            channel=self._place.channel,
+            channel=self._channel.channel,
             inproc=opened.inproc,
             samples=_samples(opened),
             group=group,
             cast=cast,
-            pairs=self._place.pairs,
+            pairs=self._channel.pairs,
         )
-        self._worker.span = self._out.span
+        self._worker.span = self._updates.span
         for event in self._worker.open():
-            self._out.event(event)
-        self._out.report(self._worker.reports())
-        self._out.event(WorkerOpened(worker=opened.worker, epoch=opened.epoch))
-        self._out.flush()
+            self._updates.event(event)
+        self._updates.report(self._worker.reports())
+        self._updates.event(m.WorkerOpened(worker=opened.worker, epoch=opened.epoch))
+        self._updates.flush()
         gc.collect()
         gc.freeze()  # what was made by imports and by opening stays
 
-    def _execute(self, instruction: ToWorker) -> None:
+    def _execute(self, instruction: m.ToWorker) -> None:
         for event in self._worker.execute(instruction):
-            self._out.event(event)
+            self._updates.event(event)
             if not isinstance(event, _WAITS_FOR_MORE):
                 self._flush()
-            self._within()
-        self._out.ended()
+            while (request := self._inbox.within()) is not None:
+                self._reply(request)
+        self._updates.ended()
         self._flush()
-        if isinstance(instruction, RunChunk):
+        if isinstance(instruction, m.RunChunk):
             for event in self._worker.settle():
-                self._out.event(event)
+                self._updates.event(event)
                 self._flush()
 
-    def _within(self) -> None:
-        """What need not wait for the end of a chunk that is suspended."""
-        while (asked := self._inbox.within()) is not None:
-            self._answer(asked)
-
-    def _answer(self, asked: Request) -> None:
+    def _reply(self, request: control.Request) -> None:
         self._flush()
         try:
-            answer = Answer(number=asked.number, ref=self._worker.answer(asked.request))
+            reply = control.Reply(number=request.number, ref=self._worker.answer(request.request))
         except PeerLost as lost:
-            answer = Answer(number=asked.number, lost=lost.peer)
+            reply = control.Reply(number=request.number, lost=lost.peer)
         self._flush()
-        self._link.send(encode(answer))
+        self._link.send(encode(reply))
 
     def _spilled(self) -> int:
-        return self._place.channel.spilled
+        return self._channel.channel.spilled
 
     def _flush(self) -> None:
-        self._out.spilled(self._spilled)
-        self._out.report([*self._worker.reports(), *self._place.reports()])
-        self._out.flush()
+        self._updates.spilled(self._spilled)
+        self._updates.report([*self._worker.reports(), *self._channel.reports()])
+        self._updates.flush()
 
 
-def _samples(opened: Open) -> Any:
-    """Written before they are told of, so that who writes them has no state."""
+def _samples(opened: control.Open) -> Any:
+    """Written before they are reported, so that the recorder has no state."""
     from engine.observe.samples import SampleWriter
 
     return (
@@ -429,10 +253,8 @@ def _samples(opened: Open) -> Any:
     )
 
 
-def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
-    """The process group of this Worker's ranks, and its end of broadcasts of rows to those that
-    have the same.
-    """
+def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
+    """The process group of this Worker's ranks; its end of broadcasts to those with equal rows."""
     if (seat := opened.seat) is None:
         return None, None
     from engine.channels.tensors.row_broadcast import join
@@ -451,7 +273,7 @@ def _ranks(opened: Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any,
 
 
 def main(descriptor: int, parent: int) -> None:
-    """The Worker on the other end of this socket. parent: the process that has to be there."""
+    """Be the Worker on the other end of this socket. parent: the process that started this one."""
     die_with(parent)
     left_to_the_run()
     faulthandler.enable()
@@ -463,7 +285,7 @@ def main(descriptor: int, parent: int) -> None:
     sock.set_inheritable(False)
     link = ControlSocket(sock)
     frame, *early = _first(link)
-    opened = decode(frame.payload, (Open,))
+    opened = decode(frame.payload, (control.Open,))
     life = WorkerProcess(link, opened, frame.descriptors)
     _log.info("worker %s, epoch %d, process %d", opened.worker, opened.epoch, os.getpid())
     threading.Thread(target=_listen, args=(life, early), name="control", daemon=True).start()
@@ -471,15 +293,15 @@ def main(descriptor: int, parent: int) -> None:
     try:
         life.work()
         ended_well = True
-    finally:  # no finalisation: threads of kernels may be anywhere, and nothing here outlives the process
+    finally:  # no finalisation: threads of kernels may be anywhere
         if not ended_well:
             traceback.print_exc()
         end(0 if ended_well else 1)
 
 
 def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
-    """The control thread: where it fails, or the Supervisor's end is closed, nobody can reach this
-    process any more.
+    """The control thread. Once it fails or the Supervisor's end is closed, nobody can reach this
+    process.
     """
     try:
         life.listen(early)
@@ -491,7 +313,7 @@ def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
 
 
 def _first(link: ControlSocket) -> list[Frame]:
-    """What comes first, and whatever comes with it."""
+    """The first frame, and whatever comes with it."""
     while True:
         frames = link.receive()
         if frames is None:
@@ -501,9 +323,7 @@ def _first(link: ControlSocket) -> list[Frame]:
 
 
 def end(code: int, why: str = "") -> NoReturn:
-    """End this process now. Children end with it: they hold a pipe to it, and die with their
-    parent.
-    """
+    """End this process now. Its children end too: by a pipe to it, and with their parent."""
     if why:
         print(f"ended: {why}", file=sys.stderr)
     sys.stdout.flush()
@@ -512,9 +332,7 @@ def end(code: int, why: str = "") -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """On Linux: SIGKILL for this process when the thread that started it ends, also where that has
-    ended already.
-    """
+    """On Linux: SIGKILL this process when the thread that started it ends, or has ended already."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -18,7 +18,7 @@ from dataflow.errors import CheckpointError
 from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import CUT, Cut, positions_of, read_cut
-from engine.checkpoint.provenance import Record
+from engine.checkpoint.provenance import ProvenanceRecord
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Restored
 from engine.coordinator.messages import Checkpoint, Evaluated
@@ -32,7 +32,7 @@ def write_checkpoint(
     store: CheckpointStore,
     workers: Workers,
     message: Checkpoint,
-    record: Record | None = None,
+    record: ProvenanceRecord | None = None,
 ) -> None:
     """Every Worker with state writes it, the recorder the rows. record: of what the run is made.
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.provenance import Record
+from engine.checkpoint.provenance import ProvenanceRecord
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator.core import Coordinator, Restored
 from engine.coordinator.messages import (
@@ -99,7 +99,7 @@ class Loop:
         best: BestVersions,
         observers: Observers,
         stop: Stop,
-        record: Record | None = None,
+        record: ProvenanceRecord | None = None,
     ) -> None:
         """record: of what the run is made, for its checkpoints."""
         self._plan = plan

@@ -2,7 +2,7 @@
 
 Owns: the contract, and the requests that are the loop's own and no decision of the
 coordinator (files). Does not own: an implementation: engine/launch/inproc.py (one Worker in
-this process) and engine/launch/local.py (a Supervisor with processes on this host).
+this process) and engine/launch/supervisor.py (a Supervisor with processes on this host).
 """
 
 from __future__ import annotations

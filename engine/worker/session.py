@@ -21,7 +21,7 @@ from engine.observe.reports import Report
 
 T = TypeVar("T")
 
-Grave = tuple[tuple[int, int, int], str, bool]
+Tombstone = tuple[tuple[int, int, int], str, bool]
 """(key, error, failed) of a row that was given up."""
 
 Allocate = Callable[[int], np.ndarray]
@@ -75,7 +75,7 @@ class NodeSession:
         self._names = names
         self._memory = memory or _ordinary
         self._reports: list[Report] = []
-        self._tombstones: list[Grave] = []
+        self._tombstones: list[Tombstone] = []
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows], keyed by seed, node and row."""
@@ -109,7 +109,7 @@ class NodeSession:
         found, self._reports = self._reports, []
         return found
 
-    def tombstones(self) -> list[Grave]:
+    def tombstones(self) -> list[Tombstone]:
         """Given up rows since the last call."""
         found, self._tombstones = self._tombstones, []
         return found

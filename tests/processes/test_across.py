@@ -16,7 +16,7 @@ import pytest
 from dataflow.errors import DataError, KernelError, RunError
 from dataflow.graph import Graph
 from engine.api import resume
-from engine.launch.local import Supervisor
+from engine.launch.supervisor import Supervisor
 from engine.observe.trace import read_trace
 from tests.kit.killable_run import killable_run, require_stopped
 from tests.kit.nothing_left import require_ended

@@ -33,7 +33,7 @@ from engine.launch.control_socket import ControlSocket
 from engine.launch.hostlink import HostLink
 from engine.launch.hosts import HostsWorkers
 from engine.launch.keyfile import read_keys
-from engine.launch.local import CONTROL_BYTES
+from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import read_cluster
@@ -262,7 +262,7 @@ def test_strangers_get_nothing(
     with start(APART) as workers, contextlib.ExitStack() as stack:
         read = read_cluster(cluster)
         control = (hostlink.endpoint(read.host("b")), read_keys(read.keys).host("b").public)
-        ((_, data, _),) = workers._remotes["b"].told.endpoints
+        ((_, data, _),) = workers._remotes["b"].update.endpoints
         poller = zmq.Poller()
         for endpoint, server in (control, (data, workers._networks["host"].public)):
             for kind in ("no key", "plain", "a wrong key"):

@@ -44,7 +44,7 @@ def test_the_ranks_of_a_plan() -> None:
 
 @dataclass
 class StandInChild:
-    """As much of a Child as is looked at."""
+    """As much of a ChildProcess as is looked at."""
 
     name: str
     gone: bool = False
@@ -58,11 +58,11 @@ class StandInChild:
 def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> None:
     children = {name: StandInChild(name) for name in ("a", "b", "alone")}
     failures, error = Failures({"a": ("a", "b"), "b": ("a", "b")}), RunError("lost its peer")
-    failures.told(children["alone"], error, 0.0)
+    failures.add(children["alone"], error, 0.0)
     assert failures.judged(children, 0.0) is error
 
     failures = Failures({"a": ("a", "b"), "b": ("a", "b")})
-    failures.told(children["a"], error, 1.0)
+    failures.add(children["a"], error, 1.0)
     assert failures.judged({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
     # the end of the other may not have been noticed yet
     assert failures.judged(children, 1.5) is None
@@ -72,8 +72,8 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
     children["b"].gone = False
     assert failures.judged(children, 99.0) is None, "it was dropped"
 
-    failures.told(children["a"], error, 100.0)
+    failures.add(children["a"], error, 100.0)
     children["a"].replaced = True
     assert failures.judged(children, 103.0) is None, "it was to end"
-    failures.told(children["b"], error, 100.0)
+    failures.add(children["b"], error, 100.0)
     assert failures.judged(children, 102.5) is error, "both are there"

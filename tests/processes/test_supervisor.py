@@ -30,7 +30,7 @@ from dataflow.schema import Prompt
 from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator import messages as m
 from engine.launch.control import Open
-from engine.launch.local import CONTROL_BYTES, Supervisor
+from engine.launch.supervisor import CONTROL_BYTES, Supervisor
 from engine.launch.wire import encode
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
@@ -95,7 +95,7 @@ def kill_worker(supervisor: Supervisor, worker: str) -> m.WorkerLost:
 
 def lost(supervisor: Supervisor, worker: str) -> m.WorkerLost:
     """What is told of a Worker that ends, however idle it was."""
-    assert supervisor._children[worker].over.wait(SOON)
+    assert supervisor._io.children[worker].over.wait(SOON)
     death = until(supervisor, m.WorkerLost)[-1]
     assert death.worker == worker
     assert supervisor.next(0.1) is None, "the end was told of twice"
@@ -331,15 +331,15 @@ def test_what_hangs_is_named_and_closed(start: Start) -> None:
         supervisor.forget()
         assert supervisor.next(0.5) is None
         assert supervisor.busy, "the chunk that runs was forgotten"
-        assert supervisor._children["host"].ended == 2
+        assert supervisor._io.children["host"].ended == 2
 
 
 def test_who_stood_still_does_not_count_the_silence_of_others(start: Start) -> None:
     with start(plan()) as supervisor:
-        with supervisor._changed:
-            for child in supervisor._children.values():
+        with supervisor._io.changed:
+            for child in supervisor._io.children.values():
                 child.heard -= 100.0
-            supervisor._look_for_silence(time.monotonic() - 50.0)
+            supervisor._io.look_for_silence(time.monotonic() - 50.0)
         assert len(produced_block(supervisor).keys) == 4
 
 
@@ -377,7 +377,7 @@ def test_descriptors_may_have_any_number(start: Start) -> None:
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         with start(plan()) as supervisor:
-            assert supervisor._children["host"].link.fileno() > 1023
+            assert supervisor._io.children["host"].link.fileno() > 1023
             tell_operator(supervisor, "doubled")
             until(supervisor, m.ChunkDone)
         functions = Children(["f"], [lambda completions: [1.0]], 20.0)
@@ -404,7 +404,7 @@ BOMB = pickle.dumps(PickleBomb("x"))
 ], ids=["bare", "as a plan, a second time"])  # fmt: skip
 def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
     with start(plan()) as supervisor:
-        supervisor._children["host"].link.send(frame)
+        supervisor._io.children["host"].link.send(frame)
         error = lost(supervisor, "host").error
         assert "exit code 1" in error
         assert "expected one of the table" in error
@@ -433,7 +433,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tests.kit.host_plans import WithChild, chunk, plan
-from engine.launch.local import Supervisor
+from engine.launch.supervisor import Supervisor
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 folder = RunFolder.create("run", Path(sys.argv[1]))

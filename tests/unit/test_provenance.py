@@ -20,7 +20,7 @@ from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
 from engine.checkpoint.contents import code_digest, model_digest
 from engine.checkpoint.cut import Cut
-from engine.checkpoint.provenance import Record, differences, provenance
+from engine.checkpoint.provenance import ProvenanceRecord, differences, provenance
 from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
 from engine.resuming import Beginning, beginning
@@ -159,13 +159,13 @@ def test_blank_lines_and_hashes_within_texts_count() -> None:
 def run(here: Path) -> Iterator[RunFolder]:
     """The folder of a run that was stored at Step 2 and came to Step 3."""
     with RunFolder.create("r", here / "runs") as folder:
-        store_at(folder, 2, Record(made_of=provenance(graph(here))))
+        store_at(folder, 2, ProvenanceRecord(made_of=provenance(graph(here))))
         steps(folder, 1, 2, 3)
         yield folder
 
 
 def store_at(
-    folder: RunFolder, step: int, record: Record | None, graph: str = "g"
+    folder: RunFolder, step: int, record: ProvenanceRecord | None, graph: str = "g"
 ) -> CheckpointStore:
     store = CheckpointStore(folder.checkpoints)
     cut = Cut(step=step, seed=0, graph=graph, record=record)
@@ -211,7 +211,7 @@ def test_what_was_accepted_is_recorded_and_not_asked_again(here: Path, run: RunF
 
 
 def test_a_gap_in_the_metrics_is_refused(here: Path, run: RunFolder) -> None:
-    store_at(run, 9, Record(made_of=provenance(graph(here))))
+    store_at(run, 9, ProvenanceRecord(made_of=provenance(graph(here))))
     steps(run, 1, 3, 4, 8, 9)
     told = r"metrics\.jsonl: steps: steps 1 to 9 -> all but 2, 5-7"
     with pytest.raises(CheckpointError, match=told):

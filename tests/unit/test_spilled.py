@@ -20,8 +20,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.recovery import Recovery
 from engine.launch.control import WorkerUpdate
 from engine.launch.control_socket import ControlSocket
+from engine.launch.updates import Updates
 from engine.launch.wire import decode
-from engine.launch.worker_process import Outgoing
+from engine.launch.updates import Updates
 from engine.plan.plan import PlannedSource
 from tests.kit.plans import planned_node
 
@@ -80,7 +81,7 @@ def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -
 def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     mine, its = socket.socketpair()
     link, other = ControlSocket(mine), ControlSocket(its)
-    out = Outgoing(link, "w", 3)
+    out = Updates(link, "w", 3)
     changes = [out.spilled(lambda n=n: n) for n in (0, 5, 9, 0, 0)]
     assert changes == [False, True, False, True, False]
     out.flush()

@@ -31,8 +31,8 @@ from engine.checkpoint.best import BestVersions
 from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
+from engine.launch.control import Failed
 from engine.launch.keyfile import make_keys
-from engine.launch.worker_process import KINDS, failure
 from engine.observe.logs import LogFile, logged
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
@@ -309,12 +309,12 @@ def test_a_sample_file_that_fails_behind_is_told_by_the_next_call(tmp_path: Path
 
 
 def test_a_workers_error_arrives_as_what_it_was() -> None:
-    told = failure(storage_error("it", Path("/x"), _FULL), "train")
-    assert KINDS[told.kind] is StorageError
-    assert "the disk is full" in str(KINDS[told.kind](told.text))
-    told = failure(ZeroDivisionError("of\nours"), "train")
-    assert told.text.startswith("worker train: internal error: ZeroDivisionError: of ours. Fix: ")
-    assert "\n" not in told.text
+    error = Failed.of(storage_error("it", Path("/x"), _FULL), "train").error()
+    assert type(error) is StorageError
+    assert "the disk is full" in str(error)
+    failed = Failed.of(ZeroDivisionError("of\nours"), "train")
+    assert failed.text.startswith("worker train: internal error: ZeroDivisionError: of ours. Fix: ")
+    assert "\n" not in failed.text
 
 
 def test_a_run_says_what_is_safe_and_how_it_goes_on(tmp_path: Path) -> None:

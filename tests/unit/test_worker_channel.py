@@ -14,7 +14,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
 from engine.launch.control import Open
-from engine.launch.worker_channel import WorkerChannel, place
+from engine.launch.worker_channel import WorkerChannel, worker_channel
 
 Verify = Literal["structure", "content"]
 
@@ -24,10 +24,12 @@ def two(verify: Verify) -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
     """Two Workers of one host, of which the second reads from the first."""
     ends = socket.socketpair()
     a, b = (
-        place(Open(worker=w, epoch=0, plan=b"", outbox=1 << 22, verify=verify), lambda _: ends[1])
+        worker_channel(
+            Open(worker=w, epoch=0, plan=b"", outbox=1 << 22, verify=verify), lambda _: ends[1]
+        )
         for w in "ab"
     )
-    a.serve("b", ends[0], None)
+    a.shm.serve("b", ends[0])
     yield a, b
     for each in (a, b):
         each.pairs.close()

@@ -1,0 +1,61 @@
+"""Data sockets between the Workers of this host, made before they are needed.
+
+Owns: whose rows an instruction or a request is about, and connecting both ends. Does not own: what
+either end does with its socket (worker_channel.py), fetching (engine/channels).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+
+from engine.coordinator import messages as m
+from engine.coordinator.refs import Gather
+from engine.launch.child import ChildProcess
+from engine.launch.control import Connect
+from engine.launch.ranks import Meeting
+from engine.run.workers import Ask, Save
+
+Send = Callable[[ChildProcess, Connect, tuple[int, ...]], None]
+
+
+def sources(message: m.ToWorker | Ask) -> frozenset[str]:
+    """The Workers that keep something of what it names."""
+    match message:
+        case m.RunChunk() | m.TrainStep() | m.Evaluate() | m.Record():
+            return _keepers(gather for gathers in message.inputs.values() for gather in gathers)
+        case Save():
+            return _keepers(gather for _, gather in message.rows.values())
+        case m.Load():
+            return frozenset({message.source} - {""})
+    return frozenset()
+
+
+def _keepers(gathers: Iterable[Gather]) -> frozenset[str]:
+    return frozenset(worker for gather in gathers for worker, _ in gather.refs)
+
+
+def connect(
+    child: ChildProcess,
+    message: m.ToWorker | Ask,
+    children: Mapping[str, ChildProcess],
+    worlds: Iterable[tuple[str, str]],
+    send: Send,
+) -> None:
+    """Give a Worker a socket to each living one whose rows this message is about, once for each
+    pair of incarnations. worlds: (writer, reader) that exchange tensors too.
+    """
+    for name in sources(message) - {child.name}:
+        peer = children.get(name)
+        if peer is None or peer.gone or (name, peer.epoch) in child.connected:
+            continue
+        child.connected.add((name, peer.epoch))
+        asks, serves = socket.socketpair()
+        meeting = Meeting((name, child.name)) if (name, child.name) in worlds else None
+        tensors = meeting is not None
+        for end, other, sock in ((peer, child, serves), (child, peer, asks)):
+            where = (meeting.descriptor(),) if meeting else ()
+            connect = Connect(peer=other.name, serve=sock is serves, tensors=tensors)
+            send(end, connect, (sock.detach(), *where))
+        if meeting is not None:
+            meeting.close()

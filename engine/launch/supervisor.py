@@ -1,0 +1,294 @@
+"""The Supervisor: the Workers of a run as processes of this host, for the loop's thread.
+
+    waits for                                       unblocked by
+    an event, a reply, an end (`next`, `ask`, ...)  the I/O thread (worker_io.py), a time limit
+
+Owns: starting the processes, what each is sent, closing. Does not own: who runs what (plan), what a
+loss leads to (the coordinator), a Worker's inside (worker_process.py).
+
+Every process is started by the loop's thread: the kernel kills a child when the thread that
+started it ends, so no Worker outlives the run, whatever happens to this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataflow.errors import RunError
+from dataflow.shipping import shipped
+from engine.coordinator import messages as m
+from engine.launch import control
+from engine.launch.child import ChildProcess
+from engine.launch.heartbeat import stacks
+from engine.launch.peers import connect
+from engine.launch.ranks import Meeting, groups, meetings
+from engine.launch.worker_io import WorkerIO
+from engine.observe.reports import Doing, Report, SpanOf
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from engine.plan.cluster import Cluster, detect
+from engine.plan.plan import Plan
+from engine.run.workers import Ask, WorkerGone
+
+_GRACE = 3.0
+"""Seconds to close kernels in."""
+
+CONTROL_BYTES = "coordinator/bytes"
+"""The metric: bytes of control sockets that the process of the run sent and received."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostShare:
+    """A Supervisor's share of a run on several hosts. workers: those of its host, with their
+    networks. on_change: called from any thread when there may be something new to hear.
+    """
+
+    workers: Mapping[str, control.Network | None]
+    cluster: Cluster
+    on_change: Callable[[], None]
+
+
+class Supervisor:
+    """One process for each Worker of a plan. See `engine.run.workers.Workers`."""
+
+    def __init__(
+        self, plan: Plan, folder: RunFolder, options: RunOptions, share: HostShare | None = None
+    ) -> None:
+        """folder: the run's, for logs and samples. share: of a run on several hosts; None where all
+        Workers are here.
+        """
+        self._plan = plan
+        self._share = share or HostShare(
+            workers=dict.fromkeys(plan.workers),
+            cluster=plan.cluster or detect(),
+            on_change=lambda: None,
+        )
+        self._folder = folder
+        self._options = options
+        self._groups = groups(plan)
+        self._elsewhere: dict[str, control.PeerAddress] = {}
+        self._requests = 0
+        self._moved = 0
+        self._io = WorkerIO(self._groups, options.heartbeat, self._share.on_change)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def open(self) -> Iterator[m.Event | m.From]:
+        """All at once; yields the events of all of them once the last is open."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._io.start()
+            self._start(dict.fromkeys(self._share.workers, 0))
+            opened = self._all_opened()
+            undo.pop_all()
+        yield from opened
+
+    def respawn(self, workers: Sequence[str]) -> None:
+        """Kill what is left of them, wait for its end, start the next incarnations."""
+        old = [self._io.children[name] for name in workers]
+        with self._io.changed:
+            for child in old:
+                child.replaced = True
+        self._io.end(old)
+        self._start({child.name: child.epoch + 1 for child in old})
+
+    def close(self) -> None:
+        """Ask all to end, kill those that do not, reap, close everything. Closing twice does
+        nothing.
+        """
+        left = self._io.closing()
+        if left is None:
+            return
+        for child in left:
+            self._io.send(child, control.Quit())
+        end = time.monotonic() + _GRACE
+        for child in left:
+            child.over.wait(max(0.0, end - time.monotonic()))
+        self._io.end(left)
+        self._io.close()
+
+    def _start(self, epochs: Mapping[str, int]) -> None:
+        """Start these Workers; the plan is on its way to each, none is waited for."""
+        meeting = meetings(list(epochs), self._groups)
+        plan = shipped(self._plan, "the plan of a run with several workers")
+        try:
+            for name, epoch in epochs.items():
+                child = self._child(name, epoch)
+                self._send_open(child, plan, meeting.get(name))
+                self._io.watch(child)
+        finally:
+            for each in meeting.values():
+                each.close()
+
+    def _child(self, name: str, epoch: int) -> ChildProcess:
+        nodes = [n for n in self._plan.nodes if name in n.workers]
+        threads = max((n.layout.threads for n in nodes), default=1)
+        try:
+            return ChildProcess(
+                name,
+                epoch,
+                threads=threads,
+                device=self._plan.devices.get(name),
+                log=self._folder.log(name),
+            )
+        except OSError as error:
+            raise RunError(
+                f"worker {name}: expected its process to start, found: {error}. Fix: allow more"
+                " processes and open files (ulimit -u, ulimit -n), or plan fewer workers."
+            ) from error
+
+    def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:
+        opened = control.Open(
+            worker=child.name,
+            epoch=child.epoch,
+            plan=plan,
+            outbox=self._share.cluster.memory // 2 // len(self._share.workers),
+            inproc=self._options.inproc,
+            samples=self._folder.samples if child.name == self._plan.recorder else None,
+            samples_every=self._options.samples_every,
+            seat=None if meeting is None else meeting.seat(child.name),
+            network=self._share.workers[child.name],
+            spill=self._folder.path,
+            verify=self._options.verify,
+        )
+        child.send(opened, () if meeting is None else (meeting.descriptor(),))
+        if self._elsewhere:
+            child.send(control.PeerAddresses(entries=tuple(self._elsewhere.values())))
+
+    def _all_opened(self) -> list[m.Event | m.From]:
+        def lost() -> m.WorkerLost | None:
+            return next((e for e in self._io.events if isinstance(e, m.WorkerLost)), None)
+
+        with self._io.changed:
+            children = self._io.children.values()
+            self._io.wait_for(lambda: lost() or all(c.opened for c in children))
+            if (gone := lost()) is not None:
+                raise WorkerGone(gone.worker, gone.error)
+            opened = list(self._io.events)
+            self._io.events.clear()
+            return opened
+
+    # --- what is sent -----------------------------------------------------------------------------
+
+    def tell(self, instruction: m.ToWorker) -> None:
+        """To nobody where its Worker is lost, of which the coordinator is going to hear."""
+        child = self._io.children[instruction.worker]
+        with self._io.changed:
+            if child.gone:
+                return
+            number = child.commands
+            child.commands += 1
+            if not isinstance(instruction, m.Release):
+                child.to_end += 1
+                child.under_way.append(_shown(instruction))
+        self._connect(child, instruction)
+        command = control.Command(epoch=child.epoch, number=number, instruction=instruction)
+        self._io.send(child, command)
+
+    def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
+        """All of them at once; wait for all replies."""
+        numbers: dict[str, int] = {}
+        for name, request in requests.items():
+            self._requests += 1
+            numbers[name] = self._requests
+            child = self._io.children[name]
+            self._connect(child, request)
+            self._io.send(child, control.Request(number=self._requests, request=request))
+        return {name: self._reply(name, number) for name, number in numbers.items()}
+
+    def _reply(self, worker: str, number: int) -> Any:
+        over = self._io.children[worker].over
+        with self._io.changed:
+            self._io.wait_for(lambda: number in self._io.replies or over.is_set())
+            reply = self._io.replies.pop(number, None)
+        if reply is None:
+            raise WorkerGone(worker, "it was lost while something was asked of it")
+        if reply.lost:
+            raise WorkerGone(
+                reply.lost, f"it was lost while {worker} was asked for rows that it keeps"
+            )
+        return reply.ref
+
+    def forget(self) -> None:
+        """See Workers."""
+        for child in self._io.children.values():
+            self._io.send(child, control.Forget())
+
+    def meet(self, entries: Sequence[control.PeerAddress]) -> None:
+        """Tell every Worker, now and when it is restarted, where those of other hosts answer."""
+        self._elsewhere |= {e[0]: e for e in entries if e[0] not in self._share.workers}
+        for child in self._io.children.values():
+            where = control.PeerAddresses(entries=tuple(self._elsewhere.values()))
+            self._io.send(child, where)
+
+    def _connect(self, child: ChildProcess, message: m.ToWorker | Ask) -> None:
+        connect(child, message, self._io.children, self._plan.worlds, self._io.send)
+
+    # --- what has come ----------------------------------------------------------------------------
+
+    def next(self, timeout: float | None = None) -> m.Event | m.From | None:
+        """The next event; None if none came in time, or none will. Raises what a kernel raised."""
+        with self._io.changed:
+            self._io.wait_for(lambda: self._io.events or not self._io.busy, timeout)
+            return self._io.events.popleft() if self._io.events else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether some Worker is starting, has something to end, or was found lost unreported."""
+        with self._io.changed:
+            return self._io.busy
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call, and the bytes of control sockets here."""
+        with self._io.changed:
+            found, self._io.reports = self._io.reports, []
+            moved = self._io.moved
+        if moved > self._moved:
+            found.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
+        self._moved = moved
+        return found
+
+    def spans(self) -> list[SpanOf]:
+        """What was done since the last call."""
+        with self._io.changed:
+            found, self._io.spans = self._io.spans, []
+            return found
+
+    def doing(self) -> list[Doing]:
+        """By the last heartbeat of each; from any thread."""
+        with self._io.changed:
+            return [c.doing for c in self._io.children.values()]
+
+    def stacks(self) -> list[str]:
+        """Of each that is doing something the stack of its main thread."""
+        with self._io.changed:
+            busy = [c for c in self._io.children.values() if c.doing.node and not c.gone]
+        return stacks(busy)
+
+    def endpoints(self) -> tuple[control.PeerAddress, ...]:
+        """Where other hosts reach each Worker; nowhere one that is gone or starting."""
+        with self._io.changed:
+            children = self._io.children.items()
+            return tuple((n, "" if c.gone else c.endpoint, c.epoch) for n, c in children)
+
+    def abandon(self, error: BaseException) -> None:
+        """From any thread: whatever the loop's thread waits for here raises this."""
+        self._io.abandon(error)
+
+    def pids(self) -> dict[str, int]:
+        """The process of each Worker."""
+        return {name: child.process.pid for name, child in self._io.children.items()}
+
+
+def _shown(instruction: m.ToWorker) -> str:
+    """Its node, by which a Worker that hangs is described; else its kind."""
+    match instruction:
+        case m.RunChunk(node=node) | m.TrainStep(node=node) | m.Go(node=node):
+            return node
+        case m.Evaluate(node=node):
+            return node
+    return type(instruction).__name__
