@@ -6,19 +6,22 @@ Owns: the protocols and the values that cross them. Does not own: any kernel
 
 A kernel implements what its work kind needs:
 
-    host, decode, forward, source     open, run, close: rows in, rows out
-    train                             open, step, pieces, save, save_weights, restore, close; with several ranks all of
-                                      them are called in lock-step on every rank, and the files are rank 0's to write
-    readers of a Model                load, and save and restore for a follower
-    sources                           rows, position, seek: the data cursor
-    where it can                      interrupt (a running chunk takes new weights), sleep and wake (devices by turns),
-                                      probe (what it says with its weights)
+    work kind                        protocol
+    host, decode, forward, source    RowKernel: rows in, rows out
+    train                            TrainKernel; several ranks call everything in lock-step, and
+                                     rank 0 writes the files
+    evaluate                         EvaluateKernel
+    readers of a Model               ModelReader
+    sources                          Cursor: the place in the data
+
+What it can do besides it declares by inheriting from Interruptible, Sleeper or Probeable.
 
 A kernel never blocks on another kernel and never reads a clock to decide anything.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,9 +231,15 @@ class RowKernel(Kernel, Protocol):
         ...
 
 
-class Interruptible(Protocol):
+class Interruptible(ABC):
     """A row kernel whose running rows can go on under other weights."""
 
+    @property
+    def interruptible(self) -> bool:
+        """Whether its node's parameters allow it; if not, weights are loaded between chunks."""
+        return True
+
+    @abstractmethod
     def interrupt(self) -> None:
         """Called from another thread while `run` is under way: yield soon, an empty batch where no
         row is finished. The engine then calls `load` and goes on with the iterator; rows keep their
@@ -239,13 +248,15 @@ class Interruptible(Protocol):
         ...
 
 
-class Sleeper(Protocol):
+class Sleeper(ABC):
     """A kernel that can give its devices back between its turns."""
 
+    @abstractmethod
     def sleep(self) -> None:
         """Let the devices' memory go; state moves to the host."""
         ...
 
+    @abstractmethod
     def wake(self) -> None:
         """Take it up again; afterwards everything is as it was."""
         ...
@@ -293,16 +304,18 @@ class ModelReader(Protocol):
         ...
 
 
-class Probed(Protocol):
+class Probeable(ABC):
     """A writer or reader of a Model that says what it computes with its weights, for the engine's
-    probe of a weight edge; an edge is probed where both ends can.
+    probe of a weight edge; an edge is probed where both ends can be.
     """
 
     @property
+    @abstractmethod
     def vocabulary(self) -> int:
         """Token ids that its Model knows."""
         ...
 
+    @abstractmethod
     def probe(self, ids: Ragged) -> np.ndarray:
         """float32: of each token of these rows but a row's first, its log-prob given those before
         it at temperature 1; with a scalar head the value before it. Changes nothing; of several
@@ -311,8 +324,21 @@ class Probed(Protocol):
         ...
 
 
+class EvaluateKernel(Kernel, Protocol):
+    """A sink that measures all rows of an evaluation."""
+
+    def step(self, assignment: Assignment) -> Mapping[str, float]:
+        """Its metrics; the score is the one whose name ends in /reward."""
+        ...
+
+
 class Cursor(Protocol):
     """A source's place in its data."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of one data epoch."""
+        ...
 
     def position(self) -> int:
         """The first position that was not made yet."""

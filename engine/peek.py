@@ -134,7 +134,7 @@ def _run(
         _tell(workers, coordinator.handle(event, 0.0))
     while (event := workers.next()) is not None:
         if isinstance(event, Produced) and event.node in made:
-            made[event.node].append(worker.rows(event.node, event.ref).on_host())
+            made[event.node].append(worker.rows.of(event.node, event.ref).on_host())
         if isinstance(event, ChunkDone) and event.node == node:
             return made
         if not (

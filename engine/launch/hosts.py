@@ -236,13 +236,15 @@ class HostsWorkers:
         """All of them at once; wait for all replies."""
         self._requests += 1
         number = self._requests
-        there = [r for r in self._remotes.values() if not requests.keys().isdisjoint(r.workers)]
-        for remote in there:
-            mine = {w: request for w, request in requests.items() if w in remote.workers}
+        by_host: dict[str, dict[str, Ask]] = {}
+        for worker, request in requests.items():
+            by_host.setdefault(self._host_of.get(worker, ""), {})[worker] = request
+        here = by_host.pop("", {})
+        there = [self._remotes[host] for host in by_host]
+        for remote, mine in zip(there, by_host.values(), strict=True):
             remote.send(
                 hm.RelayRequest(number=number, workers=tuple(mine), requests=tuple(mine.values()))
             )
-        here = {w: r for w, r in requests.items() if w not in self._host_of}
         found = self._local.ask(here) if here else {}
         self._until(lambda: all(number in r.replies for r in there))
         for remote in there:

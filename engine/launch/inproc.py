@@ -29,7 +29,7 @@ class InprocWorkers:
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
-        worker.span = lambda node, what, start, end: self._spans.append(
+        worker.timing.span = lambda node, what, start, end: self._spans.append(
             (f"{worker.name}/{node}", what, start, end)
         )
 
@@ -69,7 +69,7 @@ class InprocWorkers:
         """Answered after everything that was told before."""
         while (event := self._made()) is not None:
             self._heard.append(event)
-        return {name: self._worker.answer(request) for name, request in requests.items()}
+        return {name: self._worker.files.answer(request) for name, request in requests.items()}
 
     def forget(self) -> None:
         """Of what was not begun only releases stay."""
@@ -92,7 +92,7 @@ class InprocWorkers:
 
     def doing(self) -> list[Doing]:
         """From any thread."""
-        return [self._worker.doing]
+        return [self._worker.timing.doing]
 
     def stacks(self) -> list[str]:
         """Of this process the watchdog shows them."""

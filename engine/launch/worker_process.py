@@ -165,7 +165,7 @@ class WorkerProcess:
             return Doing(
                 worker=self._open.worker, node="its start", what="imports", since=self._began
             )
-        return self._worker.doing
+        return self._worker.timing.doing
 
     # --- the main thread --------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class WorkerProcess:
             cast=cast,
             pairs=self._channel.pairs,
         )
-        self._worker.span = self._updates.span
+        self._worker.timing.span = self._updates.span
         for event in self._worker.open():
             self._updates.event(event)
         self._updates.report(self._worker.reports())
@@ -229,7 +229,9 @@ class WorkerProcess:
     def _reply(self, request: control.Request) -> None:
         self._flush()
         try:
-            reply = control.Reply(number=request.number, ref=self._worker.answer(request.request))
+            reply = control.Reply(
+                number=request.number, ref=self._worker.files.answer(request.request)
+            )
         except PeerLost as lost:
             reply = control.Reply(number=request.number, lost=lost.peer)
         self._flush()

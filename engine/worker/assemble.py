@@ -1,8 +1,7 @@
 """From Gathers to the batches that a kernel sees.
 
-Owns: asking for the rows of every gather at once, and joining the columns of one input. Does not
-own: which rows (coordinator), transport (channels), nor values that are on devices
-(device_columns.py).
+Owns: fetching the rows of every gather at once, joining the columns of one input. Does not own:
+which rows (coordinator), transport (channels), values on devices (device_columns.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from engine.worker.device_columns import DeviceColumns
 
 @dataclass(frozen=True, slots=True)
 class AssembledRows:
-    """AssembledRows of one producer: a record batch, and the values of its device columns."""
+    """Rows of one producer: a record batch, and the values of its device columns."""
 
     records: pa.RecordBatch
     device: Mapping[str, Any]
@@ -35,10 +34,8 @@ def assemble(
     channel: Pull,
     device: DeviceColumns | None = None,
 ) -> dict[str, Batch]:
-    """The batch of each input, rows in the order of the keys; of one that is reduced, each row with
-    the key that it belongs to. device: None where no column is on one.
-
-    Raises PeerLost.
+    """The batch of each input, in the order of the keys; rows to be reduced have the key that they
+    belong to. device: None where no column is on one. Raises PeerLost.
     """
     gathers = [gather for many in inputs.values() for gather in many]
     found = iter(collect(gathers, channel, device))
@@ -56,7 +53,7 @@ def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
 def collect(
     gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None
 ) -> list[AssembledRows]:
-    """The rows of each gather, in its order; no columns named means all of them. Raises PeerLost."""
+    """The rows of each gather, in its order; no columns named: all. Raises PeerLost."""
     asked = [requests(gather) for gather in gathers]
     parts = iter(channel.fetch([request for many in asked for request in many]))
     found = [[next(parts) for _ in many] for many in asked]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dataflow.kernel import Piece
+from dataflow.kernel import Interruptible, Piece, Probeable
 from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.coordinator.messages import Event, FetchFailed, Load, Loaded, Offer, Offered, Probed
@@ -150,11 +150,11 @@ class Delivery:
         *,
         counted: bool = True,
     ) -> Probed | None:
-        """What a node's kernel says with its weights; None where it has no such door. dtypes: of a
+        """What a node's kernel says with its weights; None where it cannot be probed. dtypes: of a
         writer's weights.
         """
         kernel = self._kernels[node]
-        if not hasattr(kernel, "probe"):
+        if not isinstance(kernel, Probeable):
             return None
         with self._timing.during(node, f"probe version {version}", counted=counted):
             numbers = np.asarray(
@@ -209,12 +209,11 @@ class Delivery:
     # --- while a chunk runs -----------------------------------------------------------------------
 
     def takes(self, node: PlannedNode) -> bool:
-        """Whether a running chunk of this node goes on under new weights: its kernel can, its
-        parameters say so, and a row may be made by several versions.
+        """Whether a running chunk of this node goes on under new weights: its kernel lets it, and a
+        row may be made by several versions.
         """
-        assert self._plan.program is not None
-        interrupts = self._plan.program.node(node.name).params.get("on_update") == "interrupt"
-        return interrupts and node.lag >= 1 and hasattr(self._kernels[node.name], "interrupt")
+        kernel = self._kernels[node.name]
+        return node.lag >= 1 and isinstance(kernel, Interruptible) and kernel.interruptible
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins; until `ends` it takes new weights, where it can."""
@@ -241,7 +240,7 @@ class Delivery:
             yield from self.bring(self._meanwhile.popleft())
 
     def ends(self) -> Iterator[Event]:
-        """The chunk has ended: bring what has come since its last rows; from here on it is refused."""
+        """The chunk has ended: bring what has come since its last rows, and take no more."""
         with self._lock:
             self._open_to = ""
         return self.meanwhile()

@@ -1,8 +1,7 @@
-"""Columns declared `device`, of one Worker: what it keeps of its own, and how it gets those of
-others.
+"""Columns declared `device`: what a Worker keeps of its own, and how it gets those of others.
 
-    read waits for                              unblocked by
-    the transfer of each Worker that has some   that Worker's thread for this one; its end; a time limit (pairs.py)
+    read waits for                    unblocked by
+    a transfer from each Worker       that Worker's thread for this one; its end; a time limit
 
 Owns: which columns of a node are on a device, that they are what was declared, where what comes is
 put. Does not own: their lengths (in the record batch, which is pulled first), the store
@@ -15,6 +14,7 @@ device: the first that it sees, else the host's memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +39,7 @@ Room = tuple[BlockRequest, list["Tensor"]]
 
 
 class DeviceColumns:
-    """See the module. pairs: the worlds of this Worker with others; None where it is the only one."""
+    """See the module. pairs: the worlds of this Worker with others; None if it is the only one."""
 
     def __init__(self, worker: str, plan: Plan, pairs: TensorPairs | None) -> None:
         assert plan.program is not None
@@ -137,15 +137,22 @@ class DeviceColumns:
         whole = {n: _empty(column, sum(counts[n])) for n, column in columns.items()}
         parts = {n: whole[n].split(counts[n]) for n in names}
         for index, request in enumerate(asked):
-            target = [parts[n][index] for n in names]
-            if request.worker != self._worker:
-                wanted = BlockRequest(
-                    worker=request.worker, block=request.block, columns=names, rows=request.rows
-                )
-                rooms.setdefault(request.worker, []).append((wanted, target))
-            else:
-                _copy(self._store.picked(request.block, names, request.rows), target)
+            self._read_block(request, names, [parts[n][index] for n in names], rooms)
         return whole
+
+    def _read_block(
+        self,
+        request: BlockRequest,
+        names: tuple[str, ...],
+        target: list[Tensor],
+        rooms: dict[str, list[Room]],
+    ) -> None:
+        """Copy a block of this Worker's own; note one of another in rooms."""
+        if request.worker == self._worker:
+            _copy(self._store.picked(request.block, names, request.rows), target)
+            return
+        wanted = replace(request, columns=names)
+        rooms.setdefault(request.worker, []).append((wanted, target))
 
     def _receive(self, peer: str, wanted: Sequence[Room]) -> None:
         """One transfer of all that another Worker has."""

@@ -1,19 +1,26 @@
-"""From a planned node to its kernel.
+"""From planned nodes to open kernels.
 
-Owns: finding the kernel's class, what it is told of its node, and the labels of its metrics.
-Does not own: any kernel, nor when it runs (worker.py).
+Owns: finding a kernel's class, what it is told of its node, the open kernels of a Worker with their
+sessions. Does not own: any kernel, nor what it is called for (worker.py, training.py, delivery.py).
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
-from dataflow.kernel import KernelNode
+from dataflow.kernel import KernelNode, Sleeper
 from dataflow.model import Model
+from engine.channels.contract import Channel
+from engine.coordinator.messages import SourceOpened
+from engine.observe.reports import Report
 from engine.plan.plan import Plan, PlannedNode
+from engine.worker.alignment import Alignment
+from engine.worker.session import Modules, NodeSession, SessionRanks
+from engine.worker.timing import During, Timing
 
 
 def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -> KernelNode:
@@ -48,35 +55,89 @@ def kernel_class(node: PlannedNode) -> type:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """What the metrics of a further train node are labelled with; `every`: all of them, not the
-    optimizer's alone.
+class OpenKernels:
+    """The kernels of a Worker, by node. Which protocol of dataflow.kernel one has follows from its
+    node's work kind.
     """
 
-    model: str = ""
-    every: bool = False
+    def __init__(
+        self, plan: Plan, timing: Timing, channel: Channel, *, group: Any, inproc: bool
+    ) -> None:
+        """group: the process group of the ranks that the Worker is one of."""
+        self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
+        assert plan.program is not None
+        self.aligned = {name: Alignment(plan.program.node(name)) for name in self.nodes}
+        self.by_node: dict[str, Any] = {}
+        self.sessions: dict[str, NodeSession] = {}
+        self._plan = plan
+        self._timing = timing
+        self._channel = channel
+        self._group = group
+        self._inproc = inproc
+        self._modules = Modules()
 
-    def on(self, name: str) -> str:
-        """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
-        first, _, rest = name.partition("/")
-        labelled = self.model and rest and (self.every or first in ("optim", "train"))
-        return f"{first}/{self.model}/{rest}" if labelled else name
+    def __getitem__(self, node: str) -> Any:
+        return self.by_node[node]
 
+    def open(self) -> Iterator[SourceOpened]:
+        """Open every kernel, in running order; a source says how many rows it has."""
+        assert self._plan.program is not None
+        for node in self.nodes.values():
+            session = self.sessions[node.name] = self._session(node)
+            with self._timing.during(node.name, "imports", counted=False):
+                kernel = kernel_class(node)()
+            self.by_node[node.name] = kernel
+            with self.during(node.name, "open"):
+                told = kernel_node(node, self._plan.program, inproc=self._inproc)
+                kernel.open(told, node.layout, session)
+            if node.work == "source":
+                yield SourceOpened(node=node.name, rows=kernel.rows)
 
-def metric_labels(plan: Plan) -> dict[str, Label]:
-    """For each train node. The first has none; one whose Model has the head of an earlier one
-    labels everything.
-    """
-    assert plan.program is not None
-    found: dict[str, Label] = {}
-    heads: list[str] = []
-    for planned in plan.nodes:
-        if planned.work == "train":
-            model = plan.program.node(planned.name).states["model"]
-            assert isinstance(model, Model)
-            found[planned.name] = (
-                Label(model=model.name, every=model.head in heads) if heads else Label()
-            )
-            heads.append(model.head)
-    return found
+    def _session(self, node: PlannedNode) -> NodeSession:
+        group = self._group if node.ranks > 1 else None
+        ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
+        names = {use.model: use.module for use in node.models}
+        return NodeSession(
+            node.name, self._plan.seed, self._modules, names, ranks, self._channel.allocate
+        )
+
+    def rank(self, node: str) -> int:
+        """Which of the node's ranks this Worker is."""
+        return self.nodes[node].rank_of(self._timing.worker).index
+
+    def during(self, node: str, what: str) -> During:
+        """A context in which the node computes; its first rank counts the time."""
+        counted = node not in self.nodes or self.rank(node) == 0
+        return self._timing.during(node, what, counted=counted)
+
+    def sleep(self) -> None:
+        """Give back the devices of every kernel that can."""
+        for name, kernel in self.by_node.items():
+            if isinstance(kernel, Sleeper):
+                with self.during(name, "sleep"):
+                    kernel.sleep()
+
+    def wake(self) -> None:
+        """Take the devices up again."""
+        for name, kernel in self.by_node.items():
+            if isinstance(kernel, Sleeper):
+                with self.during(name, "wake"):
+                    kernel.wake()
+
+    def reports(self) -> list[Report]:
+        """Metrics of nodes that run no chunks, since the last call; only the first rank's count."""
+        found: list[Report] = []
+        for name, session in self.sessions.items():
+            if not self.nodes[name].traits.chunked:
+                made = session.reports()
+                found += made if self.rank(name) == 0 else []
+        return found
+
+    def close(self) -> None:
+        """Close every kernel that was opened, the last first, whatever one of them raises."""
+        try:
+            if self.by_node:
+                self.by_node.popitem()[1].close()
+        finally:
+            if self.by_node:
+                self.close()

@@ -173,12 +173,14 @@ def states_of(refs: list[Ref], block: list[int], row: list[int], *columns: str) 
 
 def test_a_file_brings_back_the_bits_and_the_form(worker: Worker, tmp_path: Path) -> None:
     batch, rows = hidden_states(2, 0, 3, 1), [3, 1, 2]
-    ref = worker.keep("states", batch)
+    ref = worker.rows.keep("states", batch)
     gather = states_of([ref], [0, 0, 0], rows)
     (tmp_path / "rows").mkdir()
     wanted = batch.take(np.array(rows))
-    worker.answer(Save(directory=tmp_path, rows={"states": (wanted.keys, gather)}))
-    back = worker.rows("states", worker.answer(KeepRows(file=tmp_path / "rows" / "states.arrow")))
+    worker.files.answer(Save(directory=tmp_path, rows={"states": (wanted.keys, gather)}))
+    back = worker.rows.of(
+        "states", worker.files.answer(KeepRows(file=tmp_path / "rows" / "states.arrow"))
+    )
     assert back.keys.rows() == wanted.keys.rows()
     assert back.records.equals(wanted.records)
     # else rows of several blocks could not be joined
@@ -187,7 +189,7 @@ def test_a_file_brings_back_the_bits_and_the_form(worker: Worker, tmp_path: Path
         assert torch.equal(back.device[name], wanted.device[name])
     worker.release([ref.block])
     with pytest.raises(KeyError):
-        worker.rows("states", ref)
+        worker.rows.of("states", ref)
 
 
 def test_a_file_of_another_width_is_refused(worker: Worker, tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_a_file_of_another_width_is_refused(worker: Worker, tmp_path: Path) -> N
     write_rows(tmp_path / "states.arrow", narrow)
     told = "rows of states, column 'hidden': expected large_list"
     with pytest.raises(CheckpointError, match=told):
-        worker.answer(KeepRows(file=tmp_path / "states.arrow"))
+        worker.files.answer(KeepRows(file=tmp_path / "states.arrow"))
 
 
 # --- one Worker -----------------------------------------------------------------------------------
@@ -205,12 +207,12 @@ def test_a_file_of_another_width_is_refused(worker: Worker, tmp_path: Path) -> N
 
 def test_rows_of_several_blocks_come_in_order(worker: Worker) -> None:
     parts = [hidden_states(1, 2, 3), hidden_states(4, 0), hidden_states(2)]
-    refs = [worker.keep("states", part) for part in parts]
+    refs = [worker.rows.keep("states", part) for part in parts]
     block, row = [1, 0, 2, 0, 1], [0, 2, 0, 1, 1]
 
     def assembled(gather: Gather) -> Batch:
         keys = Keys.of(range(len(gather.row)))
-        return assemble(keys, {"rows": (gather,)}, worker.channel, worker._device)["rows"]
+        return assemble(keys, {"rows": (gather,)}, worker.channel, worker.rows._device)["rows"]
 
     rows = assembled(states_of(refs, block, row, "hidden", "total"))
     expected = [parts[b].tensor("hidden")[r] for b, r in zip(block, row, strict=True)]
@@ -224,11 +226,11 @@ def test_what_is_not_where_it_was_declared_is_refused(worker: Worker) -> None:
     batch = hidden_states(1)
     told = "states: column 'hidden' is declared device, and is no tensor"
     with pytest.raises(KernelError, match=told):
-        worker.keep("states", batch.on_host())
+        worker.rows.keep("states", batch.on_host())
     device = batch.device | {"total": batch.device["total"].float()}
     told = r"states: column 'total': expected torch.float64, found torch.float32"
     with pytest.raises(KernelError, match=told):
-        worker.keep("states", Batch(batch.keys, batch.records, device))
+        worker.rows.keep("states", Batch(batch.keys, batch.records, device))
 
 
 def test_values_that_are_not_finite_name_their_row() -> None:
@@ -262,6 +264,6 @@ def test_peek_shows_values(tiny: TinyRuns) -> None:
 
 def test_a_fetch_alone_brings_lengths(worker: Worker) -> None:
     batch = hidden_states(2, 1)
-    ref = worker.keep("states", batch)
+    ref = worker.rows.keep("states", batch)
     (fetched,) = worker.channel.fetch([BlockRequest(worker="main", block=ref.block)])
     assert fetched.nbytes < batch.device["hidden"].nbytes / 10

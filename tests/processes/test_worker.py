@@ -17,7 +17,16 @@ from torch._C._distributed_c10d import TCPStore
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.graph import Graph
-from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
+from dataflow.kernel import (
+    Assignment,
+    Chunk,
+    Interruptible,
+    KernelNode,
+    Layout,
+    Piece,
+    Session,
+    Sleeper,
+)
 from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import BlockRequest, Channel, PeerLost
@@ -35,7 +44,7 @@ PIN = {"rollout": "gen", "train_policy": "train"}
 OFFERED = m.Offered(id=1, model="policy", version=3, worker="train", block=0, digest="")
 
 
-class Scripted:
+class Scripted(Interruptible, Sleeper):
     """Answers everything, and remembers it in `asked`."""
 
     rows = 10
@@ -43,6 +52,7 @@ class Scripted:
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         self.session = session
         self.asked: list[Any] = []
+        self.drains = node.params.get("on_update") != "interrupt"
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Each row alone, in a batch of its own; between them one without rows."""
@@ -50,6 +60,10 @@ class Scripted:
             ids = pa.array([[row]], pa.large_list(pa.int32()))
             yield Batch.make(chunk.keys.take(np.array([row])), {"completion_ids": ids}, Rollout)
             yield Batch.make(Keys.of([]), {}, Rollout)
+
+    @property
+    def interruptible(self) -> bool:
+        return not self.drains
 
     def interrupt(self) -> None:
         self.asked.append("interrupt")
@@ -99,7 +113,7 @@ def opened(
     channel = InprocChannel() if channel is None else channel
     worker = Worker(name, replace(planned, nodes=nodes), channel=channel, cast=cast)
     list(worker.open())
-    return worker, worker._kernels
+    return worker, worker.kernels.by_node
 
 
 def chunk(count: int = 3) -> m.RunChunk:
@@ -205,7 +219,7 @@ def test_kernels_build_columns_in_the_memory_of_the_workers_channel(
     ids[:] = np.arange(100)
     columns = {"completion_ids": Ragged(ids, np.array([0, 40, 100]))}
     batch = Batch.make(Keys.of(range(2)), columns, Rollout)
-    ref = worker.keep("rollout", batch)
+    ref = worker.rows.keep("rollout", batch)
     (fetched,) = channel.fetch([BlockRequest(worker="gen", block=ref.block)])
     assert fetched.column("completion_ids").values.buffers()[1].address == ids.ctypes.data
     assert fetched.equals(batch.records)
@@ -262,7 +276,7 @@ def trained(worker: Worker, *messages: m.TrainStep) -> None:
     for message in messages:
         prepared = m.Prepared(id=message.id, **usual)
         assert list(worker.execute(message)) == [prepared]
-    assert worker._kernels["train_policy"].asked == []
+    assert worker.kernels.by_node["train_policy"].asked == []
     go = m.Go(id=messages[-1].id, **usual)
     assert list(worker.execute(go)) == [m.Stepped(id=go.id, step=2, **usual)]
 
@@ -298,7 +312,7 @@ def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[list[
     if rank == 0:
         ids = Ragged(np.arange(9, dtype=np.int32), np.array([0, 2, 3, 9]))
         batch = Batch.make(Keys.of(range(3)), {"completion_ids": ids}, Rollout)
-        block = worker.keep("rollout", batch).block
+        block = worker.rows.keep("rollout", batch).block
         rows = (gather("rollout", "completion_ids", "main", block, np.array([1, 4]) % 3),)
     trained(worker, train_step(name, 4, giver="main", inputs={"rows": rows}))
     came = sum(value for metric, value, _ in worker.reports() if metric == "edge/broadcast/bytes")

@@ -394,9 +394,9 @@ def test_an_interruption_changes_nothing_where_no_weights_come(
     assert Batch.concat(batches).sorted().records.equals(whole.records)
 
 
-def test_a_draining_kernel_offers_no_interruption(base: str) -> None:
-    assert getattr(opened(base, on_update="drain"), "interrupt", None) is None
-    assert getattr(opened(base), "interrupt", None) is not None
+def test_a_draining_kernel_is_not_interruptible(base: str) -> None:
+    assert not opened(base, on_update="drain").interruptible
+    assert opened(base).interruptible
 
 
 def test_after_a_sleep_the_same_bits_come(base: str) -> None:

@@ -93,8 +93,8 @@ def test_a_worker_counts_no_version_of_a_model_that_nobody_trains() -> None:
     token = np.ones((2, 1), dtype=np.int32)
     columns = {"completion_ids": list(token), "version": list(3 * token)}
     rows = Batch.make(Keys.of([0, 1]), columns, Completion)
-    assert worker.keep("rollout", rows).version.tolist() == [3, 3]
-    assert worker.keep("verdict", rows).version.tolist() == [NO_VERSION] * 2
+    assert worker.rows.keep("rollout", rows).version.tolist() == [3, 3]
+    assert worker.rows.keep("verdict", rows).version.tolist() == [NO_VERSION] * 2
 
 
 def stale(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:

@@ -22,7 +22,6 @@ from engine.launch.control import WorkerUpdate
 from engine.launch.control_socket import ControlSocket
 from engine.launch.updates import Updates
 from engine.launch.wire import decode
-from engine.launch.updates import Updates
 from engine.plan.plan import PlannedSource
 from tests.kit.plans import planned_node
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
-from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Probeable, Session, Sleeper
 from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from operators.kernels.overlong import require_positions
@@ -36,7 +36,7 @@ from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_
 from operators.kernels.torch.probe import probed, vocabulary_of
 
 
-class _Forward:
+class _Forward(Sleeper, Probeable):
     """What the three have in common: loading, packing, and putting results back in the order of the
     rows.
     """
@@ -91,7 +91,7 @@ class _Forward:
 
     def close(self) -> None:
         """Let the module go, if it was loaded."""
-        self.__dict__.pop("_module", None)
+        vars(self).pop("_module", None)
 
     @torch.inference_mode()
     def run(self, chunk: Chunk) -> Iterator[Batch]:

@@ -7,7 +7,7 @@ here (load is handed pieces).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,7 +18,16 @@ import torch
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import KernelError
-from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.kernel import (
+    Chunk,
+    Interruptible,
+    KernelNode,
+    Layout,
+    Piece,
+    Probeable,
+    Session,
+    Sleeper,
+)
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.overlong import Room
@@ -42,7 +51,7 @@ from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.sampling import Sampling
 
 
-class TorchGenerate:
+class TorchGenerate(Interruptible, Sleeper, Probeable):
     """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and
     prefixes.
 
@@ -148,18 +157,15 @@ class TorchGenerate:
                 self._renew(decoder)
 
     @property
-    def interrupt(self) -> Callable[[], None]:
+    def interruptible(self) -> bool:
+        """Unless on_update="drain"."""
+        return not self._drains
+
+    def interrupt(self) -> None:
         """Let the chunk under way yield before its next decode step; from any thread. One that
         comes between two chunks makes the next one begin with an empty batch.
-
-        With on_update="drain" the kernel has no such method (AttributeError): the engine asks with
-        getattr, and loads between chunks then.
         """
-        if self._drains:
-            raise AttributeError(
-                f"{self._node.name}: on_update='drain', so a running chunk is not interrupted"
-            )
-        return self._asked.set
+        self._asked.set()
 
     def _told(self) -> bool:
         """Whether somebody has asked for an interruption since the last time."""

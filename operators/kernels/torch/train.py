@@ -24,7 +24,15 @@ from torch import Tensor
 
 from dataflow.batch import Keys, Ragged
 from dataflow.errors import KernelError
-from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
+from dataflow.kernel import (
+    Assignment,
+    KernelNode,
+    Layout,
+    Piece,
+    Probeable,
+    Session,
+    Sleeper,
+)
 from dataflow.loss import Loss, LossTerm, Now, Terms
 from dataflow.model import Model, Schedule, value_at
 from operators.kernels.overlong import require_positions
@@ -111,7 +119,7 @@ class _Update:
     sums: Sums
 
 
-class TorchTrain:
+class TorchTrain(Sleeper, Probeable):
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
     params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the
@@ -440,10 +448,10 @@ class TorchTrain:
 
     def close(self) -> None:
         """Let module and optimizer go, as far as they were made."""
-        self.__dict__.pop("_optimizer", None)
-        self.__dict__.pop("_split", None)
-        self.__dict__.pop("_slices", None)
-        self.__dict__.pop("_module", None)
+        vars(self).pop("_optimizer", None)
+        vars(self).pop("_split", None)
+        vars(self).pop("_slices", None)
+        vars(self).pop("_module", None)
 
 
 def resolved(value: Any, step: int) -> Any:

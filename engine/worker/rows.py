@@ -1,0 +1,106 @@
+"""The rows that a Worker keeps for others, and those that it fetches.
+
+Owns: from a kernel's batch to a Ref, from Gathers to a kernel's batches. Does not own: the outbox
+and transport (engine/channels), the joining of columns (assemble.py), device columns
+(device_columns.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataflow.batch import Batch, Keys
+from engine.channels.contract import Channel
+from engine.channels.tensors.pairs import TensorPairs
+from engine.checkpoint.cut import read_rows
+from engine.coordinator.ages import ages
+from engine.coordinator.refs import NO_VERSION, Gather, Ref
+from engine.plan.plan import Plan
+from engine.worker.assemble import assemble, collect
+from engine.worker.device_columns import DeviceColumns
+from engine.worker.digest import row_digests
+
+Inputs = Mapping[str, tuple[Gather, ...]]
+
+
+class WorkerRows:
+    """See the module. pairs: the worlds of this Worker with others, where there are any."""
+
+    def __init__(
+        self, worker: str, plan: Plan, channel: Channel, pairs: TensorPairs | None = None
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._channel = channel
+        self._device = DeviceColumns(worker, plan, pairs)
+        # Rows of a stateful Worker are not made again, and nothing is compared.
+        self._with_digests = len(plan.workers) > 1 and worker not in plan.stateful
+
+    def keep(self, node: str, batch: Batch) -> Ref:
+        """Put rows that a node made into the outbox. What is on a device stays there."""
+        self._device.require(node, batch)
+        tokens = self._plan.node(node).tokens
+        has_tokens = tokens in batch.names
+        lengths = batch.ragged(tokens).lengths if has_tokens else np.zeros(len(batch), np.int64)
+        digest = row_digests(batch) if self._with_digests else np.zeros(0, dtype=np.uint64)
+        block = self._channel.keep(batch)
+        self._device.keep(block, batch)
+        return Ref(
+            worker=self._worker,
+            block=block,
+            keys=batch.keys,
+            lengths=lengths,
+            version=ages(self._plan, node, _oldest(batch)),
+            digest=digest,
+        )
+
+    def keep_file(self, file: Path) -> Ref:
+        """Put rows from a file into the outbox, of the node whose name the file has."""
+        return self.keep(file.stem, self._device.restored(file.stem, read_rows(file)))
+
+    def of(self, node: str, ref: Ref) -> Batch:
+        """Rows that it keeps of a node, with all columns."""
+        row = np.arange(len(ref.keys))
+        here = Gather(
+            producer=node,
+            columns=(),
+            refs=((ref.worker, ref.block),),
+            block=np.zeros_like(row),
+            row=row,
+        )
+        return self.assembled(ref.keys, {"rows": (here,)})["rows"]
+
+    def assembled(self, keys: Keys, inputs: Inputs) -> dict[str, Batch]:
+        """The batch of each input. Raises PeerLost."""
+        return assemble(keys, inputs, self._channel, self._device)
+
+    def collected(self, keys: Keys, gather: Gather) -> Batch:
+        """The rows of one gather, on the host. Raises PeerLost."""
+        rows = collect([gather], self._channel, self._device)[0]
+        return Batch(keys, rows.records, rows.device).on_host()
+
+    def placed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors that came by another way, on this Worker's device."""
+        return self._device.placed(values)
+
+    def release(self, block: int) -> None:
+        """Forget a block; from any thread."""
+        self._channel.release(block)
+        self._device.release(block)
+
+
+def _oldest(batch: Batch) -> np.ndarray:
+    """int32 [rows]: the oldest version among each row's tokens; NO_VERSION without tokens or
+    without the column.
+    """
+    oldest = np.full(len(batch), NO_VERSION, dtype=np.int32)
+    if "version" in batch.names:
+        tokens_ = batch.ragged("version")
+        full = tokens_.lengths > 0
+        if full.any():
+            oldest[full] = np.minimum.reduceat(tokens_.values, tokens_.offsets[:-1][full])
+    return oldest

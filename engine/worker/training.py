@@ -1,0 +1,160 @@
+"""Train and evaluate nodes: the rows of one Step, or of one evaluation, for a kernel's `step`.
+
+    TrainStep   prepares where there are several ranks, else trains
+    Go          trains, once every rank is prepared; ranks with equal rows get them from the first
+
+Owns: what is prepared, the metrics of Steps and their labels. Does not own: fetching (rows.py), the
+order of ranks (the coordinator), what a kernel does in a Step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dataflow.batch import Batch
+from dataflow.errors import RunError
+from dataflow.kernel import Assignment
+from dataflow.model import Model
+from engine.channels.contract import PeerLost
+from engine.coordinator import messages as m
+from engine.observe.reports import Report
+from engine.plan.plan import Plan
+from engine.worker.kernel_loader import OpenKernels
+from engine.worker.rows import WorkerRows
+
+if TYPE_CHECKING:
+    from engine.channels.tensors.row_broadcast import RowBroadcast
+
+
+class Training:
+    """See the module. broadcast: to and from the ranks with equal rows, where there are any."""
+
+    def __init__(
+        self,
+        worker: str,
+        plan: Plan,
+        kernels: OpenKernels,
+        rows: WorkerRows,
+        broadcast: RowBroadcast | None,
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._kernels = kernels
+        self._rows = rows
+        self._broadcast = broadcast
+        self._labels = metric_labels(plan)
+        self._prepared: dict[str, tuple[m.TrainStep, Assignment]] = {}
+        self._reports: list[Report] = []
+
+    def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
+        """Train, or with several ranks fetch everything (what another rank gives excepted) and wait
+        for Go. What was prepared before is dropped.
+        """
+        self._prepared.pop(message.node, None)
+        keys = message.keys if message.mine is None else message.keys.take(message.mine)
+        fetches = message.giver in ("", self._worker)
+        assignment = Assignment(
+            sequence=message.id,
+            step=message.step,
+            keys=keys,
+            inputs=self._rows.assembled(keys, message.inputs) if fetches else {},
+            whole=None if message.mine is None else message.keys,
+            mine=message.mine,
+        )
+        self._kernels.aligned[message.node].require_inputs(keys, assignment.inputs)
+        if self._kernels.nodes[message.node].ranks == 1:
+            return self._stepped(message, assignment)
+        self._prepared[message.node] = message, assignment
+        return m.Prepared(id=message.id, node=message.node, worker=self._worker)
+
+    def go(self, message: m.Go) -> m.Stepped:
+        """Train what was prepared."""
+        prepared, assignment = self._prepared.pop(message.node)
+        return self._stepped(prepared, self._shared(prepared, assignment))
+
+    def forget_prepared(self) -> None:
+        """What was prepared is not wanted any more."""
+        self._prepared.clear()
+
+    def evaluate(self, message: m.Evaluate) -> m.Evaluated:
+        """Run an evaluate node on all of its rows."""
+        inputs = self._rows.assembled(message.keys, message.inputs)
+        assignment = Assignment(
+            sequence=message.id, step=message.version, keys=message.keys, inputs=inputs
+        )
+        what = f"version {message.version}, {len(message.keys)} rows"
+        with self._kernels.during(message.node, what):
+            metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
+        self._reports += [(name, value, 1.0) for name, value in metrics.items()]
+        score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
+        return m.Evaluated(id=message.id, node=message.node, version=message.version, score=score)
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call."""
+        found, self._reports = self._reports, []
+        if self._broadcast is not None and (came := self._broadcast.moved()):
+            found.append(("edge/broadcast/bytes", float(came), 1.0))
+        return found
+
+    def _shared(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
+        """With its rows, which the first of the ranks that have the same gives to the others."""
+        if not message.giver:
+            return assignment
+        assert self._broadcast is not None
+        what = f"rows of step {message.step}, {len(assignment.keys)} rows"
+        try:
+            with self._kernels.during(message.node, what):
+                if message.giver == self._worker:
+                    self._broadcast.give(assignment.inputs)
+                    return assignment
+                found = self._broadcast.take(list(message.inputs))
+        except PeerLost as lost:
+            raise RunError(
+                f"{self._plan.place(message.node)}: rows of step {message.step}: {lost}"
+            ) from lost
+        inputs = {
+            name: Batch(assignment.keys, records, self._rows.placed(values))
+            for name, (records, values) in found.items()
+        }
+        return replace(assignment, inputs=inputs)
+
+    def _stepped(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
+        node = message.node
+        with self._kernels.during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):
+            metrics: Mapping[str, float] = self._kernels[node].step(assignment)
+        if self._kernels.rank(node) == 0:
+            label = self._labels[node]
+            self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
+        return m.Stepped(id=message.id, node=node, step=assignment.step, worker=self._worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """How metrics of a further train node are labelled; every: all, not only the optimizer's."""
+
+    model: str = ""
+    every: bool = False
+
+    def on(self, name: str) -> str:
+        """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
+        first, _, rest = name.partition("/")
+        labelled = self.model and rest and (self.every or first in ("optim", "train"))
+        return f"{first}/{self.model}/{rest}" if labelled else name
+
+
+def metric_labels(plan: Plan) -> dict[str, Label]:
+    """By train node. The first has none; one with the head of an earlier one labels everything."""
+    assert plan.program is not None
+    found: dict[str, Label] = {}
+    heads: list[str] = []
+    for planned in plan.nodes:
+        if planned.work == "train":
+            model = plan.program.node(planned.name).states["model"]
+            assert isinstance(model, Model)
+            found[planned.name] = (
+                Label(model=model.name, every=model.head in heads) if heads else Label()
+            )
+            heads.append(model.head)
+    return found
