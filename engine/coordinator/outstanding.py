@@ -84,10 +84,6 @@ class Outstanding:
 
     # --- what is outstanding ----------------------------------------------------------------------
 
-    def find(self, task: int) -> Pending | None:
-        """What was asked under this id and is not answered."""
-        return self._asked.get(task)
-
     def of(self, kind: type[Task]) -> list[Pending]:
         """All tasks of a kind that are still wanted, in the order in which they were asked."""
         return [asked for asked in self._of.get(kind, {}).values() if asked.wanted]

@@ -33,12 +33,12 @@ class Turns(DeviceTurns):
         super().__init__(plan, self.outstanding)
 
     def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
-        instructions = list(instructions)
+        instructions, workers = list(instructions), dict[int, list[str]]()
         for each in instructions:
-            if isinstance(each, m.Task) and (asked := self.outstanding.find(each.id)) is not None:
-                asked.parts[each.worker] = "due"  # another rank
-            elif isinstance(each, m.Task):
+            if isinstance(each, m.Task):
                 self.outstanding.ask(each)
+                workers.setdefault(each.id, []).append(each.worker)
+                self.outstanding.ask_all(each, workers[each.id])
         return super().told(instructions)
 
     def heard(self, event: m.Event) -> list[m.Instruction]:
