@@ -21,7 +21,8 @@ from engine.simulate.behaviour import Outcomes
 from engine.simulate.workers import Simulation, Stored
 from tests.kit.plans import plan_of, planned_node
 from tests.schedules.plans import ScheduleCase, drawn_case
-from tests.schedules.proof import Past, Proof
+from tests.schedules.proof import Proof
+from tests.schedules.record import Past
 from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
 
 FIRST, END = (int(x) for x in os.environ.get("SCHEDULE_SEEDS", "0:1000").split(":"))

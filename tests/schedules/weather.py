@@ -13,7 +13,8 @@ from collections import Counter
 from engine.simulate.faults import Faults
 from engine.simulate.workers import Simulation, Stored
 from tests.schedules.plans import ScheduleCase
-from tests.schedules.proof import Past, Proof, chunks, contents
+from tests.schedules.proof import Proof
+from tests.schedules.record import Past, chunks, contents
 
 _ATTEMPTS = 6
 """Of which the last has no faults any more."""

@@ -1,0 +1,146 @@
+"""What a simulated run said and did, by kind; and what survives of one that was killed.
+
+Does not own: what should have been (expected.py), nor what has to hold (proof.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from engine.coordinator.messages import RunChunk, StepClosed, TrainStep
+from engine.plan.plan import PlannedNode, PlannedSource
+from engine.simulate.workers import Simulation, Stored
+from tests.schedules.expected import Expected, Prompt
+from tests.schedules.plans import ScheduleCase
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What survives of a run that was killed, as of its last checkpoint."""
+
+    step: int
+    trained: dict[str, dict[int, list]]
+    prompts: dict[str, dict[int, int]]
+    """Source -> position -> attempt, of the prompts that were retired or finished."""
+
+
+class RunRecord:
+    """A run, and its past: what it went on from."""
+
+    def __init__(
+        self, case: ScheduleCase, simulation: Simulation, *, past: Past | None = None
+    ) -> None:
+        self.case = case
+        self.plan = case.plan
+        self.run = simulation
+        self.history = simulation.history
+        self.expected = Expected(case)
+        self.past = past
+        self.faulty = simulation.faulty
+        self.first_step = past.step if past else 0
+        """The Step that the run began from."""
+
+    def past_of(self, stored: Stored) -> Past:
+        """What a later run goes on from."""
+        step = stored.message.step
+        trained = {
+            node: {s: keys for s, keys in steps.items() if s <= step}
+            for node, steps in self.trained.items()
+        }
+        prompts = {}
+        for name, cut in stored.message.sources.items():
+            retired = {*range(cut.watermark), *cut.retired}
+            last = {p: a for p, a in self._last_attempts(name).items() if p in retired}
+            prompts[name] = last | {p: a for p, _, a in cut.finished}
+        return Past(step=step, trained=trained, prompts=prompts)
+
+    def _last_attempts(self, source: str) -> dict[int, int]:
+        return (self.past.prompts[source] if self.past else {}) | dict(self.admitted[source])
+
+    def said(self, kind: type) -> list:
+        return [i for _, i in self.history.instructions if isinstance(i, kind)]
+
+    def once(self, things: Iterable[T]) -> list[T]:
+        """What was said; where Workers die, some of it once more."""
+        return list(dict.fromkeys(things)) if self.faulty else list(things)
+
+    @cached_property
+    def trains(self) -> list[PlannedNode]:
+        return [n for n in self.plan.nodes if n.work == "train"]
+
+    @cached_property
+    def admitted(self) -> dict[str, list[Prompt]]:
+        found: dict[str, list[Prompt]] = {s.name: [] for s in self.plan.sources}
+        # those for a sleeping Worker are told later
+        for chunk in sorted(self.said(RunChunk), key=lambda c: c.id):
+            if chunk.node in found:
+                found[chunk.node] += [(p, a) for p, _, a in chunk.keys.rows()]
+        # some are made again where they were lost
+        return {source: list(dict.fromkeys(prompts)) for source, prompts in found.items()}
+
+    @cached_property
+    def trained(self) -> dict[str, dict[int, list]]:
+        """Train node -> Step -> keys."""
+        found: dict[str, dict[int, list]] = defaultdict(dict)
+        if self.past:
+            found |= {node: dict(steps) for node, steps in self.past.trained.items()}
+        for message, _ in self.history.trained:
+            twice = message.step in found[message.node]
+            assert not twice, f"{message.node} trained step {message.step} twice"
+            found[message.node][message.step] = message.keys.rows()
+        return found
+
+    @cached_property
+    def steps(self) -> dict[int, StepClosed]:
+        """Step -> how it was closed, the first time."""
+        found: dict[int, StepClosed] = {}
+        for closed in self.said(StepClosed):
+            found.setdefault(closed.step, closed)
+        return found
+
+    @property
+    def last_step(self) -> int:
+        return max(self.steps, default=self.first_step)
+
+    @property
+    def own_steps(self) -> range:
+        """The Steps that this run made itself."""
+        return range(self.first_step + 1, self.last_step + 1)
+
+    def source(self, name: str) -> PlannedSource:
+        return next(s for s in self.plan.sources if s.name == name)
+
+    @cached_property
+    def _train_steps(self) -> list[tuple[float, TrainStep]]:
+        return [(at, m) for at, m in self.history.instructions if isinstance(m, TrainStep)]
+
+    @cached_property
+    def _home(self) -> dict[tuple[str, int, int], set[int]]:
+        """(source, position, attempt) -> the closed Steps that trained on rows of it."""
+        found: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+        for message, _ in self.history.trained:
+            for position, _, attempt in message.keys.rows() if message.step in self.steps else ():
+                found[self.plan.node(message.node).source, position, attempt].add(message.step)
+        return found
+
+
+def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
+    """Node -> its chunks in the order in which they were assigned: the Step (below the cut) and the
+    keys.
+    """
+    found: dict[str, list[tuple]] = defaultdict(list)
+    for _, message in simulation.history.instructions:
+        if isinstance(message, RunChunk):
+            found[message.node].append((message.step, tuple(message.keys.rows())))
+    return found
+
+
+def contents(simulation: Simulation) -> dict[tuple[str, int], list]:
+    """(train node, Step) -> keys."""
+    return {(m.node, m.step): m.keys.rows() for m, _ in simulation.history.trained}
