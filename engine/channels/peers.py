@@ -74,7 +74,7 @@ R = TypeVar("R", bound=PeerReader)
 T = TypeVar("T")
 
 
-class Peers(Generic[R]):
+class PeerReaders(Generic[R]):
     """The peers of the Worker `name`. connect: makes a connection, or raises PeerLost. refused: how
     many messages of each peer were refused. patience: seconds for an answer.
     """

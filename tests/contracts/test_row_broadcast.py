@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 RANKS = 3
 
 
-class Hidden(Schema):
+class HiddenRows(Schema):
     """Vectors of each token, and a number of each row, on a device."""
 
     hidden = column(pa.list_(pa.float32(), 8), "T", device=True)
@@ -46,7 +46,7 @@ def on_devices() -> Batch:
         "weight": torch.tensor([7, 8, 9]),
         "reward": np.ones(3, np.float32),
     }
-    return Batch.make(Keys.of(range(3)), columns, Hidden)
+    return Batch.make(Keys.of(range(3)), columns, HiddenRows)
 
 
 def rows() -> list[dict[str, Batch]]:

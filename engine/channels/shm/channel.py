@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from engine.channels.contract import BlockRequest, PeerLost
-from engine.channels.peers import PATIENCE, Peers
+from engine.channels.peers import PATIENCE, PeerReaders
 from engine.channels.projection import of_rows
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.reader import SlabReader
@@ -64,7 +64,7 @@ class ShmChannel:
         self._pool = SlabPool(limit=limit, directory=directory, poison=poison)
         self._outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self._server = SlabServer(name, self._outbox)
-        self._peers = Peers(name, self._connect, patience=patience)
+        self._peers = PeerReaders(name, self._connect, patience=patience)
 
     # --- the outbox -------------------------------------------------------------------------------
 

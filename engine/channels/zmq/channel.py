@@ -24,7 +24,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, Channel
 from engine.channels.inproc import InprocChannel
 from engine.channels.layout import layout_of
-from engine.channels.peers import PATIENCE, Peers
+from engine.channels.peers import PATIENCE, PeerReaders
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 from engine.channels.zmq.reader import ZmqReader
 from engine.channels.zmq.server import ZmqServer
@@ -85,7 +85,7 @@ class ZmqChannel:
         def connect(peer: str) -> ZmqReader:
             return ZmqReader(peer, self._context, peers(peer), keys, heartbeat)
 
-        self._peers = Peers(name, connect, patience=patience)
+        self._peers = PeerReaders(name, connect, patience=patience)
 
     @property
     def refused(self) -> dict[str, int]:
