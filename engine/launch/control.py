@@ -3,7 +3,7 @@
     to the Worker      sent by (supervisor.py)         handled by (worker_process.py)
     Open               _start, once, first             main
     Command            tell: an instruction            _handle, then the main thread
-    Request            ask                             the main thread, which sends a Reply
+    Request            ask                             the main thread, which replies
     Connect            peers.py, before its Command    worker_channel.py
     PeerAddresses      meet, _start                    worker_channel.py
     Forget, Quit       forget; close                   _handle
@@ -11,7 +11,7 @@
     to the Supervisor  sent by (worker_process.py)     handled by (worker_io.py)
     ChannelBound       the start                       endpoint of the ChildProcess
     WorkerUpdate       updates.py                      events, metrics and spans for the loop
-    Reply              _reply                          `ask`, which waits for it
+    RequestReply       _reply                          `ask`, which waits for it
     Beat               each BEAT seconds               heartbeat.py
     Failed             FailureReport                   failures.py
 
@@ -107,7 +107,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that wants a Reply of the same number."""
+    """A request that wants a RequestReply of the same number."""
 
     number: int
     request: Ask
@@ -160,7 +160,7 @@ class WorkerUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class RequestReply:
     """A request was carried out; ref: the block that it made, if any. lost: it was not, as this
     Worker, whose rows it needs, is gone.
     """
@@ -207,5 +207,5 @@ class Failed:
 
 
 ToWorkerProcess = Command | Request | Connect | PeerAddresses | Forget | Quit
-ToSupervisor = ChannelBound | WorkerUpdate | Reply | Beat | Failed
+ToSupervisor = ChannelBound | WorkerUpdate | RequestReply | Beat | Failed
 Control = Open | ToWorkerProcess | ToSupervisor

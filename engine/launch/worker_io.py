@@ -45,7 +45,7 @@ class WorkerIO:
         self.children: dict[str, ChildProcess] = {}
         """The newest incarnation of each Worker."""
         self.events: deque[m.Event | m.From] = deque()
-        self.replies: dict[int, control.Reply] = {}
+        self.replies: dict[int, control.RequestReply] = {}
         self.reports: list[Report] = []
         self.spans: list[SpanOf] = []
         self.failure: BaseException | None = None
@@ -228,7 +228,7 @@ class WorkerIO:
                     self._take(child, message)
                 case control.ChannelBound(endpoint=endpoint):
                     child.endpoint = endpoint
-                case control.Reply(number=number):
+                case control.RequestReply(number=number):
                     self.replies[number] = message
                 case control.Beat(doing=doing):
                     child.doing = doing

@@ -229,11 +229,11 @@ class WorkerProcess:
     def _reply(self, request: control.Request) -> None:
         self._flush()
         try:
-            reply = control.Reply(
+            reply = control.RequestReply(
                 number=request.number, ref=self._worker.files.answer(request.request)
             )
         except PeerLost as lost:
-            reply = control.Reply(number=request.number, lost=lost.peer)
+            reply = control.RequestReply(number=request.number, lost=lost.peer)
         self._flush()
         self._link.send(encode(reply))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.channels.tensors.row_broadcast import RowBroadcast
 
 
-class Training:
+class WorkerTraining:
     """See the module. broadcast: to and from the ranks with equal rows, where there are any."""
 
     def __init__(

@@ -31,7 +31,7 @@ from engine.worker.files import WorkerFiles
 from engine.worker.kernel_loader import OpenKernels
 from engine.worker.rows import WorkerRows
 from engine.worker.timing import Timing
-from engine.worker.training import Training
+from engine.worker.training import WorkerTraining
 
 if TYPE_CHECKING:
     from engine.channels.tensors.row_broadcast import RowBroadcast
@@ -65,7 +65,7 @@ class Worker:
         self._plan = plan
         self._samples = samples
         self._delivery = Delivery(plan, self.kernels.by_node, channel, self.timing, pairs)
-        self._training = Training(name, plan, self.kernels, self.rows, cast)
+        self._training = WorkerTraining(name, plan, self.kernels, self.rows, cast)
         self._reports: list[Report] = []
 
     def open(self) -> Iterator[m.Event]:
