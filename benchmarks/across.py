@@ -29,7 +29,7 @@ from typing import Any
 import tyro
 
 from benchmarks.overhead import BATCH, MAX_TOKENS, WARM_UP, N, prepare
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import run
 from engine.observe.trace import read_trace
 from engine.options import RunOptions
@@ -52,7 +52,7 @@ the rest.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TracedStep:
     """Seconds of one Step, from the end of training to the next end of it. nodes: those in their
     turns.
     """
@@ -66,7 +66,9 @@ class Step:
         return self.seconds - self.nodes
 
 
-def measured(folder: Path, reward_fn: RewardFn, place: str, steps: int, seed: int) -> list[Step]:
+def measured(
+    folder: Path, reward_fn: RewardFn, place: str, steps: int, seed: int
+) -> list[TracedStep]:
     """The Steps after the warm-up."""
     data, base = str(folder / "train.parquet"), str(folder / "model")
     graph = grpo(
@@ -86,7 +88,7 @@ def measured(folder: Path, reward_fn: RewardFn, place: str, steps: int, seed: in
     return list(steps_of(read_trace(trace)))[WARM_UP - 1 :]
 
 
-def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
+def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[TracedStep]:
     """All Steps of a trace but the first, whose beginning it does not have."""
     events = list(events)
     nodes = {
@@ -101,23 +103,25 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
     ]
     ends = sorted(end for _, end, node in turns if node == TRAIN)
     for begin, end in pairwise(ends):
-        yield Step(seconds=end - begin, nodes=sum(e - s for s, e, _ in turns if begin < e <= end))
+        yield TracedStep(
+            seconds=end - begin, nodes=sum(e - s for s, e, _ in turns if begin < e <= end)
+        )
 
 
-def results(runs: Mapping[str, Sequence[Step]]) -> list[Result]:
+def results(runs: Mapping[str, Sequence[TracedStep]]) -> list[SideResult]:
     """All numbers. runs: the Steps of all rounds, by place, in the same order."""
     alone = runs[ONE]
-    found: list[Result] = []
+    found: list[SideResult] = []
     for place, steps in runs.items():
         if place != ONE:
             pairs = list(zip(steps, alone, strict=True))
             whole = statistics.median(s.seconds / a.seconds for s, a in pairs)
             rest = statistics.median((a.nodes + s.rest) / a.seconds for s, a in pairs)
             found.append(
-                Result(name=f"{place}/ratio", value=whole, unit="", goal=GOAL, least=False)
+                SideResult(name=f"{place}/ratio", value=whole, unit="", goal=GOAL, least=False)
             )
             found.append(
-                Result(
+                SideResult(
                     name=f"{place}/ratio, nodes as in one",
                     value=rest,
                     unit="",
@@ -129,7 +133,7 @@ def results(runs: Mapping[str, Sequence[Step]]) -> list[Result]:
         for part in ("seconds", "nodes", "rest"):
             value = 1e3 * statistics.median(getattr(step, part) for step in steps)
             found.append(
-                Result(
+                SideResult(
                     name=f"{place}/{'step' if part == 'seconds' else part}", value=value, unit="ms"
                 )
             )
@@ -144,7 +148,7 @@ def main(*, quick: bool = False, json: Path | None = None) -> None:
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
     """
     rounds, steps = (1, 5) if quick else (4, 30)
-    runs: dict[str, list[Step]] = {place: [] for place in PLACES}
+    runs: dict[str, list[TracedStep]] = {place: [] for place in PLACES}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         reward_fn = prepare(folder, 500 if quick else 3000)

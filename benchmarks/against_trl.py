@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import SETTINGS, Run, prepare, shortened
 from benchmarks.sides import Measured, OurSide, Side, TrlSide
 
@@ -56,7 +56,7 @@ def run_paired(sides: Sequence[Side], run: Run, pairs: int) -> Paired:
     return paired
 
 
-def results(setting: str, sides: Sequence[Side], paired: Paired) -> list[Result]:
+def results(setting: str, sides: Sequence[Side], paired: Paired) -> list[SideResult]:
     """All numbers of one setting: each side's medians, then the ratios to the last side."""
     found = [
         result
@@ -69,7 +69,7 @@ def results(setting: str, sides: Sequence[Side], paired: Paired) -> list[Result]
     return found
 
 
-def _of_side(prefix: str, runs: Sequence[Measured]) -> list[Result]:
+def _of_side(prefix: str, runs: Sequence[Measured]) -> list[SideResult]:
     units = {
         "samples_per_second": "1/s",
         "tokens_per_second": "1/s",
@@ -83,7 +83,7 @@ def _of_side(prefix: str, runs: Sequence[Measured]) -> list[Result]:
         "reward": "mean",
     }
     return [
-        Result(
+        SideResult(
             name=f"{prefix}/{name}",
             value=statistics.median(getattr(r, name) for r in runs),
             unit=unit,
@@ -92,19 +92,21 @@ def _of_side(prefix: str, runs: Sequence[Measured]) -> list[Result]:
     ]
 
 
-def _against(setting: str, name: str, peer: str, paired: Paired) -> list[Result]:
+def _against(setting: str, name: str, peer: str, paired: Paired) -> list[SideResult]:
     goal = GOALS[setting]
     ratios = [pair[name].samples_per_second / pair[peer].samples_per_second for pair in paired]
     spread = f"{setting}/{name}_to_{peer}"
     found = [
-        Result(name=f"{spread}/ratio", value=statistics.median(ratios), unit="x", goal=goal.ratio),
-        Result(name=f"{spread}/ratio_least", value=min(ratios), unit="x"),
-        Result(name=f"{spread}/ratio_greatest", value=max(ratios), unit="x"),
+        SideResult(
+            name=f"{spread}/ratio", value=statistics.median(ratios), unit="x", goal=goal.ratio
+        ),
+        SideResult(name=f"{spread}/ratio_least", value=min(ratios), unit="x"),
+        SideResult(name=f"{spread}/ratio_greatest", value=max(ratios), unit="x"),
     ]
     if goal.slot_waste is not None:
         waste = statistics.median(pair[name].slot_waste for pair in paired)
         found.append(
-            Result(
+            SideResult(
                 name=f"{spread}/waste", value=waste, unit="share", goal=goal.slot_waste, least=False
             )
         )
@@ -127,7 +129,7 @@ def main(
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
     """
     where = machine()
-    found: list[Result] = []
+    found: list[SideResult] = []
     for name in settings:
         run = prepare(SETTINGS[name])
         paired = run_paired(SIDES, shortened(run) if quick else run, 1 if quick else pairs)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import tyro
 
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from dataflow.check import check
 from dataflow.graph import Graph
 from dataflow.model import Model
@@ -119,7 +119,7 @@ def imported(repeats: int) -> tuple[float, float]:
     return statistics.median(theirs), statistics.median(all_of_it)
 
 
-def results(repeats: int) -> list[Result]:
+def results(repeats: int) -> list[SideResult]:
     """All numbers."""
     found = []
     for make in (chain, fan):
@@ -135,24 +135,25 @@ def results(repeats: int) -> list[Result]:
             ),
         }
         found += [
-            Result(name=f"{name}/{part}", value=value, unit="s") for part, value in parts.items()
+            SideResult(name=f"{name}/{part}", value=value, unit="s")
+            for part, value in parts.items()
         ]
         both = parts["check"] + parts["plan"]
         found.append(
-            Result(name=f"{name}/check and plan", value=both, unit="s", goal=2.0, least=False)
+            SideResult(name=f"{name}/check and plan", value=both, unit="s", goal=2.0, least=False)
         )
         found.append(
-            Result(
+            SideResult(
                 name=f"{name}/explain", value=seconds(lambda p=plan: explain(p), repeats), unit="s"
             )
         )
     theirs, all_of_it = imported(repeats)
     found.append(
-        Result(name="import graphs.grpo", value=all_of_it, unit="s", goal=0.5, least=False)
+        SideResult(name="import graphs.grpo", value=all_of_it, unit="s", goal=0.5, least=False)
     )
     return [
         *found,
-        Result(name="import graphs.grpo/of it numpy and pyarrow", value=theirs, unit="s"),
+        SideResult(name="import graphs.grpo/of it numpy and pyarrow", value=theirs, unit="s"),
     ]
 
 

@@ -37,9 +37,9 @@ import tyro
 from benchmarks import data_plane_peers as peers
 from benchmarks import data_plane_reshard as reshard
 from benchmarks.data_plane_batch import MIB, make_batch, views
-from benchmarks.data_plane_reshard import Setting
+from benchmarks.data_plane_reshard import Reshard
 from benchmarks.data_plane_routes import ROUTES, Route, Sender
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from engine.launch.child import environment
 
 SIZES = {"4 kB": 4 << 10, "16 MB": 16 * MIB, "256 MB": 256 * MIB}
@@ -154,7 +154,7 @@ def once(sender: Sender, pipe: Connection, records: pa.RecordBatch) -> Any:
     return token
 
 
-def results(found: dict[str, dict[str, Timed]]) -> list[Result]:
+def results(found: dict[str, dict[str, Timed]]) -> list[SideResult]:
     """The numbers of every way and size, with the goals of this project's own."""
     rows = []
     for name, by_size in found.items():
@@ -162,7 +162,7 @@ def results(found: dict[str, dict[str, Timed]]) -> list[Result]:
             built = name == "shm, built in the slab" and size != "4 kB"
             goal = BUILT_MS if built else None
             rows.append(
-                Result(
+                SideResult(
                     name=f"{name}, {size}",
                     value=1e3 * timed.seconds,
                     unit="ms",
@@ -173,7 +173,7 @@ def results(found: dict[str, dict[str, Timed]]) -> list[Result]:
             if size != "4 kB" and timed.of_memcpy is not None:
                 least = GOALS.get((name, size))
                 rows.append(
-                    Result(
+                    SideResult(
                         name=f"{name}, {size}", value=timed.of_memcpy, unit="of memcpy", goal=least
                     )
                 )
@@ -189,14 +189,14 @@ least one).
 """
 
 
-def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[Result]:
+def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[SideResult]:
     """Two ways whose rounds alternate, as what a round takes moves from one second to the next."""
     found = []
     for size, one, other, goal, least in AGAINST:
         if not only or any(word in name for word in only for name in (one, other)):
             value = alternated(size, one, other, rounds[size])
             found.append(
-                Result(
+                SideResult(
                     name=f"{size}, {one} / {other}", value=value, unit="x", goal=goal, least=least
                 )
             )
@@ -223,16 +223,16 @@ def alternated(size: str, one: str, other: str, rounds: int) -> float:
     return statistics.median(first / second for first, second in seconds)
 
 
-def reshard_all(quick: bool) -> list[Result]:
+def reshard_all(quick: bool) -> list[SideResult]:
     """From four processes to four others."""
     found = []
     for nbytes in RESHARDED[:1] if quick else RESHARDED:
-        setting = Setting(producers=4, consumers=4, nbytes=nbytes)
+        setting = Reshard(producers=4, consumers=4, nbytes=nbytes)
         found += reshard.results(setting, reshard.measure(setting, 3 if quick else 9))
     return found
 
 
-def peers_all(sizes: Sequence[str], rounds: dict[str, int]) -> list[Result]:
+def peers_all(sizes: Sequence[str], rounds: dict[str, int]) -> list[SideResult]:
     """Ray and TransferQueue, and this project's one copy as they are: one round after the other.
     Says why where they cannot be installed.
     """

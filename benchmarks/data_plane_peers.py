@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from statistics import median
 
-from benchmarks.report import Result
+from benchmarks.report import SideResult
 
 PEERS = {
     "ray-numpy": "Ray, NumPy",
@@ -70,19 +70,21 @@ def measure(peer: str, sizes: Mapping[str, tuple[int, int]]) -> dict[str, float]
     }
 
 
-def results(found: Mapping[str, Mapping[str, float]], ours: Mapping[str, float]) -> list[Result]:
+def results(
+    found: Mapping[str, Mapping[str, float]], ours: Mapping[str, float]
+) -> list[SideResult]:
     """Milliseconds of each peer and size, and how many times as fast shm with one copy is."""
     rows = [
-        Result(name=f"{OURS}, by itself, {size}", value=1e3 * s, unit="ms")
+        SideResult(name=f"{OURS}, by itself, {size}", value=1e3 * s, unit="ms")
         for size, s in ours.items()
     ]
     for peer, by_size in found.items():
         for size, seconds in by_size.items():
-            rows.append(Result(name=f"{PEERS[peer]}, {size}", value=1e3 * seconds, unit="ms"))
+            rows.append(SideResult(name=f"{PEERS[peer]}, {size}", value=1e3 * seconds, unit="ms"))
             if size in ours:
                 name = f"{size}, {PEERS[peer]} / {OURS}"
                 rows.append(
-                    Result(
+                    SideResult(
                         name=name,
                         value=seconds / ours[size],
                         unit="x",

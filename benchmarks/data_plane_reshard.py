@@ -40,7 +40,7 @@ import pyarrow as pa
 import zmq
 
 from benchmarks.data_plane_batch import MIB, built_in, make_batch, views
-from benchmarks.report import Result
+from benchmarks.report import SideResult
 from dataflow.batch import Batch, Keys
 from engine.channels.frames import put_together, taken_apart
 from engine.channels.layout import layout_from
@@ -57,7 +57,7 @@ CONTROL = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Reshard:
     """How many processes, and bytes of rows in all."""
 
     producers: int
@@ -227,7 +227,7 @@ def _pull(pull: zmq.Socket) -> tuple[pa.RecordBatch, int]:
 
 
 @contextmanager
-def world(way: Way, setting: Setting) -> Iterator[Callable[[], Round]]:
+def world(way: Way, setting: Reshard) -> Iterator[Callable[[], Round]]:
     """The processes of one way; yields a round."""
     with tempfile.TemporaryDirectory() as folder:
         running: list[Any] = []
@@ -244,7 +244,7 @@ def world(way: Way, setting: Setting) -> Iterator[Callable[[], Round]]:
                 process.join()
 
 
-def _direct(setting: Setting, way: Way, running: list[Any]) -> Callable[[], Round]:
+def _direct(setting: Reshard, way: Way, running: list[Any]) -> Callable[[], Round]:
     many, few = range(setting.producers), range(setting.consumers)
     pairs = {(p, c): socket.socketpair() for p in many for c in few}
     size = setting.nbytes // setting.producers
@@ -272,7 +272,7 @@ def _direct(setting: Setting, way: Way, running: list[Any]) -> Callable[[], Roun
     )
 
 
-def _central(setting: Setting, folder: str, running: list[Any]) -> Callable[[], Round]:
+def _central(setting: Reshard, folder: str, running: list[Any]) -> Callable[[], Round]:
     gather, scatter = _bare(zmq.PULL), [_bare(zmq.PUSH) for _ in range(setting.consumers)]
     gather.bind(f"ipc://{folder}/gather")
     for index, push in enumerate(scatter):
@@ -327,7 +327,7 @@ def _started(running: list[Any], target: Callable[..., None], *arguments: Any) -
 # --- results --------------------------------------------------------------------------------------
 
 
-def measure(setting: Setting, rounds: int) -> dict[Way, list[Round]]:
+def measure(setting: Reshard, rounds: int) -> dict[Way, list[Round]]:
     """Rounds of all ways by turns, after three of each that do not count."""
     with ExitStack() as stack:
         once: dict[Way, Callable[[], Round]] = {}
@@ -337,7 +337,7 @@ def measure(setting: Setting, rounds: int) -> dict[Way, list[Round]]:
     return {way: [one[way] for one in found[3:]] for way in once}
 
 
-def results(setting: Setting, found: dict[Way, list[Round]]) -> list[Result]:
+def results(setting: Reshard, found: dict[Way, list[Round]]) -> list[SideResult]:
     """Milliseconds of each way, how much slower the central one is, and the share of the bytes of
     the rows that passed through this process.
     """
@@ -348,9 +348,11 @@ def results(setting: Setting, found: dict[Way, list[Round]]) -> list[Result]:
         goal = None if way == "central" else CONTROL
         on_cores = 1e3 * median(r.on_cores for r in many)
         rows += [
-            Result(name=f"{name}, {way}", value=1e3 * median(r.seconds for r in many), unit="ms"),
-            Result(name=f"{name}, {way}, on cores", value=on_cores, unit="ms"),
-            Result(
+            SideResult(
+                name=f"{name}, {way}", value=1e3 * median(r.seconds for r in many), unit="ms"
+            ),
+            SideResult(name=f"{name}, {way}, on cores", value=on_cores, unit="ms"),
+            SideResult(
                 name=f"{name}, {way}, through one",
                 value=share,
                 unit="of all bytes",
@@ -366,5 +368,5 @@ def results(setting: Setting, found: dict[Way, list[Round]]) -> list[Result]:
     for way, goal in goals.items():
         pairs = list(zip(found["central"], found[way], strict=True))
         faster = median(c.seconds / d.seconds for c, d in pairs)
-        rows.append(Result(name=f"{name}, central / {way}", value=faster, unit="x", goal=goal))
+        rows.append(SideResult(name=f"{name}, central / {way}", value=faster, unit="x", goal=goal))
     return rows

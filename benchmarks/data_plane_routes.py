@@ -375,7 +375,7 @@ class FlightSender:
 
         sender = self
 
-        class Server(flight.FlightServerBase):
+        class RouteServer(flight.FlightServerBase):
             """Serves the one batch."""
 
             def do_get(self, context: Any, ticket: Any) -> Any:
@@ -384,7 +384,7 @@ class FlightSender:
                 )
 
         self.records = pa.RecordBatch.from_arrays([], names=[])
-        self.server = Server("grpc://127.0.0.1:0")
+        self.server = RouteServer("grpc://127.0.0.1:0")
 
     def prepare(self, records: pa.RecordBatch) -> None:
         self.records = records

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import plan, run
 from engine.options import RunOptions
 from graphs.grpo import grpo
@@ -60,7 +60,7 @@ def outside(row: Row, nodes: list[str]) -> float:
     return row["time/step"] - sum(row.get(f"time/{name}", 0.0) for name in nodes)
 
 
-def results(rows: list[Row], nodes: list[str]) -> list[Result]:
+def results(rows: list[Row], nodes: list[str]) -> list[SideResult]:
     """All numbers; the share is of all Steps together, so that no slow Step is left out."""
     total = sum(row["time/step"] for row in rows)
     share = sum(outside(row, nodes) for row in rows) / total
@@ -68,30 +68,30 @@ def results(rows: list[Row], nodes: list[str]) -> list[Result]:
         name: statistics.median(row.get(f"time/{name}", 0.0) for row in rows) for name in nodes
     }
     return [
-        Result(
+        SideResult(
             name="time outside kernels / time/step",
             value=share,
             unit="share",
             goal=GOAL,
             least=False,
         ),
-        Result(
+        SideResult(
             name="time/step",
             value=1e3 * statistics.median(row["time/step"] for row in rows),
             unit="ms",
         ),
-        Result(
+        SideResult(
             name="outside",
             value=1e3 * statistics.median(outside(row, nodes) for row in rows),
             unit="ms",
         ),
-        Result(
+        SideResult(
             name="of it samples",
             value=1e3 * statistics.median(row["time/record"] for row in rows),
             unit="ms",
         ),
         *(
-            Result(name=f"time/{name}", value=1e3 * seconds, unit="ms")
+            SideResult(name=f"time/{name}", value=1e3 * seconds, unit="ms")
             for name, seconds in by_node.items()
             if seconds
         ),

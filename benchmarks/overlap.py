@@ -27,7 +27,7 @@ from typing import Any, Literal
 import tyro
 
 from benchmarks.overhead import prepare
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from dataflow.graph import Graph
 from engine.api import plan, run
 from engine.coordinator.core import Settings
@@ -53,7 +53,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Overlap:
     """One run after its warm-up. spans: (start, end) in seconds of everything that a node did, by
     node.
     """
@@ -151,7 +151,7 @@ def options_of(folder: Path, mode: Mode, steps: int, seed: int) -> RunOptions:
     )
 
 
-def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: int) -> Measured:
+def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: int) -> Overlap:
     """One run: in one Worker at lag 0, or in several at lag 1."""
     graph = the_graph(folder, reward_fn, 0 if mode == "one" else 1)
     result = run(graph, options_of(folder, mode, steps, seed))
@@ -166,7 +166,7 @@ def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: in
     ]
     measuring = [row for row in rows if row["step"] > WARM_UP]
     since = max(ends) - sum(row["time/step"] for row in measuring)
-    return Measured(rows=measuring, spans=spans_of(events, since))
+    return Overlap(rows=measuring, spans=spans_of(events, since))
 
 
 def predicted(the_plan: Plan, timing: Timing, steps: int) -> float:
@@ -184,7 +184,7 @@ def predicted(the_plan: Plan, timing: Timing, steps: int) -> float:
     return (closed[WARM_UP + steps] - closed[WARM_UP]) / steps
 
 
-def timing_of(the_plan: Plan, runs: Sequence[Measured]) -> Timing:
+def timing_of(the_plan: Plan, runs: Sequence[Overlap]) -> Timing:
     """The synchronous runs' seconds as the simulator wants them: a decode node's rows all take as
     long as the chunk, those of any other node one after another.
     """
@@ -202,31 +202,35 @@ def timing_of(the_plan: Plan, runs: Sequence[Measured]) -> Timing:
     return Timing(row=row, tail=0.0, train=seconds(TRAIN), load=0.0, store=record, slots=BATCH * N)
 
 
-def results(one: Sequence[Measured], auto: Sequence[Measured], prediction: float) -> list[Result]:
+def results(one: Sequence[Overlap], auto: Sequence[Overlap], prediction: float) -> list[SideResult]:
     """All numbers; ratios are medians over pairs."""
     pairs = list(zip(one, auto, strict=True))
     ratio = statistics.median(b.samples_per_second / a.samples_per_second for a, b in pairs)
     overlap = statistics.median(each.overlap for each in auto)
     lag = max(each.lag for each in auto)
     found = [
-        Result(
+        SideResult(
             name="samples/s, Workers at lag 1 / one at lag 0", value=ratio, unit="ratio", goal=GOAL
         ),
-        Result(name="predicted by the simulator", value=prediction, unit="ratio"),
-        Result(name="measured / predicted", value=ratio / prediction, unit="share"),
-        Result(name="greatest lag", value=lag, unit="versions", goal=1.0, least=False),
-        Result(name="training's time with generation under way", value=overlap, unit="share"),
+        SideResult(name="predicted by the simulator", value=prediction, unit="ratio"),
+        SideResult(name="measured / predicted", value=ratio / prediction, unit="share"),
+        SideResult(name="greatest lag", value=lag, unit="versions", goal=1.0, least=False),
+        SideResult(name="training's time with generation under way", value=overlap, unit="share"),
     ]
     for node in (GENERATE, TRAIN):
         slower = statistics.median(b.seconds(node) / a.seconds(node) for a, b in pairs)
-        found.append(Result(name=f"time/{node}, side by side / alone", value=slower, unit="ratio"))
+        found.append(
+            SideResult(name=f"time/{node}, side by side / alone", value=slower, unit="ratio")
+        )
     for where, runs in (("one", one), ("Workers", auto)):
         speed = statistics.median(each.samples_per_second for each in runs)
-        found.append(Result(name=f"samples/s, {where}", value=speed, unit="rows/s"))
-        found.append(Result(name=f"time/step, {where}", value=1e3 * BATCH * N / speed, unit="ms"))
+        found.append(SideResult(name=f"samples/s, {where}", value=speed, unit="rows/s"))
+        found.append(
+            SideResult(name=f"time/step, {where}", value=1e3 * BATCH * N / speed, unit="ms")
+        )
         for node in (GENERATE, TRAIN):
             seconds = statistics.median(each.seconds(node) for each in runs)
-            found.append(Result(name=f"time/{node}, {where}", value=1e3 * seconds, unit="ms"))
+            found.append(SideResult(name=f"time/{node}, {where}", value=1e3 * seconds, unit="ms"))
     return found
 
 
@@ -239,7 +243,7 @@ def main(*, quick: bool = False, json: Path | None = None, pairs: int = 5) -> No
         pairs: how often both are run.
     """
     pairs, steps = (2, 10) if quick else (pairs, 40)
-    found: dict[Mode, list[Measured]] = {"one": [], "auto": []}
+    found: dict[Mode, list[Overlap]] = {"one": [], "auto": []}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         reward_fn = prepare(folder, WORDS)

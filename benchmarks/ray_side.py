@@ -62,7 +62,7 @@ def _tensors(records: pa.RecordBatch) -> dict[str, Any]:
 def _ray_numpy(records: pa.RecordBatch) -> Callable[[], None]:
     """A dict of values and offsets, each a NumPy array."""
 
-    class Receiver:
+    class NumpyReceiver:
         """The other process."""
 
         def take(self, columns: dict[str, Any]) -> int:
@@ -70,7 +70,7 @@ def _ray_numpy(records: pa.RecordBatch) -> Callable[[], None]:
 
             return sum(torch.from_numpy(c).numel() for c in columns.values())
 
-    receiver = ray.remote(num_cpus=1)(Receiver).remote()
+    receiver = ray.remote(num_cpus=1)(NumpyReceiver).remote()
     columns = _tensors(records) | {"offsets": ragged(records.column("completion_ids")).offsets}
     return lambda: _received(ray.get(receiver.take.remote(ray.put(columns))), records)
 
@@ -78,13 +78,13 @@ def _ray_numpy(records: pa.RecordBatch) -> Callable[[], None]:
 def _ray_arrow(records: pa.RecordBatch) -> Callable[[], None]:
     """The record batch as it is."""
 
-    class Receiver:
+    class ArrowReceiver:
         """The other process."""
 
         def take(self, found: pa.RecordBatch) -> int:
             return views(found)
 
-    receiver = ray.remote(num_cpus=1)(Receiver).remote()
+    receiver = ray.remote(num_cpus=1)(ArrowReceiver).remote()
     return lambda: _received(ray.get(receiver.take.remote(ray.put(records))), records)
 
 
@@ -94,7 +94,7 @@ def _transferqueue(records: pa.RecordBatch) -> Callable[[], None]:
     import transfer_queue as queue  # type: ignore[import-not-found]
     from tensordict import TensorDict  # type: ignore[import-not-found]
 
-    class Receiver:
+    class QueueReceiver:
         """The other process."""
 
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ def _transferqueue(records: pa.RecordBatch) -> Callable[[], None]:
             return sum(t.values().numel() if t.is_nested else t.numel() for t in tensors)
 
     queue.init()
-    receiver = ray.remote(num_cpus=1)(Receiver).remote()
+    receiver = ray.remote(num_cpus=1)(QueueReceiver).remote()
     keys = [str(i) for i in range(records.num_rows)]
     fields = {}
     for name, column in zip(records.schema.names, records.columns, strict=True):

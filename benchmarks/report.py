@@ -19,7 +19,7 @@ from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class SideResult:
     """One number. `goal` is the bound it is held to, None where there is none; `least` whether it
     is a lower bound.
     """
@@ -88,7 +88,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def show(title: str, results: Sequence[Result], where: Machine) -> None:
+def show(title: str, results: Sequence[SideResult], where: Machine) -> None:
     """Print the results as a table, and under it the machine."""
     table = Table(*_COLUMNS, title=title)
     for result in results:
@@ -98,7 +98,7 @@ def show(title: str, results: Sequence[Result], where: Machine) -> None:
     console.print(str(where), highlight=False)
 
 
-def write_json(path: Path, results: Sequence[Result], where: Machine) -> None:
+def write_json(path: Path, results: Sequence[SideResult], where: Machine) -> None:
     """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as
     `<name>.machine.json` and a table of both as `<name>.md`.
     """
@@ -111,17 +111,17 @@ def write_json(path: Path, results: Sequence[Result], where: Machine) -> None:
 _COLUMNS = ("what", "value", "unit", "goal", "holds")
 
 
-def _markdown(name: str, results: Sequence[Result], where: Machine) -> str:
+def _markdown(name: str, results: Sequence[SideResult], where: Machine) -> str:
     rows = [_COLUMNS, ("---", "---:", "---", "---:", "---"), *map(_cells, results)]
     return f"# {name}\n\n{where}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _cells(result: Result) -> tuple[str, ...]:
+def _cells(result: SideResult) -> tuple[str, ...]:
     held = {None: "", True: "yes", False: "NO"}[result.holds]
     return result.name, _number(result.value), result.unit, _goal(result), held
 
 
-def _goal(result: Result) -> str:
+def _goal(result: SideResult) -> str:
     if result.goal is None:
         return ""
     return f"{'>=' if result.least else '<='} {_number(result.goal)}"

@@ -21,7 +21,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Clock:
+class StepClock:
     """What is noted of each Step: seconds of its phases, and the lengths of its completions."""
 
     ends: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Clock:
     rewards: list[float] = field(default_factory=list)
 
 
-def trainer_class(clock: Clock) -> type:
+def trainer_class(clock: StepClock) -> type:
     """GRPOTrainer with a clock around generation, and around generation and scoring; nothing else
     is changed.
     """
@@ -96,7 +96,7 @@ def arguments(run: dict[str, Any], options: argparse.Namespace, folder: str) -> 
     )
 
 
-def train(run: dict[str, Any], options: argparse.Namespace) -> Clock:
+def train(run: dict[str, Any], options: argparse.Namespace) -> StepClock:
     """One whole training run; returns what the clock noted."""
     import torch
     from datasets import Dataset
@@ -105,7 +105,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> Clock:
     from benchmarks.rewards import REWARDS
 
     torch.set_num_threads(run["threads"])
-    clock = Clock()
+    clock = StepClock()
 
     class StepEnds(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -127,7 +127,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> Clock:
     return clock
 
 
-def measured(run: dict[str, Any], clock: Clock) -> dict[str, float]:
+def measured(run: dict[str, Any], clock: StepClock) -> dict[str, float]:
     """Means over the Steps after the warm-up; slot waste is 1 - tokens / (rows * tokens of the
     longest row).
     """

@@ -45,7 +45,7 @@ a byte.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredTensor:
     """A tensor as the header of its file declares it."""
 
     dtype: str
@@ -126,7 +126,7 @@ def maybe_object(path: Path) -> dict[str, Any]:
 # --- weights --------------------------------------------------------------------------------------
 
 
-def stored_weights(folder: Path) -> Mapping[str, Stored] | None:
+def stored_weights(folder: Path) -> Mapping[str, StoredTensor] | None:
     """Every tensor of the files that transformers would load, from their headers; None where these
     are pickles.
 
@@ -151,7 +151,7 @@ def listing(folder: Path) -> str:
     return ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "an empty directory"
 
 
-def _sharded(index: Path) -> dict[str, Stored]:
+def _sharded(index: Path) -> dict[str, StoredTensor]:
     shards = read_object(index).get("weight_map")
     if (
         not isinstance(shards, dict)
@@ -175,7 +175,7 @@ def _sharded(index: Path) -> dict[str, Stored]:
     return {name: tensors[shard][name] for name, shard in shards.items()}
 
 
-def header(path: Path) -> Mapping[str, Stored]:
+def header(path: Path) -> Mapping[str, StoredTensor]:
     """The tensors of a safetensors file; the same answer as long as the file does not change.
 
     8 bytes little-endian length, a JSON header, then the tensors' bytes, without holes (safetensors
@@ -186,7 +186,7 @@ def header(path: Path) -> Mapping[str, Stored]:
 
 
 @lru_cache(maxsize=256)
-def _header(path: Path, modified: int, size: int) -> Mapping[str, Stored]:
+def _header(path: Path, modified: int, size: int) -> Mapping[str, StoredTensor]:
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -203,7 +203,7 @@ def _header(path: Path, modified: int, size: int) -> Mapping[str, Stored]:
     whole = 8 + length + max(ends, default=0)
     if whole != size:
         raise DataError(f"{path}: expected {whole:,} bytes, found {size:,}. Fix: {AGAIN}.")
-    return {n: Stored(dtype=e["dtype"], shape=tuple(e["shape"])) for n, e in entries.items()}
+    return {n: StoredTensor(dtype=e["dtype"], shape=tuple(e["shape"])) for n, e in entries.items()}
 
 
 def _checked(path: Path, name: str, entry: Any) -> int:

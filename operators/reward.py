@@ -34,7 +34,7 @@ REWARD = Operator(
     ),
     outputs=(Reward,),
     parts="reward/*",
-    kernels={"host": "operators.kernels.scoring:Reward"},
+    kernels={"host": "operators.kernels.scoring:HostReward"},
     limits={
         "timeout": number(0.0, above=True, like=30.0),
         "on_error": choice("stop", "drop_group"),

@@ -62,7 +62,7 @@ EVALUATE = Operator(
     rows=Nothing(),
     inputs=(Input(name="score", schema=Reward),),
     reads=("model",),
-    kernels={"host": "operators.kernels.host:Evaluate"},
+    kernels={"host": "operators.kernels.host:HostEvaluate"},
     limits={"every": whole(1, like=50), "keep_best": whole(0, like=0), "allow_train_data": flag()},
 )
 

@@ -36,7 +36,7 @@ _LONGEST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class DrawnWire:
     """A data edge into a box. `output` numbers the output where the source has several, else None."""
 
     source: int
@@ -58,7 +58,7 @@ class Box:
     region: Region
     schemas: tuple[str, ...]
     rows: str
-    wires: tuple[Wire, ...]
+    wires: tuple[DrawnWire, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,9 @@ def _regions(graph: Graph) -> dict[int, Region]:
 
 def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) -> Box:
     wires = tuple(
-        Wire(source=at[id(p.node)], output=p.index if len(p.node.schemas) > 1 else None, input=key)
+        DrawnWire(
+            source=at[id(p.node)], output=p.index if len(p.node.schemas) > 1 else None, input=key
+        )
         for key, p in node.inputs.items()
     )
     domain = domains.of_node(node)

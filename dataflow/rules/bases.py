@@ -20,7 +20,7 @@ from dataflow.model_files import (
     CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    Stored,
+    StoredTensor,
     end_ids,
     folder_of,
     has_template,
@@ -171,7 +171,7 @@ def _weights(
 
 
 def _sizes(
-    folder: Path, config: dict[str, Any], stored: Mapping[str, Stored]
+    folder: Path, config: dict[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Iterator[Complaint]:
     """The embedding has the configuration's size, and there are as many layers."""
     embedding = [n for n in stored if n.endswith("embed_tokens.weight")]
@@ -199,7 +199,7 @@ def _after_layers(name: str) -> Iterator[tuple[str, str]]:
         yield parts[0], parts[2]
 
 
-def _score(folder: Path, stored: Mapping[str, Stored]) -> Iterator[Complaint]:
+def _score(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complaint]:
     """A reward model or critic that nobody trains has its head in its files."""
     head = stored.get("score.weight")
     if head is None:

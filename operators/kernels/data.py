@@ -31,7 +31,7 @@ _KEPT_EPOCHS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SourceRows:
     """The rows of a source, all in memory."""
 
     name: str
@@ -47,7 +47,7 @@ class Rows:
         arrays = [found.column(name).combine_chunks() for name in found.column_names]
         return pa.RecordBatch.from_arrays(arrays, names=found.column_names)
 
-    def select(self, names: Iterable[str]) -> Rows:
+    def select(self, names: Iterable[str]) -> SourceRows:
         """Only these columns. Raises DataError naming those that there are."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
@@ -188,7 +188,7 @@ class Demonstrations:
         """Nothing is held open."""
 
 
-def open_rows(data: str, split: str | None = None) -> Rows:
+def open_rows(data: str, split: str | None = None) -> SourceRows:
     """The rows of a source of prompts: a Parquet or JSONL file, a directory of either, or a
     procedural task.
 
@@ -203,10 +203,10 @@ def open_rows(data: str, split: str | None = None) -> Rows:
         table = table.set_column(
             table.column_names.index("prompt"), "prompt", table.column("prompt").cast(pa.utf8())
         )
-    return Rows(name=data, shape=shape, table=table)
+    return SourceRows(name=data, shape=shape, table=table)
 
 
-def open_demonstrations(data: str, split: str | None = None) -> Rows:
+def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
     """The rows of a source of demonstrations, only the columns that make one.
 
     Raises DataError naming the file and the columns that it found.
@@ -223,7 +223,7 @@ def open_demonstrations(data: str, split: str | None = None) -> Rows:
             f"{data}: expected prompt and completion both as text or both as messages, found"
             f" {kinds}."
         )
-    return Rows(name=data, shape=shape, table=table).select(names)
+    return SourceRows(name=data, shape=shape, table=table).select(names)
 
 
 def _types(table: pa.Table) -> dict[str, pa.DataType]:
@@ -283,7 +283,7 @@ def _after(cursor: int, chunk: Chunk) -> int:
 
 
 def _tokenized(
-    rows: Rows, found: pa.RecordBatch, tokenizer: Tokenizer, assistant_only: bool
+    rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer, assistant_only: bool
 ) -> Pairs:
     if rows.shape == "text":
         return tokenizer.encode_texts(found.column("text").to_pylist())
@@ -301,7 +301,7 @@ def _tokenized(
     return tokenizer.encode_conversations(turns, first, assistant_only)  # type: ignore[arg-type]
 
 
-def _first_answer(rows: Rows, turns: list[dict[str, str]]) -> int:
+def _first_answer(rows: SourceRows, turns: list[dict[str, str]]) -> int:
     found = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
     if not found:
         raise DataError(

@@ -128,7 +128,7 @@ class Select:
         """Nothing is held."""
 
 
-class Evaluate:
+class HostEvaluate:
     """Kernel of `evaluate`: the mean of each reward function over all rows of the evaluation."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:

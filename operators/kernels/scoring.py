@@ -23,7 +23,7 @@ from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Episode
 from dataflow.schema import Reward as RewardSchema
 from operators.kernels.scoring_child import CONVERSATIONAL
-from operators.kernels.scoring_frames import Fault, FaultKind, Outcome
+from operators.kernels.scoring_frames import FaultKind, ScoringFault, ScoringOutcome
 from operators.kernels.scoring_process import Children, InProcess, Scorers
 from operators.kernels.text import is_conversational
 from operators.rewards import PASSED, Wants, reward_names, wants
@@ -65,7 +65,7 @@ class Function:
     weight: float
 
 
-class Reward:
+class HostReward:
     """Kernel of `reward`: each function runs in a child process of its own, all at once.
 
     params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or
@@ -121,14 +121,14 @@ class Reward:
         if self._scorers is not None:
             self._scorers.close()
 
-    def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
+    def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         assert self._scorers is not None, "run before open"
         return self._scorers.score(calls)
 
     def _narrow(
         self,
         i: int,
-        fault: Fault,
+        fault: ScoringFault,
         records: pa.RecordBatch,
         chunk: Chunk,
         values: np.ndarray,
@@ -163,7 +163,7 @@ class Reward:
             # answer of it holds.
             raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
 
-    def _accept(self, i: int, outcome: Outcome, values: np.ndarray, unit: slice) -> None:
+    def _accept(self, i: int, outcome: ScoringOutcome, values: np.ndarray, unit: slice) -> None:
         values[unit, i] = np.array(outcome.values, dtype=np.float64)  # None becomes NaN
         for name, value in outcome.metrics:
             self._session.metric(f"reward/{self._functions[i].name}/{name}", value)
@@ -171,7 +171,7 @@ class Reward:
     def _give_up(
         self,
         i: int,
-        fault: Fault,
+        fault: ScoringFault,
         unit: slice,
         records: pa.RecordBatch,
         chunk: Chunk,
@@ -215,7 +215,7 @@ class Reward:
         return Batch.make(keys, columns, RewardSchema)
 
     def _message(
-        self, i: int, fault: Fault, unit: slice, records: pa.RecordBatch, chunk: Chunk
+        self, i: int, fault: ScoringFault, unit: slice, records: pa.RecordBatch, chunk: Chunk
     ) -> str:
         first = records.column("completion")[unit.start].as_py()
         shown = first if len(first) <= 80 else first[:80] + "..."

@@ -34,9 +34,9 @@ from dataflow.signals import left_to_the_run
 from operators.kernels.scoring_frames import (
     HEADER,
     MARK,
-    Fault,
     FaultKind,
-    Outcome,
+    ScoringFault,
+    ScoringOutcome,
     bounded,
     is_reward,
     metric_problem,
@@ -65,7 +65,7 @@ class Caught:
     """
 
     def __init__(self, *, interrupts: bool = False) -> None:
-        self.fault: Fault | None = None
+        self.fault: ScoringFault | None = None
         self._passes = (GeneratorExit,) if interrupts else (GeneratorExit, KeyboardInterrupt)
 
     def __enter__(self) -> Caught:
@@ -79,7 +79,7 @@ class Caught:
     ) -> bool:
         if error is None or trace is None or isinstance(error, self._passes):
             return False
-        self.fault = Fault(
+        self.fault = ScoringFault(
             kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace))
         )
         return True
@@ -116,14 +116,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.found: list[tuple[str, float]] = []
-        self.fault: Fault | None = None
+        self.fault: ScoringFault | None = None
         """Kept, as the function may catch what `log` raises."""
 
     def log(self, name: Any, value: Any) -> None:
         """log_metric(name, value). Raises MetricRefused."""
         problem = metric_problem(name, value, len(self.found))
         if problem:
-            self.fault = self.fault or Fault(kind="metric", text=f"logged a metric that {problem}")
+            self.fault = self.fault or ScoringFault(
+                kind="metric", text=f"logged a metric that {problem}"
+            )
             raise MetricRefused(f"log_metric: this {problem}")
         self.found.append((name, float(value)))
 
@@ -140,7 +142,7 @@ class Scorer:
         """For async functions where this thread has a loop that runs already, as a notebook's has.
         """
 
-    def score(self, records: pa.RecordBatch) -> Outcome:
+    def score(self, records: pa.RecordBatch) -> ScoringOutcome:
         """One call on these rows: `completion`, and of prompt, completion_ids and dataset columns
         what there is.
         """
@@ -157,7 +159,7 @@ class Scorer:
             made = self._call(keywords)
             outcome = judged(made, records.num_rows, metrics.found)
         fault = metrics.fault or caught.fault
-        return outcome if outcome is not None and fault is None else Outcome(fault=fault)
+        return outcome if outcome is not None and fault is None else ScoringOutcome(fault=fault)
 
     def _call(self, keywords: dict[str, Any]) -> Any:
         made = self._fn(**keywords)
@@ -213,8 +215,8 @@ def _as_list(name: str, column: pa.Array) -> list[Any]:
     return [ids[start:end] for start, end in itertools.pairwise(offsets)]
 
 
-def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> Outcome:
-    """What a function returned as an Outcome: a fault unless it is one finite number, or None, for
+def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> ScoringOutcome:
+    """What a function returned, as an outcome: a fault unless it is one finite number, or None, for
     each row.
     """
     if (
@@ -243,7 +245,7 @@ def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> Outcome:
     for index, value in enumerate(values):
         if isinstance(value, str):
             return _faulty("value", f"returned {value} as value {index} of {rows}")
-    return Outcome(values=values, metrics=metrics)  # type: ignore[arg-type]
+    return ScoringOutcome(values=values, metrics=metrics)  # type: ignore[arg-type]
 
 
 def _number(value: Any) -> float | str:
@@ -257,8 +259,8 @@ def _number(value: Any) -> float | str:
     return number if is_reward(number) else repr(number)
 
 
-def _faulty(kind: FaultKind, text: str) -> Outcome:
-    return Outcome(fault=Fault(kind=kind, text=text))
+def _faulty(kind: FaultKind, text: str) -> ScoringOutcome:
+    return ScoringOutcome(fault=ScoringFault(kind=kind, text=text))
 
 
 def _users_part(trace: TracebackType) -> TracebackType:
@@ -285,19 +287,19 @@ def main(descriptor: int) -> None:
         faulthandler.register(STACK_SIGNAL, complaints, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):  # None where the run has no standard output
         sys.stdout.reconfigure(line_buffering=True)
-    wire = Wire(descriptor)
+    wire = CallSocket(descriptor)
     shipped = wire.receive()
     if shipped is None:
         return
     scorer = None
     with Caught(interrupts=True) as loading:
         scorer = Scorer(cloudpickle.loads(shipped), interrupts=True)
-    wire.reply(Outcome(fault=loading.fault))
+    wire.reply(ScoringOutcome(fault=loading.fault))
     if scorer is not None:
         _serve(wire, scorer)
 
 
-def _serve(wire: Wire, scorer: Scorer) -> None:
+def _serve(wire: CallSocket, scorer: Scorer) -> None:
     while (frame := wire.receive()) is not None:
         outcome = scorer.score(pa.ipc.open_stream(frame).read_next_batch())
         if os.getpid() != wire.pid:
@@ -306,7 +308,7 @@ def _serve(wire: Wire, scorer: Scorer) -> None:
     scorer.close()
 
 
-def _end_fork(wire: Wire, outcome: Outcome) -> None:
+def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:
     """This process came out of the function as a fork of it: one that returned is told of, which
     makes it a fault.
     """
@@ -318,7 +320,7 @@ def _end_fork(wire: Wire, outcome: Outcome) -> None:
     os._exit(1)
 
 
-class Wire:
+class CallSocket:
     """The socket to the kernel's process; requests are numbered, and answers have the number of
     theirs.
     """
@@ -337,7 +339,7 @@ class Wire:
         _, _, self._number, size = HEADER.unpack(header)
         return self._receive(size)
 
-    def reply(self, outcome: Outcome) -> None:
+    def reply(self, outcome: ScoringOutcome) -> None:
         """Answer the last request. Ends the process where nobody hears it: the parent is gone, or
         what it was to be said over was closed, or is now something else.
         """

@@ -33,7 +33,7 @@ _OWN = ("mean", "std", "passed_when_repeated")
 FaultKind = Literal["raised", "type", "length", "value", "metric", "answer", "timeout", "died"]
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong in one call. detail: a traceback, a stack or what was printed last, where
     there is one.
     """
@@ -43,12 +43,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one call gave: values (None: does not apply) and metrics, or a fault."""
 
     values: list[float | None] = []
     metrics: list[tuple[str, float]] = []
-    fault: Fault | None = None
+    fault: ScoringFault | None = None
 
 
 class Garbled(Exception):
@@ -99,19 +99,19 @@ class Answers:
         return found
 
 
-def judged_answer(payload: bytes, rows: int) -> Outcome:
-    """The Outcome in an answer for so many rows. Raises Garbled where it is none, or none that a
+def judged_answer(payload: bytes, rows: int) -> ScoringOutcome:
+    """The ScoringOutcome in an answer for so many rows. Raises Garbled where it is none, or none that a
     call can give.
     """
     try:
-        outcome = msgspec.msgpack.decode(payload, type=Outcome)
+        outcome = msgspec.msgpack.decode(payload, type=ScoringOutcome)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Garbled(f"an answer came that cannot be read ({error})") from error
     if (fault := outcome.fault) is not None:
-        cut = Fault(
+        cut = ScoringFault(
             kind=fault.kind, text=bounded(fault.text, _TEXT), detail=bounded(fault.detail, _DETAIL)
         )
-        return Outcome(fault=cut)
+        return ScoringOutcome(fault=cut)
     if len(outcome.values) != rows:
         raise Garbled(f"an answer with {len(outcome.values)} values came for {rows} rows")
     if any(value is not None and not is_reward(value) for value in outcome.values):

@@ -35,10 +35,10 @@ from operators.kernels.scoring_frames import (
     HEADER,
     MARK,
     Answers,
-    Fault,
     FaultKind,
     Garbled,
-    Outcome,
+    ScoringFault,
+    ScoringOutcome,
     judged_answer,
 )
 from operators.kernels.scoring_keeper import sweep
@@ -89,7 +89,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self.pid = 0
         self.running = False
-        self.outcome: Outcome | None = None
+        self.outcome: ScoringOutcome | None = None
         self._output = Output(name)
         self._number, self._rows = 0, 0
         self._unsent = memoryview(b"")
@@ -173,7 +173,7 @@ class Child:
         self.outcome = None
         self._output.forget()
 
-    def take(self) -> Outcome:
+    def take(self) -> ScoringOutcome:
         """The outcome, once."""
         assert self.outcome is not None, "taken before it was awaited"
         if self.running:
@@ -366,8 +366,8 @@ class Child:
         return "\n".join(["It printed last:", *(f"  | {line}" for line in last)]) if last else ""
 
 
-def _faulty(kind: FaultKind, text: str, detail: str = "") -> Outcome:
-    return Outcome(fault=Fault(kind=kind, text=text, detail=detail))
+def _faulty(kind: FaultKind, text: str, detail: str = "") -> ScoringOutcome:
+    return ScoringOutcome(fault=ScoringFault(kind=kind, text=text, detail=detail))
 
 
 def _ended(code: int) -> str:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from dataflow.errors import KernelError
 from dataflow.shipping import by_value
 from operators.kernels.scoring_child import Caught, Scorer
-from operators.kernels.scoring_frames import Outcome
+from operators.kernels.scoring_frames import ScoringOutcome
 from operators.kernels.scoring_parent import Child, await_outcomes
 from operators.rewards import RewardFn
 
@@ -33,7 +33,7 @@ _START_SECONDS = 120.0
 class Scorers(Protocol):
     """Several functions that can be called on different rows at once."""
 
-    def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
+    def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         """Call function i on calls[i]; never raises for what the functions do."""
         ...
 
@@ -50,7 +50,7 @@ class InProcess:
     def __init__(self, fns: Sequence[RewardFn]) -> None:
         self._scorers = [Scorer(fn) for fn in fns]
 
-    def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
+    def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         """See Scorers."""
         return {index: self._scorers[index].score(records) for index, records in calls.items()}
 
@@ -84,7 +84,7 @@ class Children:
             self._start(self._children)
             undo.pop_all()
 
-    def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, Outcome]:
+    def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         """See Scorers. timeout seconds for all of them together, since they run at the same time."""
         asked = {index: self._children[index] for index in calls}
         self._start([child for child in asked.values() if not child.running])

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from dataflow.batch import Keys
 from dataflow.errors import DataflowError
-from operators.kernels.scoring import Reward
+from operators.kernels.scoring import HostReward
 from tests.kit.processes import (
     COMMAND_LINE,
     MARK,
@@ -79,7 +79,7 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
 # --- the kernel -----------------------------------------------------------------------------------
 
 
-def scored(kernel: Reward, prompts: list[str]) -> list[int]:
+def scored(kernel: HostReward, prompts: list[str]) -> list[int]:
     """Positions of the rows that have a reward."""
     rows = len(prompts)
     chunk = answers(["abc"] * rows, Keys.of(range(rows)), prompt=prompts)

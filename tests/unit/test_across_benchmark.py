@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.across import Step, results, steps_of
+from benchmarks.across import TracedStep, results, steps_of
 
 NODES = ("prompts", "rollout", "train_policy", "record")
 
@@ -37,9 +37,13 @@ def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_ha
 
 
 def test_ratios_are_medians_over_pairs_of_steps() -> None:
-    one = [Step(seconds=1.0, nodes=0.9), Step(seconds=2.0, nodes=1.9), Step(seconds=4.0, nodes=3.9)]
+    one = [
+        TracedStep(seconds=1.0, nodes=0.9),
+        TracedStep(seconds=2.0, nodes=1.9),
+        TracedStep(seconds=4.0, nodes=3.9),
+    ]
     times = ((1.5, 1.0), (2.2, 2.0), (12.0, 11.0))
-    slower = [Step(seconds=seconds, nodes=nodes) for seconds, nodes in times]
+    slower = [TracedStep(seconds=seconds, nodes=nodes) for seconds, nodes in times]
     found = {r.name: r for r in results({"one": one, "apart": slower})}
     assert found["apart/ratio"].value == pytest.approx(1.5)
     assert found["apart/ratio"].holds is False

@@ -60,13 +60,13 @@ def test_long_tail_is_held_to_its_slot_waste() -> None:
     ("value", "least", "holds"), [(2.0, True, True), (1.0, True, False), (1.0, False, True)]
 )
 def test_a_goal_holds_on_its_side(value: float, least: bool, holds: bool) -> None:
-    assert report.Result(name="a", value=value, unit="x", goal=1.5, least=least).holds is holds
+    assert report.SideResult(name="a", value=value, unit="x", goal=1.5, least=least).holds is holds
 
 
 def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "found.json"
     where = report.machine()
-    report.write_json(path, [report.Result(name="a", value=1.0, unit="ms")], where)
+    report.write_json(path, [report.SideResult(name="a", value=1.0, unit="ms")], where)
     expected = [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
     assert json.loads(path.read_text()) == expected
     assert json.loads((tmp_path / "deep" / "found.machine.json").read_text())["cores"] >= 1
@@ -76,7 +76,7 @@ def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
 
 
 def test_the_clock_leaves_the_warm_up_out() -> None:
-    clock = trl_side.Clock(
+    clock = trl_side.StepClock(
         ends=[0.0, 100.0, 101.0, 103.0],
         generation=[50.0, 0.2, 0.4],
         rollout=[60.0, 0.5, 0.5],

@@ -15,7 +15,7 @@ from dataflow.check import check
 from dataflow.errors import Fault, GraphError
 from dataflow.kernel import Assignment, KernelNode, Layout
 from operators.data_sources import overlap, row_count
-from operators.kernels.host import Evaluate
+from operators.kernels.host import HostEvaluate
 from tests.kit.kernels import FakeSession
 from tests.wrong_graphs.held_out import trained_and_evaluated
 
@@ -118,7 +118,7 @@ def test_rows_are_counted_without_reading_them(data: Path, tmp_path: Path) -> No
 
 
 def evaluated(name: str = "evaluate", **columns: list[float | None]) -> dict[str, float]:
-    kernel = Evaluate()
+    kernel = HostEvaluate()
     kernel.open(KernelNode(name=name, operator="evaluate"), Layout(), FakeSession())
     keys = Keys.of(range(len(columns["reward"])))
     arrays = [pa.array(values, pa.float32()) for values in columns.values()]

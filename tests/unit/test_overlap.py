@@ -53,13 +53,13 @@ def test_spans_are_those_of_nodes_after_the_warm_up(tmp_path: Path) -> None:
     trace.close()
     spans = overlap.spans_of(read_trace(tmp_path / "run.json"), since=4.0)
     assert spans == {"rollout": [(5.0, 7.0)], "train_policy": [(6.0, 9.0)]}
-    assert overlap.Measured(rows=(), spans=spans).overlap == pytest.approx(1 / 3)
+    assert overlap.Overlap(rows=(), spans=spans).overlap == pytest.approx(1 / 3)
 
 
 def test_results_are_ratios_of_pairs() -> None:
     row = {"data/prompts": 8.0, "time/step": 2.0, "policy/lag/max": 0.0}
     row |= {f"time/{overlap.GENERATE}": 0.9, f"time/{overlap.TRAIN}": 1.0}
-    one = overlap.Measured(rows=[row, row], spans={})
+    one = overlap.Overlap(rows=[row, row], spans={})
     faster = {"time/step": 1.25, f"time/{overlap.TRAIN}": 1.2, "policy/lag/max": 1.0}
     auto = replace(one, rows=[row | faster])
     assert one.samples_per_second == pytest.approx(4.0 * overlap.N)

@@ -25,7 +25,7 @@ from dataflow.batch import Ragged
 from dataflow.randomness import uniform
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
-from operators.kernels.torch.sampling import Drawn, Sampling, sample
+from operators.kernels.torch.sampling import DrawnTokens, Sampling, sample
 
 LEAST_PREFIX = 8
 """Tokens that all prompts must share before they are kept apart: a level costs some small products
@@ -41,7 +41,7 @@ took 1348 ms, with 1 it took 162; alone both took about 150.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class DecodeTask:
     """What to write: n rows for each prompt, row i for prompt i // n.
 
     seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
@@ -87,7 +87,7 @@ class Written:
             np.zeros((rows, 0), np.float32) if truncates else None,
         )
 
-    def append(self, rows: np.ndarray, drawn: Drawn, version: int) -> np.ndarray:
+    def append(self, rows: np.ndarray, drawn: DrawnTokens, version: int) -> np.ndarray:
         """One more token for each of some rows; returns these tokens."""
         tokens = drawn.tokens.cpu().numpy()
         where = self.length[rows]
@@ -120,7 +120,7 @@ class Counts:
 class Decoder:
     """Runs one Task on one module; `finished` drives it, `written` holds the result."""
 
-    def __init__(self, module: PreTrainedModel, task: Task, version: int = 0) -> None:
+    def __init__(self, module: PreTrainedModel, task: DecodeTask, version: int = 0) -> None:
         rows = len(task.prompts) * task.n
         self.module, self.task, self.device = module, task, module.device
         self.version = version

@@ -38,7 +38,7 @@ from operators.kernels.text import (
     require_known,
     to_ragged,
 )
-from operators.kernels.torch.decode import Decoder, Task
+from operators.kernels.torch.decode import Decoder, DecodeTask
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.models import (
     load_model,
@@ -203,9 +203,9 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         require_known(self._node.name, self._model.name, prompts, chunk.keys, self.vocabulary)
         return self._room.fitted(prompts, chunk.keys, self._session)
 
-    def _task(self, prompts: Ragged, keys: Keys) -> Task:
+    def _task(self, prompts: Ragged, keys: Keys) -> DecodeTask:
         longest = max((len(s) for s in self._stop), default=0)
-        return Task(
+        return DecodeTask(
             prompts=prompts,
             n=self._n,
             seeds=self._session.row_seeds(keys),

@@ -144,7 +144,7 @@ def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
 
 
 @dataclass(slots=True)
-class Sums:
+class MetricSums:
     """Metrics, kept on the device until the Step ends: reading one sooner would wait for it.
 
     A metric with a count is shown as sum / count; one that was only ever counted up, as its sum.

@@ -45,7 +45,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drawn:
+class DrawnTokens:
     """Of each row: its token int64, log-probability float32, and where the sampler truncates the
     mass float32, the log of the probability that top-k and top-p kept.
     """
@@ -55,7 +55,7 @@ class Drawn:
     mass: Tensor | None = None
 
 
-def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
+def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     """One token a row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
 
     The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before
@@ -69,7 +69,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
             sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)
         ]
         masses = [p.mass for p in parts if p.mass is not None]
-        return Drawn(
+        return DrawnTokens(
             tokens=torch.cat([p.tokens for p in parts]),
             logprobs=torch.cat([p.logprobs for p in parts]),
             mass=torch.cat(masses) if masses else None,
@@ -86,7 +86,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> Drawn:
         tokens = _inverse(sums, draws)
         if how.truncates:  # the whole is 1 to float32's digits, which are those of logprobs
             mass = sums[:, -1].clamp(max=1.0).log().float()
-    return Drawn(
+    return DrawnTokens(
         tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
     )
 

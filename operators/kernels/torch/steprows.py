@@ -21,7 +21,7 @@ from operators.kernels.torch.packing import Packed, prompt_groups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Port:
+class PortColumns:
     """Columns of one port of a loss: by completion token of the Step, and by row; tensors where
     declared `device`.
     """
@@ -31,7 +31,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepRows:
+class TrainRows:
     """All rows of a Step.
 
     groups int64 [rows]: a number for each key.position; prompt_groups: for each position and
@@ -51,10 +51,10 @@ class StepRows:
     sampler_logprobs: np.ndarray | None
     sampler_mass: np.ndarray | None
     version: np.ndarray | None
-    ports: Mapping[tuple[str, str], Port]
+    ports: Mapping[tuple[str, str], PortColumns]
 
 
-def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
+def step_rows(assignment: Assignment, loss: Loss, node: str) -> TrainRows:
     """Read an assignment. Raises DataError where a token column is not aligned with the
     completions.
     """
@@ -67,7 +67,7 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
     }
     mask = known["completion_mask"].astype(np.float32)
     prompts = rows.ragged("prompt_ids")
-    return StepRows(
+    return TrainRows(
         keys=rows.keys,
         prompts=prompts,
         completions=completions,
@@ -91,14 +91,14 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> StepRows:
     )
 
 
-def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> Port:
+def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> PortColumns:
     """The columns that the port's schema declares by completion token or by row, as far as they
     came.
     """
     schema = next(port.schema for port in term.function.ports if port.name == name)
     came = [column for column in schema.columns.values() if column.name in batch.names]
     where = f"{term.label}.{name}"
-    return Port(
+    return PortColumns(
         {c.name: aligned(batch, c.name, completions.offsets, where) for c in came if c.axis == "T"},
         {
             c.name: values
@@ -116,7 +116,7 @@ def _numbers(batch: Batch, name: str) -> np.ndarray | Tensor | None:
     return values if values.dtype.kind in "fiu" else None
 
 
-def now_of(rows: StepRows, packed: Packed, step: int, device: torch.device) -> Now:
+def now_of(rows: TrainRows, packed: Packed, step: int, device: torch.device) -> Now:
     """All of Now but what the model says."""
     here = rows.groups[packed.rows]
     numbers, group = np.unique(here, return_inverse=True)
@@ -139,7 +139,7 @@ def _maybe(values: np.ndarray | None, packed: Packed, device: torch.device) -> T
     return None if values is None else gather(values, packed.tokens, device)
 
 
-def tensors_of(rows: StepRows, term: LossTerm, packed: Packed, now: Now) -> dict[str, Tensors]:
+def tensors_of(rows: TrainRows, term: LossTerm, packed: Packed, now: Now) -> dict[str, Tensors]:
     """The term's ports as packed tensors; those named in `term.now` are the current log-probs, held
     constant.
     """

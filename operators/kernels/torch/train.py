@@ -49,7 +49,7 @@ from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.reduce import (
     AGGREGATES,
     MASKED_ROWS,
-    Sums,
+    MetricSums,
     Weights,
     bad_row,
     count_weights,
@@ -57,7 +57,7 @@ from operators.kernels.torch.reduce import (
     unfit,
 )
 from operators.kernels.torch.slices import Slices
-from operators.kernels.torch.steprows import StepRows, now_of, step_rows, tensors_of
+from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -109,14 +109,14 @@ class _Update:
     whole: the keys of the Step's rows picked for it, on any rank.
     """
 
-    rows: StepRows
+    rows: TrainRows
     picked: np.ndarray
     whole: Keys
     step: int
     lr: float
     first: bool
     weights: Weights
-    sums: Sums
+    sums: MetricSums
 
 
 class TorchTrain(Sleeper, Probeable):
@@ -168,7 +168,7 @@ class TorchTrain(Sleeper, Probeable):
         What fails on one rank fails on all of them, with the same words.
         """
         settings, self._steps = self._settings, assignment.step
-        sums = Sums({name: torch.zeros(()) for name in COUNTS})
+        sums = MetricSums({name: torch.zeros(()) for name in COUNTS})
         lr = value_at(settings.lr, assignment.step)
         whole = assignment.keys if assignment.whole is None else assignment.whole
         if assignment.step >= settings.start and len(whole):
@@ -177,7 +177,7 @@ class TorchTrain(Sleeper, Probeable):
         return {"optim/lr": lr} | sums.means(self._ranks.add_up)
 
     def _updates(
-        self, assignment: Assignment, whole: Keys, lr: float, sums: Sums
+        self, assignment: Assignment, whole: Keys, lr: float, sums: MetricSums
     ) -> Iterator[_Update]:
         """The updates of a Step, decided by its whole rows, and of each what is this rank's."""
         with self._ranks.together():
@@ -461,7 +461,7 @@ def resolved(value: Any, step: int) -> Any:
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value
 
 
-def _mismatch(now: Now, sums: Sums) -> None:
+def _mismatch(now: Now, sums: MetricSums) -> None:
     """policy/mismatch_kl: KL(sampler | trainer) by the k3 estimator, before the Step's first
     update.
     """
