@@ -114,7 +114,7 @@ def main(*, quick: bool = False, json: Path | None = None, threads: int = 1) -> 
     Args:
         quick: fewer Steps; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
-        threads: of each kernel; the more, the shorter the Step that the engine's time is a share of.
+        threads: of each kernel; the more, the shorter the Step beside the engine's time.
     """
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

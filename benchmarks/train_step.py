@@ -109,7 +109,8 @@ def ragged(rows: list[list[int]]) -> Ragged:
 def opened(folder: str) -> TorchTrain:
     """The kernel with the clipped loss, on random weights."""
     config = Qwen2Config(
-        vocab_size=len(TEXT_TOKENS), hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(TEXT_TOKENS), hidden_size=128, intermediate_size=384, num_hidden_layers=2,
+        num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)

@@ -250,7 +250,9 @@ class Batch:
         return Batch(self.keys, pa.RecordBatch.from_pydict(merged), left)
 
     def on_host(self) -> Batch:
-        """The same rows without anything on a device: those columns as Arrow, copied to the host."""
+        """The same rows without anything on a device: those columns as Arrow, copied to the
+        host.
+        """
         if not self.device:
             return self
         records = self.records

@@ -38,7 +38,9 @@ def call_site() -> Origin:
 
 
 def _is_ours(code: CodeType) -> bool:
-    """Whether a frame is the language's own; the constructor that `dataclass` writes has no file."""
+    """Whether a frame is the language's own; the constructor that `dataclass` writes has no
+    file.
+    """
     return code.co_filename.startswith(_OURS) or (
         code.co_filename == "<string>" and code.co_name == "__init__"
     )

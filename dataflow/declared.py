@@ -5,8 +5,10 @@ Owns: which functions, operators, schemas and records of a graph are declared, i
 the parts made of that (`Declared`). Does not own: the written form of a value (written.py), the
 stand-ins (standins.py).
 
-    "declared": {"functions": {path: {"name", "parameters"}}, "operators": {path: record},
-                 "schemas": {path: {"bases", "body"}, or null for another class}, "called": {path: name}}
+    "declared": {"functions": {path: {"name", "parameters"}},
+                 "operators": {path: record},
+                 "schemas": {path: {"bases", "body"}, or null for another class},
+                 "called": {path: name}}
 
 What belongs to this project is named by its path alone and found by look-up in its own modules. A
 path that no other process can import has its place behind it, as two such functions can share a

@@ -154,7 +154,9 @@ def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
 
 
 def first_not_finite(given: Ragged) -> int | None:
-    """The first row of a device column with a value that is not finite; None where there is none."""
+    """The first row of a device column with a value that is not finite; None where there is
+    none.
+    """
     if not given.values.is_floating_point():
         return None
     wrong = ~given.values.isfinite()

@@ -347,7 +347,9 @@ _LIKE = "def f(now: Now, advantage: Tensors[Advantage], *, clip: float = 0.2) ->
 
 
 class LossDeclaration(Generic[Q]):
-    """A user's loss: called with Ports it returns a Loss; `.fn` is the plain function, for tests."""
+    """A user's loss: called with Ports it returns a Loss; `.fn` is the plain function, for
+    tests.
+    """
 
     def __init__(self, function: LossFunction, signature: inspect.Signature) -> None:
         self.function = function

@@ -99,7 +99,9 @@ _LIMITS = {
 @constructs
 @dataclass(frozen=True, slots=True)
 class Buffer(Generic[*Ts]):
-    """Rows that are kept for later draws; written by one `store`, read by any number of `replay`."""
+    """Rows that are kept for later draws; written by one `store`, read by any number of
+    `replay`.
+    """
 
     name: str
     writer: Any = field(kw_only=True)

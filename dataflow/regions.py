@@ -4,7 +4,8 @@ Owns: the regions of a graph, derived from scopes, States and lags. Does not own
 decision which finished rows form a Step (engine/coordinator/intake.py).
 
     stream      row and group scope, any time; what a source feeds before the cut
-    step        batch scope, lag-0 forward readers of a trained Model, every train node, and all below them
+    step        batch scope, lag-0 forward readers of a trained Model, every train node, and all
+                below them
     evaluation  what only evaluate nodes need; outside of admission, at one version
 """
 

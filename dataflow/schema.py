@@ -50,7 +50,9 @@ class Column:
 
     @property
     def whole(self) -> pa.Field:
-        """The Arrow field with the values: what it would be if they were on the host, as in files."""
+        """The Arrow field with the values: what it would be if they were on the host, as in
+        files.
+        """
         return self._field(self.type, nullable=self.nullable)
 
     @property

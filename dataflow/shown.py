@@ -14,7 +14,8 @@ import re
 
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1
-    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u206f\ufeff"  # what changes the direction, or is not seen
+    # what changes the direction, or is not seen
+    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u206f\ufeff"
     "\u2028\u2029"  # line separators
     "\ud800-\udfff"  # halves of a character, which no encoding can write
     "\U000e0000-\U000e007f]"  # tags, which are not seen

@@ -21,7 +21,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ignored(number: int) -> bool:
-    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays so."""
+    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays
+    so.
+    """
     return signal.getsignal(number) is signal.SIG_IGN
 
 

@@ -3,7 +3,8 @@
 Owns: the document and its version. Does not own: the written form of values (written.py), what is
 said of a user's own parts (declared.py), plans (engine), nor what a graph may be (check.py).
 
-    {"format": 2, "name": ..., "states": [...], "nodes": [...], "sinks": [node numbers], "declared": {...}}
+    {"format": 2, "name": ..., "states": [...], "nodes": [...], "sinks": [node numbers],
+     "declared": {...}}
 
 Nodes are in the graph's order and name each other by number. Format 1 had no declarations.
 """
@@ -77,7 +78,9 @@ def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Gr
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """The modules that `from_json` imports beyond this project's own, in the order of their names."""
+    """The modules that `from_json` imports beyond this project's own, in the order of their
+    names.
+    """
     paths = {path for path in _paths(_document(text, "snapshot")["nodes"]) if ":" in path}
     return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
 

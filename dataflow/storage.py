@@ -124,7 +124,9 @@ def replace_text(what: str, path: Path, text: str) -> None:
 
 
 def write_where_asked(what: str, path: Path, text: str) -> None:
-    """A text file where a user wants it, which may also be a pipe or a device. Raises StorageError."""
+    """A text file where a user wants it, which may also be a pipe or a device. Raises
+    StorageError.
+    """
     with writing(what, path, len(text)):
         target = path.resolve()
         plain = not target.exists() or stat.S_ISREG(target.stat().st_mode)

@@ -231,7 +231,7 @@ def main(
         seed: of the data, the model and every draw.
         name: of the run folder.
         runs: folder that holds the run folders.
-        permute_rewards: a control: rewards are handed to the wrong rows, so nothing should be learned.
+        permute_rewards: a control: rewards go to the wrong rows, so nothing should be learned.
         threads: of each kernel; all cores by default.
         steps: Steps of GRPO, instead of the recipe's.
         warm_steps: at most so many Steps of warm start, instead of the recipe's.

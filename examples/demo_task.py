@@ -39,7 +39,8 @@ def words(count: int, seed: int) -> dict[str, Row]:
     Different seeds of the task overlap (item i uses Random(seed + i)), so a split by seed would not
     be one.
     """
-    data = f"reasoning_gym:spell_backward?size={count}&seed={seed}&min_word_len=3&max_word_len=6&suffix=%0A"
+    words = "min_word_len=3&max_word_len=6&suffix=%0A"
+    data = f"reasoning_gym:spell_backward?size={count}&seed={seed}&{words}"
     found: dict[str, Row] = {}
     for row in task_table(data).to_pylist():
         found.setdefault(row["answer"][::-1], row)

@@ -306,7 +306,9 @@ def _add(*scores: Columns[Reward], weights: Sequence[float] | None) -> Columns[R
 
 
 def _spread(score: Columns[Reward], shape: Ragged) -> np.ndarray:
-    """float64 [tokens]: the reward of each token; a row's single number stands on its last token."""
+    """float64 [tokens]: the reward of each token; a row's single number stands on its last
+    token.
+    """
     if "token_reward" in score.batch.names:
         return score["token_reward"].values.astype(np.float64)
     return _on_last(shape, score["reward"].astype(np.float64))

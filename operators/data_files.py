@@ -376,7 +376,9 @@ def row_place(data: str, split: str | None, row: int) -> str:
 
 
 def _rows_of_split(table: pa.Table, data: str, split: str) -> pa.Table:
-    """The rows of a single file whose column `split`, or verl's `extra_info.split`, has this value."""
+    """The rows of a single file whose column `split`, or verl's `extra_info.split`, has this
+    value.
+    """
     of_row = _split_column(table)
     if of_row is None:
         raise DataError(

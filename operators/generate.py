@@ -94,5 +94,7 @@ def generate(
 
 
 def truncates(temperature: float, top_p: float, top_k: int) -> bool:
-    """Whether a sampler draws from a part of its distribution. A greedy one draws nothing at all."""
+    """Whether a sampler draws from a part of its distribution. A greedy one draws nothing at
+    all.
+    """
     return temperature != 0.0 and (top_p != 1.0 or top_k != 0)

@@ -274,7 +274,9 @@ def decoupled_policy_loss(
     cap: Number | None = 5.0,
     over_cap: Literal["drop", "truncate"] = "drop",
 ) -> Loss:
-    """AReaL's objective for stale rows: clipped around `proximal`, the policy as the Step found it."""
+    """AReaL's objective for stale rows: clipped around `proximal`, the policy as the Step found
+    it.
+    """
     params = {"clip": clip, "cap": cap, "over_cap": over_cap}
     return make_loss(DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params)
 
@@ -319,7 +321,9 @@ def dpo_loss(pairs: Port[Preference], *, reference: Port[Logprobs], beta: Number
 def trajectory_balance_loss(
     score: Port[Reward], *, reference: Port[Logprobs], beta: Number
 ) -> Loss:
-    """Trajectory balance with a group's estimate of the partition function; takes rows of any age."""
+    """Trajectory balance with a group's estimate of the partition function; takes rows of any
+    age.
+    """
     return make_loss(TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta})
 
 

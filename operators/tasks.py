@@ -180,7 +180,9 @@ def _value(text: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _dataset(spec: str) -> Any:
-    """The library's object for a task, which makes entries and scores answers; made once a process."""
+    """The library's object for a task, which makes entries and scores answers; made once a
+    process.
+    """
     task = _checked(spec)
     from reasoning_gym.factory import create_dataset
 

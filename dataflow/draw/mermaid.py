@@ -43,7 +43,8 @@ def out_of(box: Box) -> str:
 
 
 def _state(state: StateBox) -> str:
-    return f's{state.index}[("<b>{_escaped(state.name)}</b><br/>{_escaped(f"{state.kind} {state.facts}")}")]'
+    facts = _escaped(f"{state.kind} {state.facts}")
+    return f's{state.index}[("<b>{_escaped(state.name)}</b><br/>{facts}")]'
 
 
 def _wires(picture: Picture) -> Iterator[str]:

@@ -37,7 +37,9 @@ _LONGEST = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnWire:
-    """A data edge into a box. `output` numbers the output where the source has several, else None."""
+    """A data edge into a box. `output` numbers the output where the source has several, else
+    None.
+    """
 
     source: int
     output: int | None
@@ -233,7 +235,9 @@ def _facts(state: State) -> str:
 
 
 def call_of(node: Node) -> str:
-    """How the node reads in code: its States, then every parameter that differs from its default."""
+    """How the node reads in code: its States, then every parameter that differs from its
+    default.
+    """
     defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
     for key, value in node.params.items():

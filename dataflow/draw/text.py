@@ -77,7 +77,9 @@ class _Table:
         self.rows = max((len(b.rows) for b in picture.boxes), default=0) + 2
 
     def alive(self, index: int, *, after: bool = False) -> list[int]:
-        """The boxes whose rails pass box `index`, those that end there included (after: left out)."""
+        """The boxes whose rails pass box `index`, those that end there included (after: left
+        out).
+        """
         first = index + 1 if after else index
         return [
             i for i, end in self.last.items() if i in self.columns and i < first and end >= first

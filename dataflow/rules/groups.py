@@ -89,7 +89,7 @@ def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
     ):
         return
     if any(d.kind == "subset" and not d.node.params.get("refill") for d in domain.ancestors()):
-        return  # how many groups a Step has is not known here; the kernel makes parts that differ by one
+        return  # how many groups a Step has is not known here; the kernel makes parts of its own
     problem = (
         f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay"
         " whole"

@@ -24,7 +24,9 @@ _RATIOS = ("old", "proximal")
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Ratios of two temperatures, and references at another one than training that nobody stated."""
+    """Ratios of two temperatures, and references at another one than training that nobody
+    stated.
+    """
     for node in context.graph.nodes:
         loss = node.params.get("loss")
         if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:

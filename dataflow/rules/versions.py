@@ -117,7 +117,9 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
-    """Whether two ports are the same token rows; where their rows differ the rule on rows says so."""
+    """Whether two ports are the same token rows; where their rows differ the rule on rows says
+    so.
+    """
     mine, theirs = context.domains.of(a), context.domains.of(b)
     one = mine is not None and theirs is not None and mine.unselected is theirs.unselected
     return physical(a) == physical(b) or not one

@@ -15,6 +15,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
 from dataflow.importing import import_path
@@ -48,15 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # on made runs up to ten times slower where another process wanted a core, and sleeping at once
     # half as slow again where none did.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if (
-        arguments is None
-    ):  # a process of its own: nothing of the current folder takes the place of what is installed
+    if arguments is None:
+        # A process of its own: nothing of the current folder takes the place of what is installed.
         sys.path[:] = import_path()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    traceback = "--traceback" in given
-    given = [argument for argument in given if argument != "--traceback"]
+        arguments = sys.argv[1:]
     try:
-        code = _command(given)
+        code = _command([argument for argument in arguments if argument != "--traceback"])
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # how the parser of flags ends --help (0) and wrong flags (2)
         return stop.code if isinstance(stop.code, int) else 2
     except Exception as error:  # the last place where one can be shown as a line
-        if traceback:
+        if "--traceback" in arguments:
             raise
         return _shown(error)
 
@@ -130,16 +128,15 @@ def _command(given: Sequence[str]) -> int:
 
         print(version("dataflow-rl"))
         return 0
-    if given[0] not in COMMANDS:
-        near = nearest(given[0], COMMANDS)
+    name, words = given[0], given[1:]
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
         fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
-        raise UsageError(f"dataflow: no command {given[0]!r}. Fix: {fix}.")
-    command = importlib.import_module(f"engine.cli.{given[0]}").main
-    received = [word for word in given[1:3] if word.endswith(".json")]
-    if not received or given[0] not in LOOKING:
-        return command(given[1:])
-    with reading(received[0]):
-        return command(given[1:])
+        raise UsageError(f"dataflow: no command {name!r}. Fix: {fix}.")
+    command = importlib.import_module(f"engine.cli.{name}").main
+    received = [w for w in words[:2] if w.endswith(".json")] if name in LOOKING else []
+    with reading(received[0]) if received else nullcontext():
+        return command(words)
 
 
 def usage() -> str:

@@ -47,7 +47,9 @@ def graph_and(
 def split_target(
     command: str, usage: str, options: type[Any], arguments: Sequence[str]
 ) -> tuple[Target, Sequence[str]]:
-    """TARGET comes first. Without it `--help` shows the command's own options. Raises UsageError."""
+    """TARGET comes first. Without it `--help` shows the command's own options. Raises
+    UsageError.
+    """
     if arguments and arguments[0] in ("-h", "--help"):
         about = inspect.getdoc(options) or ""
         tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())
@@ -73,17 +75,17 @@ def parse_shared(
     """
     parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
     rests = [rest for _, rest in parsed]
-    unknown = [
-        word for word in rests[0] if word.startswith("--") and all(word in rest for rest in rests)
-    ]
-    unknown += [
-        rest[0] for rest in rests if rest and not rest[0].startswith("-")
-    ]  # the value of no flag at all
+    unknown = [w for w in rests[0] if w.startswith("--") and all(w in rest for rest in rests)]
+    unknown += _values_of_no_flag(rests)
     if unknown:
         raise UsageError(
             f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help."
         )
     return [values for (values, _), _ in parsed]
+
+
+def _values_of_no_flag(rests: Sequence[Sequence[str]]) -> list[str]:
+    return [rest[0] for rest in rests if rest and not rest[0].startswith("-")]
 
 
 def _parsed(
@@ -118,14 +120,14 @@ def _parsed(
             config=_FLAT,
             return_unknown_args=True,
         )
-    given = {name: getattr(made.graph, name) for name in own}
-    values = {name: _argument(own[name], value) for name, value in given.items()}
-    kept = {
-        name: value
-        for name, value in values.items()
-        if not (value is None and own[name].default is not None)
-    }
-    return (kept, [getattr(made, _title(kind)) for kind in options]), list(rest)
+    values = _arguments(own, made.graph) if own else {}
+    return (values, [getattr(made, _title(kind)) for kind in options]), list(rest)
+
+
+def _arguments(own: Mapping[str, Any], flags: Any) -> dict[str, Any]:
+    """The graph function's arguments; None where that is no default stands for the default."""
+    given = {name: _argument(p, getattr(flags, name)) for name, p in own.items()}
+    return {n: v for n, v in given.items() if v is not None or own[n].default is None}
 
 
 def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) -> None:

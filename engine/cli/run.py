@@ -45,7 +45,9 @@ def ended(result: Result) -> int:
     try:
         say(told(result))
         sys.stdout.flush()
-    except OSError:  # whoever read it is gone, as after a Ctrl-C that reached `| tee` too; nothing else is written here
+    except OSError:
+        # Whoever read it is gone, as after a Ctrl-C that reached `| tee`, too; nothing else is
+        # written here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code(result.signal) if result.signal else 0
 

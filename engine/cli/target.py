@@ -126,7 +126,8 @@ def _users_own(what: str) -> Iterator[None]:
         raise UsageError(f"{raised_at(stop)} {what}: {problem}. Fix: {fix}.") from stop
     except Exception as error:
         told = " ".join(
-            f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".split()
+            f"{type(error).__name__}:"
+            f" {error.msg if isinstance(error, SyntaxError) else error}".split()
         )
         fix = "mend that line; --traceback shows how it was reached"
         raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error

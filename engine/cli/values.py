@@ -86,9 +86,8 @@ def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str
         if word.startswith("--") and flag in flags:
             at = flag
             if flag not in values:
-                values[flag] = []
                 found.append(flag)
-            values[flag] += [text] if equals else []
+            values.setdefault(flag, []).extend([text] if equals else [])
         elif at and not word.startswith("-"):
             values[at].append(word)
         else:

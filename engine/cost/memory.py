@@ -7,9 +7,9 @@ modules are shared (the place pass), whether it all fits (the verify pass).
     weights       always                          the first node of those that share a module
     optimizer     always                          train
     outbox        always                          whoever makes rows
-    device_columns  always                        whoever makes columns declared `device`: where it made them
-    snapshot      always                          train whose weights are read in other Workers: two versions of them
-    copies        always                          the same, where they go by collectives: on the writer's device
+    device_columns  always                        whoever makes columns declared `device`
+    snapshot      always                          train whose weights others read: two versions
+    copies        always                          the same by collectives: on the writer's device
     gradients     while the node runs             train
     activations   while the node runs             train, forward, decode (of a prefill)
     logits        while the node runs             train, forward, decode
@@ -141,7 +141,9 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
-    """Of generation: the cache, a prefill's activations, and the logits of one token for each slot."""
+    """Of generation: the cache, a prefill's activations, and the logits of one token for each
+    slot.
+    """
     prefill = min(work.prompts * work.lengths.prompt, max(work.budget, work.lengths.prompt))
     slots = min(work.slots, work.rows)
     return {
@@ -165,7 +167,9 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
 def train_parts(
     parameters: int, shape: Shape | None, work: Work, dtype: str, head: str
 ) -> dict[str, int]:
-    """Of training: gradients and optimizer, and, where the shape is known, the largest micro-batch."""
+    """Of training: gradients and optimizer, and, where the shape is known, the largest
+    micro-batch.
+    """
     parts = {
         "gradients": gradient_bytes(parameters, dtype),
         "optimizer": optimizer_bytes(parameters, dtype),

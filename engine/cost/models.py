@@ -80,7 +80,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """A Model's parameters and shape; `why` says where the count comes from, or why there is none."""
+    """A Model's parameters and shape; `why` says where the count comes from, or why there is
+    none.
+    """
 
     parameters: int | None = None
     shape: Shape | None = None

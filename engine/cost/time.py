@@ -29,7 +29,9 @@ memory.
 
 
 def matmul_parameters(parameters: int, shape: Shape, head: str) -> int:
-    """Parameters that each token is multiplied with: all but an embedding that is looked up only."""
+    """Parameters that each token is multiplied with: all but an embedding that is looked up
+    only.
+    """
     looked_up = shape.vocabulary * shape.hidden
     return parameters - (0 if shape.tied and head == "lm" else looked_up)
 

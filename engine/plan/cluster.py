@@ -5,7 +5,7 @@ done with them, nor asking a host what it has (engine/launch/hosts.py).
 
     keys = "cluster.keys"     # `dataflow keys` makes it; a path beside this file
     lease = 30                # seconds without a word after which hosts give each other up
-    private = false           # true: nobody else is on this network, and rows and weights are not encrypted
+    private = false           # true: nobody else is on this network; nothing is encrypted
 
     [hosts.a]                 # the first is the one on which runs are started
     address = "10.0.0.1"
@@ -26,8 +26,8 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,43 +135,64 @@ def read_cluster(path: Path) -> Cluster:
         )
     own = detect()
     first = hosts[0]
-    cores, memory = first.cores or own.cores, first.memory or own.memory
-    first = Host(
-        name=first.name,
-        address=first.address,
-        port=first.port,
-        cores=cores,
-        memory=memory,
-        gpus=own.gpus,
+    first = replace(
+        first, cores=first.cores or own.cores, memory=first.memory or own.memory, gpus=own.gpus
     )
-    lease = data.get("lease", LEASE)
-    if not _is_number(lease) or not 1 <= lease <= _LONGEST_LEASE:
-        where = lines.at("", "lease")
-        raise PlanError(
-            f"{where}: lease: expected seconds, 1 to {_LONGEST_LEASE}, found {lease!r}. Fix: lease"
-            " = 30."
-        )
-    private = data.get("private", False)
-    if not isinstance(private, bool):
-        where = lines.at("", "private")
-        raise PlanError(
-            f"{where}: private: expected true or false, found {private!r}. Fix: leave it out."
-        )
-    keys = data.get("keys", f"{path.stem}.keys")
-    if not isinstance(keys, str) or not keys:
-        where = lines.at("", "keys")
-        raise PlanError(
-            f'{where}: keys: expected a path, found {keys!r}. Fix: keys = "{path.stem}.keys".'
-        )
+    lease = _setting(
+        lines,
+        data,
+        "lease",
+        LEASE,
+        fits=lambda v: _is_number(v) and 1 <= v <= _LONGEST_LEASE,
+        expected=f"seconds, 1 to {_LONGEST_LEASE}",
+        fix="lease = 30",
+    )
+    private = _setting(
+        lines,
+        data,
+        "private",
+        False,
+        fits=lambda v: isinstance(v, bool),
+        expected="true or false",
+        fix="leave it out",
+    )
+    default = f"{path.stem}.keys"
+    keys = _setting(
+        lines,
+        data,
+        "keys",
+        default,
+        fits=lambda v: isinstance(v, str) and bool(v),
+        expected="a path",
+        fix=f'keys = "{default}"',
+    )
     return Cluster(
-        cores=cores,
-        memory=memory,
+        cores=first.cores,
+        memory=first.memory,
         gpus=own.gpus,
         private=private,
         hosts=(first, *hosts[1:]),
         lease=float(lease),
         keys=path.parent / keys,
     )
+
+
+def _setting(
+    lines: _Lines,
+    data: Mapping[str, Any],
+    key: str,
+    default: Any,
+    *,
+    fits: Callable[[Any], bool],
+    expected: str,
+    fix: str,
+) -> Any:
+    """The value of a key. Raises PlanError for one that does not fit."""
+    value = data.get(key, default)
+    if not fits(value):
+        where = f"{lines.at('', key)}: {key}"
+        raise PlanError(f"{where}: expected {expected}, found {value!r}. Fix: {fix}.")
+    return value
 
 
 def _host(lines: _Lines, name: str, said: Any) -> Host:

@@ -103,8 +103,9 @@ class PlannedNode:
     `ready` (whatever has come, as far as the scope allows). chunks: into how many chunks of whole
     prompts the rows of a cohort (below the cut: of a Step) are cut, however many replicas there
     are: equal chunks give equal bits. workers: the replicas, each with its ranks one after another.
-    tokens: the column whose length is that of a row, none where empty. max_lag: what the node was given. lag: by how many versions its rows' weights may be older than
-    the published ones; 0 everywhere but in a stream whose source has a lag.
+    tokens: the column whose length is that of a row, none where empty. max_lag: what the node was
+    given. lag: by how many versions its rows' weights may be older than the published ones; 0
+    everywhere but in a stream whose source has a lag.
     """
 
     name: str
@@ -241,7 +242,8 @@ class Plan:
     recorder: str = "main"
     """The worker that writes them."""
     turns: tuple[tuple[str, ...], ...] = ()
-    """Workers on the same devices, which take turns; each worker is in at most one of these groups."""
+    """Workers on the same devices, which take turns; each worker is in at most one of these groups.
+    """
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each worker; empty where all are on this one."""
     devices: Mapping[str, int] = field(default_factory=dict)

@@ -8,10 +8,10 @@ A new one is a function from a Plan to warnings, and its line in WARNINGS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dataflow.errors import GraphWarning
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, PlannedNode
 
 _HOUR = 3600.0
 
@@ -21,17 +21,22 @@ def step_seconds(plan: Plan) -> tuple[float, str] | None:
     where all overlap, else "", those of all nodes. None where nothing is known of some node with a
     Model.
     """
-    known = [n.estimate.seconds for n in plan.nodes if n.estimate.seconds is not None]
-    models = [n for n in plan.nodes if n.traits.computes and n.region != "evaluation"]
-    if not known or any(n.estimate.seconds is None for n in models):
+    if not _predicted(plan):
         return None
-    by = {
-        w: sum(n.estimate.seconds or 0.0 for n in plan.nodes if w in n.workers)
-        for w in plan.workers
-    }
+    by = {w: _seconds(n for n in plan.nodes if w in n.workers) for w in plan.workers}
     slowest = max(by, key=by.__getitem__)
     overlap = len(by) > 1 and all(s.max_lag for s in plan.sources)
-    return (by[slowest], slowest) if overlap else (sum(known), "")
+    return (by[slowest], slowest) if overlap else (_seconds(plan.nodes), "")
+
+
+def _predicted(plan: Plan) -> bool:
+    unknown = [n for n in plan.nodes if n.estimate.seconds is None]
+    models = (n for n in unknown if n.traits.computes and n.region != "evaluation")
+    return len(unknown) < len(plan.nodes) and not any(models)
+
+
+def _seconds(nodes: Iterable[PlannedNode]) -> float:
+    return sum(n.estimate.seconds or 0.0 for n in nodes)
 
 
 def slow_steps(plan: Plan) -> Iterator[GraphWarning]:

@@ -140,7 +140,9 @@ class Demonstrations:
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read data and tokenizer. Raises DataError where either has not the form that is needed."""
+        """Read data and tokenizer. Raises DataError where either has not the form that is
+        needed.
+        """
         self._data = open_demonstrations(node.params["data"], node.params.get("split"))
         self._order = Order(
             len(self._data), session.seed, node.name, node.params.get("shuffle", True)

@@ -16,7 +16,9 @@ from dataflow.schema import Reward
 
 
 class MeanOver:
-    """See `operators.mean_over.mean_over`. Sums are float64, in the order of the descendants' keys."""
+    """See `operators.mean_over.mean_over`. Sums are float64, in the order of the descendants'
+    keys.
+    """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Nothing to load."""

@@ -264,7 +264,9 @@ def _is_taken(column: str, asked: Wants) -> bool:
 
 
 def _units(keys: Keys, by_group: bool) -> list[slice]:
-    """The smallest runs of rows that a function may be called on: rows, or the rows of one prompt."""
+    """The smallest runs of rows that a function may be called on: rows, or the rows of one
+    prompt.
+    """
     if not by_group:
         return [slice(row, row + 1) for row in range(len(keys))]
     edges = np.flatnonzero(np.diff(keys.position)) + 1

@@ -86,7 +86,9 @@ class Caught:
 
 
 def _detail(error: BaseException, trace: TracebackType) -> str:
-    """The traceback; where the error's text alone is longer than it may be, without what led to it."""
+    """The traceback; where the error's text alone is longer than it may be, without what led to
+    it.
+    """
     lines = traceback.format_tb(trace)
     if len(_text(error)) <= _DETAIL:
         lines = traceback.format_exception(type(error), error, trace)
@@ -101,7 +103,9 @@ def _text(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """`ValueError: boom`: the class, and of what the error says the first line that says something."""
+    """`ValueError: boom`: the class, and of what the error says the first line that says
+    something.
+    """
     first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
     return printable(bounded(f"{name}: {first}" if first else name, _TEXT))

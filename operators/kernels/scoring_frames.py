@@ -6,7 +6,7 @@ the user's code sent: it shares memory with whatever the function did, so nothin
 trust, and nothing is unpickled. Does not own: sockets (scoring_parent.py, scoring_child.py), what a
 fault leads to (scoring.py).
 
-    frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; then the payload
+    frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; the payload
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Answers:
 
 
 def judged_answer(payload: bytes, rows: int) -> ScoringOutcome:
-    """The ScoringOutcome in an answer for so many rows. Raises Garbled where it is none, or none that a
+    """The ScoringOutcome in an answer for so many rows. Raises Garbled where it is none, or none
+    that a
     call can give.
     """
     try:
@@ -158,7 +159,9 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def bounded(text: str, most: int) -> str:
-    """The text, or its beginning and its end with how many characters were left out between them."""
+    """The text, or its beginning and its end with how many characters were left out between
+    them.
+    """
     if len(text) <= most:
         return text
     half = most // 2

@@ -85,7 +85,9 @@ class Children:
             undo.pop_all()
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
-        """See Scorers. timeout seconds for all of them together, since they run at the same time."""
+        """See Scorers. timeout seconds for all of them together, since they run at the same
+        time.
+        """
         asked = {index: self._children[index] for index in calls}
         self._start([child for child in asked.values() if not child.running])
         for index, child in asked.items():

@@ -29,7 +29,9 @@ def gather(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`values[index]` as a tensor of its own on the device; dtype as in the column where not given."""
+    """`values[index]` as a tensor of its own on the device; dtype as in the column where not
+    given.
+    """
     if isinstance(values, Tensor):
         return values[index].to(device=device, dtype=dtype, non_blocking=True)
     return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
@@ -70,7 +72,9 @@ def numbers(tensor: Tensor) -> np.ndarray:
 def batch_of(
     keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]
 ) -> Batch:
-    """A batch of float columns: [rows], or with offsets [tokens] as a list column on these offsets."""
+    """A batch of float columns: [rows], or with offsets [tokens] as a list column on these
+    offsets.
+    """
     made = {name: numbers(tensor) for name, tensor in columns.items()}
     shaped = (
         made

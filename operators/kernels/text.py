@@ -47,7 +47,9 @@ class Tokenizer:
     eos_ids: frozenset[int]
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids of each text; special: with the tokens that the tokenizer puts around a text."""
+        """Token ids of each text; special: with the tokens that the tokenizer puts around a
+        text.
+        """
         if not texts:
             return []
         made = self.inner(
@@ -203,13 +205,17 @@ class Tokenizer:
         return text
 
     def _up_to_eos(self, ids: list[int]) -> int:
-        """How many tokens there are up to the last eos, itself included; all where there is none."""
+        """How many tokens there are up to the last eos, itself included; all where there is
+        none.
+        """
         ends = [i for i, token in enumerate(ids) if token in self.eos_ids]
         return ends[-1] + 1 if ends else len(ids)
 
 
 def load_tokenizer(base: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where it is none."""
+    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where it is
+    none.
+    """
     from transformers import AutoTokenizer
 
     try:

@@ -14,7 +14,9 @@ from engine.plan.plan import PlannedEdge
 
 
 def turns(draft: Draft) -> Iterator[str]:
-    """Workers that take turns are there, each in one group; ranks that act in lock-step take none."""
+    """Workers that take turns are there, each in one group; ranks that act in lock-step take
+    none.
+    """
     seen: set[str] = set()
     for group in draft.turns:
         shown = ",".join(group)

@@ -14,7 +14,9 @@ from engine.plan.plan import Plan, PlannedNode
 
 
 def totals(plan: Plan) -> Iterator[str]:
-    """Totals against the memory that there is; of several Workers each has a line in its section."""
+    """Totals against the memory that there is; of several Workers each has a line in its
+    section.
+    """
     if len(plan.workers) == 1:
         yield from (f"{plan.workers[0]}: {text}" for text in holds(plan, plan.workers[0]))
         return

@@ -10,6 +10,7 @@ their devices count once. Only kernels that compute with a Model are counted: co
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.plan.draft import Draft
@@ -19,27 +20,26 @@ from engine.plan.plan import PlannedNode
 
 def cores(draft: Draft) -> Draft:
     """Set every node's threads: those that were asked for, else the Worker's share of the cores."""
-    threads = draft.threads
-    shares = {} if threads else _shares(draft)
-    nodes = (
-        replace(n, layout=replace(n.layout, threads=threads or shares[n.name])) for n in draft.nodes
-    )
+    if draft.threads:
+        shares, notes = dict.fromkeys((n.name for n in draft.nodes), draft.threads), ()
+    else:
+        shares = _shares(draft)
+        notes = tuple(_notes(draft, shares))
+    nodes = tuple(replace(n, layout=replace(n.layout, threads=shares[n.name])) for n in draft.nodes)
+    return replace(draft, nodes=nodes, notes=(*draft.notes, *notes))
+
+
+def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
     totals = _totals(draft)
     parts = [
-        n
-        for n in draft.nodes
-        if n.traits.computes and shares and shares[n.name] < totals[n.workers[0]]
+        n.name for n in draft.nodes if n.traits.computes and shares[n.name] < totals[n.workers[0]]
     ]
-    said = (
-        f"a part of the {draft.cluster.cores} cores"
-        if not draft.hosts
-        else "a part of their host's cores"
-    )
-    note = (
-        f"{', '.join(n.name for n in parts)}: {said}, as others compute beside; equal threads give"
-        " equal bits"
-    )
-    return replace(draft, nodes=tuple(nodes), notes=(*draft.notes, *([note] if parts else [])))
+    cores = "their host's cores" if draft.hosts else f"the {draft.cluster.cores} cores"
+    if parts:
+        yield (
+            f"{', '.join(parts)}: a part of {cores}, as others compute beside; equal threads give"
+            " equal bits"
+        )
 
 
 def _totals(draft: Draft) -> dict[str, int]:
@@ -51,33 +51,38 @@ def _totals(draft: Draft) -> dict[str, int]:
 
 def _shares(draft: Draft) -> dict[str, int]:
     """Node -> threads; those of one Worker are equal, and those of all Workers of one node."""
-    busy = [n for n in draft.nodes if n.traits.computes]
+    totals, busy = _totals(draft), [n for n in draft.nodes if n.traits.computes]
     computing = {w for n in busy for w in n.workers}
-    totals = _totals(draft)
     shares = {w: cores if w in computing or not computing else 1 for w, cores in totals.items()}
-    turn = {w: number for number, group in enumerate(draft.turns) for w in group}
-    for node, beside in _beside(draft, busy).items():
-        for worker in node_workers(busy, node):
-            here = {turn.get(w, w) for w in beside if draft.hosts.get(w) == draft.hosts.get(worker)}
-            shares[worker] = min(shares[worker], max(1, totals[worker] // len(here)))
-    for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
-        for node in draft.nodes:
-            shares |= dict.fromkeys(node.workers, min(shares[w] for w in node.workers))
+    for node, beside in _beside(draft, busy):
+        for worker in node.workers:
+            count = _at_once(draft, beside, worker)
+            shares[worker] = min(shares[worker], max(1, totals[worker] // count))
+    _level(draft, shares)
     return {n.name: shares[n.workers[0]] for n in draft.nodes}
 
 
-def node_workers(nodes: list[PlannedNode], name: str) -> tuple[str, ...]:
-    """The Workers of the node of that name."""
-    return next(n.workers for n in nodes if n.name == name)
+def _level(draft: Draft, shares: dict[str, int]) -> None:
+    """Give all Workers of a node the least share of them."""
+    for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
+        for node in draft.nodes:
+            shares |= dict.fromkeys(node.workers, min(shares[w] for w in node.workers))
 
 
-def _beside(draft: Draft, busy: list[PlannedNode]) -> dict[str, set[str]]:
-    """For each node, the Workers that can compute while it does, its own among them."""
+def _beside(draft: Draft, busy: Sequence[PlannedNode]) -> Iterator[tuple[PlannedNode, set[str]]]:
+    """Each node, and the Workers that can compute while it does, its own among them."""
     uppers = above(draft.nodes)
-    return {
-        node.name: {w for o in busy if node is o or _overlap(node, o, uppers) for w in o.workers}
-        for node in busy
-    }
+    for node in busy:
+        others = (o for o in busy if node is o or _overlap(node, o, uppers))
+        yield node, {w for o in others for w in o.workers}
+
+
+def _at_once(draft: Draft, beside: Iterable[str], worker: str) -> int:
+    """How many of these Workers compute at once on the host of this one; who takes turns counts
+    once.
+    """
+    here = (w for w in beside if draft.host_of(w) == draft.host_of(worker))
+    return len({draft.turns_of(w) or w for w in here})
 
 
 def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]]) -> bool:

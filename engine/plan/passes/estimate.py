@@ -78,9 +78,7 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        self._offering = {
-            m.writer: m.route for m in draft.models if m.writer and self._read_elsewhere(m)
-        }
+        self._offering = {m.writer: m.route for m in draft.models if self._read_elsewhere(m)}
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -91,15 +89,9 @@ class _Cost:
         if use is not None and use.cost.parameters is not None:
             weights = use.cost.parameters * memory.WIDTHS[use.model.dtype]
             use = replace(use, cost=use.cost.part(planned.layout.tensor))
-            if planned.name in self._owners:
-                parts["weights"] = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
-            parts |= self._running(planned, use)
-            if planned.layout.shard:
-                parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
-            if planned.name in self._offering:
-                parts["snapshot" if self._offering[planned.name] == "pull" else "copies"] = (
-                    2 * weights
-                )
+            parts |= self._of_model(planned, use)
+            if route := self._offering.get(planned.name):
+                parts["snapshot" if route == "pull" else "copies"] = 2 * weights
         held = self._on_device(planned.name)
         for part, columns in (
             ("outbox", tuple(c for c in planned.returns if c not in held)),
@@ -108,6 +100,16 @@ class _Cost:
             if size := self._kept(planned, columns):
                 parts[part] = size
         return Estimate(bytes=parts, seconds=self._seconds(planned, use))
+
+    def _of_model(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
+        """Of one rank: its weights, and what it holds while it runs."""
+        parts: dict[str, int] = {}
+        if planned.name in self._owners:
+            parts["weights"] = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
+        parts |= self._running(planned, use)
+        if planned.layout.shard:
+            parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
+        return parts
 
     def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         work, shape, dtype, head = (
@@ -129,7 +131,7 @@ class _Cost:
 
     def _read_elsewhere(self, model: PlannedModel) -> bool:
         """Whether readers, or those of a follower, have copies of its weights in another Worker."""
-        return bool(elsewhere(model, self._draft.models, self._draft.nodes))
+        return bool(model.writer and elsewhere(model, self._draft.models, self._draft.nodes))
 
     def _on_device(self, node: str) -> Mapping[str, Column]:
         return declared(self._nodes[node].schemas)
@@ -152,14 +154,8 @@ class _Cost:
         if planned.region == "evaluation" or planned.work == "evaluate":
             return None
         if planned.traits.computes:
-            known = (
-                use is not None and use.cost.parameters is not None and use.cost.shape is not None
-            )
-            return (
-                self._model_seconds(planned, use)
-                if use and known and not self._draft.cluster.gpus
-                else None
-            )
+            predictable = use is not None and not self._draft.cluster.gpus
+            return self._model_seconds(planned, use) if use and predictable else None
         operator = self._nodes[planned.name].operator
         if operator.parts or not operator.built_in:
             return None
@@ -167,9 +163,10 @@ class _Cost:
         return time.column_seconds(sum(moved))
 
     def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
+        """None where the Model's size is not known."""
         work, shape, parameters = self._work(planned), use.cost.shape, use.cost.parameters
-        assert shape is not None
-        assert parameters is not None
+        if shape is None or parameters is None:
+            return None
         cores = min(planned.layout.threads, self._draft.cluster.cores)
         if planned.traits.generates:
             return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)

@@ -50,17 +50,14 @@ def _route(
     readers = elsewhere(written, models, nodes) if written.writer else ()
     if not readers or draft.placing.weights == "pull":
         return "pull"
-    writer = next(n.workers[0] for n in nodes if n.name == written.writer)
-    return (
-        "collective"
-        if draft.placing.weights == "collective" or _own_devices(writer, readers, draft)
-        else "pull"
-    )
+    if draft.placing.weights == "collective":
+        return "collective"
+    return "collective" if _own_devices(written.writer, readers, draft) else "pull"
 
 
-def _own_devices(writer: str, readers: Sequence[str], draft: Draft) -> bool:
-    """Whether each reader computes on another device than the writer, on its host."""
-    devices, hosts = draft.devices, draft.hosts
+def _own_devices(node: str, readers: Sequence[str], draft: Draft) -> bool:
+    """Whether each reader computes on another device than the node that writes, on its host."""
+    devices, hosts, writer = draft.devices, draft.hosts, draft.node(node).workers[0]
     return writer in devices and all(
         reader in devices
         and devices[reader] != devices[writer]
@@ -96,26 +93,25 @@ class _Rules:
     def planned(self, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedModel]:
         """Each Model, with its readers and those of them that are aliases."""
         for model in self.models.values():
-            uses = [
-                (n, u)
-                for n in nodes
-                for u in n.models
-                if u.model == model.name and u.param != "tokenizer"
-            ]
-            readers = [(n.name, u) for n, u in uses if u.access == "read" and n.work != "evaluate"]
+            readers = {n.name: u for n in nodes for u in _readings(n) if u.model == model.name}
             writer = self.writers.get(model.name)
+            aliases = [name for name, u in readers.items() if writer and u.module == model.name]
             yield PlannedModel(
                 name=model.name,
                 base=model.base,
                 writer=writer.name if writer else "",
-                readers=tuple(name for name, _ in readers),
-                aliases=(
-                    tuple(name for name, u in readers if u.module == model.name) if writer else ()
-                ),
+                readers=tuple(readers),
+                aliases=tuple(aliases),
                 follows=model.follows.name if model.follows else "",
                 rate=model.rate,
                 every=model.every,
             )
+
+
+def _readings(node: PlannedNode) -> Iterator[ModelUse]:
+    """The Models whose versions it has to be given."""
+    if node.work != "evaluate":
+        yield from (u for u in node.models if u.access == "read" and u.param != "tokenizer")
 
 
 def _tokenizer(node: PlannedNode, draft: Draft) -> tuple[ModelUse, ...]:

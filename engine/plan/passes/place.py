@@ -16,9 +16,11 @@ generation for the prompts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from dataflow.errors import PlanError, nearest
 from dataflow.kernel import Layout
@@ -90,17 +92,22 @@ def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
         n.name: placing.pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes
     }
     nodes = {n.name: n for n in draft.nodes}
-    for source in (n.name for n in draft.nodes if base[n.name] == ROLLOUT and n.work == "source"):
-        if (
-            source not in placing.pin
-        ):  # with one generation it is fed in time; several must not wait for one of them
-            first = next(n.name for n in draft.nodes if n.source == source and n.traits.generates)
-            places[source] = places[first] if len(places[first]) == 1 else (source,)
+    for node in draft.nodes:
+        if node.work == "source" and base[node.name] == ROLLOUT and node.name not in placing.pin:
+            places[node.name] = _beside_generation(draft, node, places)
     for group in placing.together:
         workers = places[_leader(draft, [nodes[name] for name in group])]
         for name in group:
             places[name] = workers if _divisible(draft, nodes[name]) else workers[:1]
     return places
+
+
+def _beside_generation(
+    draft: Draft, source: PlannedNode, places: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """With one generation it is fed in time; several must not wait for one of them."""
+    first = next(n.name for n in draft.nodes if n.source == source.name and n.traits.generates)
+    return places[first] if len(places[first]) == 1 else (source.name,)
 
 
 def _bases(draft: Draft) -> dict[str, str]:
@@ -116,23 +123,21 @@ def _overlapping(draft: Draft) -> dict[str, str]:
     """Streams with a lag go on while the Step is trained; those without one take turns with it, in
     its Worker.
     """
-    lagging = {s.name for s in draft.sources if s.max_lag}
-    decodes = {n.name for n in draft.nodes if n.traits.generates}
+    generations = {n.name for n in draft.nodes if n.traits.generates}
     fed = {n.source for n in draft.nodes if n.traits.generates and n.region == "stream"}
     uppers = above(draft.nodes)
-    found: dict[str, str] = {}
-    for node in draft.nodes:
-        below = uppers[node.name] & decodes
-        streams = node.region == "stream" and node.source in lagging
-        if streams and node.traits.generates:
-            found[node.name] = node.name if below else ROLLOUT
-        elif streams and node.work == "forward":
-            found[node.name] = TRAIN if below else ROLLOUT
-        elif streams and node.work == "source" and node.name in fed:
-            found[node.name] = ROLLOUT
-        else:
-            found[node.name] = TRAIN if node.region == "step" or node.traits.computes else DATA
-    return found
+    return {n.name: _base(n, bool(uppers[n.name] & generations), fed) for n in draft.nodes}
+
+
+def _base(node: PlannedNode, below: bool, fed: Collection[str]) -> str:
+    """below: whether a generation is above it. fed: sources of streams that generate."""
+    if node.lag and node.traits.generates:
+        return node.name if below else ROLLOUT
+    if node.lag and node.work == "forward":
+        return TRAIN if below else ROLLOUT
+    if node.lag and node.work == "source" and node.name in fed:
+        return ROLLOUT
+    return TRAIN if node.region == "step" or node.traits.computes else DATA
 
 
 def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
@@ -176,16 +181,19 @@ def _kept(draft: Draft, node: PlannedNode) -> str:
 
 
 def _recorder(nodes: Sequence[PlannedNode]) -> str:
-    """A Worker that neither generates nor trains, so that writing costs neither time and its death
+    """A Worker that neither generates nor trains, so that writing delays nobody and its death loses
     no state: the source's where it is one. Else the first train node's.
     """
+    trains = [n for n in nodes if n.work == "train"]
+    free = sorted(_beside_models(nodes), key=lambda n: n.work != "source")
+    return next(iter([*free, *trains, nodes[0]])).workers[0]
+
+
+def _beside_models(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
+    """Nodes of columns, in Workers that neither generate nor train."""
     busy = {w for n in nodes if n.traits.generates or n.work == "train" for w in n.workers}
-    ordered = sorted(
-        (n for n in nodes if n.region != "evaluation"), key=lambda n: n.work != "source"
-    )
-    free = [n.workers[0] for n in ordered if not n.traits.computes and n.workers[0] not in busy]
-    trains = [n.workers[0] for n in nodes if n.work == "train"]
-    return next(iter([*free, *trains]), nodes[0].workers[0])
+    columns = (n for n in nodes if n.region != "evaluation" and not n.traits.computes)
+    return [n for n in columns if n.workers[0] not in busy]
 
 
 def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
@@ -208,24 +216,26 @@ def _devices(
     """The GPU of each Worker that computes with a Model: one of its own as far as its host's reach,
     and then again from the first. Workers that take turns have the same one.
     """
-    first_of = {worker: group[0] for group in turns for worker in group}
+    mates = {worker: group for group in turns for worker in group}
     found: dict[str, int] = {}
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     for worker in dict.fromkeys(w for n in nodes if n.traits.computes for w in n.workers):
-        host, first = hosts.get(worker, ""), first_of.get(worker, worker)
+        host = hosts.get(worker, "")
         count = len(draft.cluster.on(host).gpus)
-        shared = next((found[w] for w in found if first_of.get(w, w) == first), None)
-        if count and shared is None:
-            found[worker] = used.get(host, 0) % count
-            used[host] = used.get(host, 0) + 1
-        elif shared is not None:
+        shared = next((found[w] for w in mates.get(worker, ()) if w in found), None)
+        if shared is not None:
             found[worker] = shared
+        elif count:
+            found[worker] = used[host] % count
+            used[host] += 1
     return found
 
 
 # --- what was asked for ---------------------------------------------------------------------------
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_Problems = Callable[[Draft, PlannedNode, Any], Iterator[str]]
+"""Why a node cannot have what was asked for."""
 
 
 def _unknown(draft: Draft) -> Iterator[str]:
@@ -277,21 +287,17 @@ def _unfit(draft: Draft) -> Iterator[str]:
     """What these nodes cannot have."""
     nodes = {n.name: n for n in draft.nodes}
     placing = draft.placing
-    for name, count in placing.replicas.items():
-        if name in nodes:
-            yield from _replicas(draft, nodes[name], count)
-    for name, count in placing.ranks.items():
-        if name in nodes:
-            yield from _ranks(draft, nodes[name], count)
-    for name, count in placing.tensor.items():
-        if name in nodes:
-            yield from tensor_problems(draft, nodes[name], count)
-    for name, count in placing.chunks.items():
-        if name in nodes:
-            yield from _chunks(nodes[name], count)
-    for name, workers in placing.pin.items():
-        if name in nodes:
-            yield from _pins(draft, nodes[name], workers)
+    asked: list[tuple[Mapping[str, Any], _Problems]] = [
+        (placing.replicas, _replicas),
+        (placing.ranks, _ranks),
+        (placing.tensor, tensor_problems),
+        (placing.chunks, _chunks),
+        (placing.pin, _pins),
+    ]
+    for values, problems in asked:
+        for name, value in values.items():
+            if name in nodes:
+                yield from problems(draft, nodes[name], value)
     yield from _groups(placing.together, placing.pin, nodes)
 
 
@@ -322,7 +328,7 @@ def _ranks(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
         yield f"{problem}. Fix: {node.name}={min(max(count, 1), most)}."
 
 
-def _chunks(node: PlannedNode, count: int) -> Iterator[str]:
+def _chunks(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:
     fixed = (
         "a source" if node.work == "source" else "of batch scope" if node.scope == "batch" else ""
     )

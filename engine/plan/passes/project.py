@@ -90,25 +90,22 @@ class _Finder:
         """Of what this node trains on: the reward (the last one of these rows), each function's
         own, the advantage.
         """
-        whole = self._whole(self._domains.of_node(train))
-        behind = {n.name for n in _upstream(train)}
-        rewards = [self._nodes[n.name] for n in self._draft.nodes if n.name in behind]
-        rewards = [
-            n
-            for n in rewards
-            if n.schemas and issubclass(n.schemas[0], Reward) and n.operator.traits.moves_rows
-        ]
-        rewards = [n for n in rewards if self._whole(self._domains.of_node(n)) is whole]
+        rewards = self._rewards_of(train)
         plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
         columns: dict[str, tuple[str, ...]] = {n.name: ("reward",) for n in (plain or rewards)[-1:]}
         for node in (n for n in rewards if n.operator.parts):
             columns[node.name] = (*columns.get(node.name, ()), node.operator.parts)
         for name, wanted in columns.items():
             yield Fetch(producer=name, columns=wanted)
-        for key, port in train.inputs.items():
-            if key.endswith(".advantage") and issubclass(port.schema, Advantage):
-                yield Fetch(producer=physical(port).node.name, columns=("advantage",))
-                return
+        if advantage := _advantage_of(train):
+            yield Fetch(producer=physical(advantage).node.name, columns=("advantage",))
+
+    def _rewards_of(self, train: Node) -> list[Node]:
+        """The nodes above it that make rewards of its rows, in running order."""
+        whole = self._whole(self._domains.of_node(train))
+        behind = {n.name for n in _upstream(train)}
+        above = (self._nodes[n.name] for n in self._draft.nodes if n.name in behind)
+        return [n for n in above if _scores(n) and self._whole(self._domains.of_node(n)) is whole]
 
     @staticmethod
     def _whole(domain: Domain | None) -> Domain | None:
@@ -122,12 +119,12 @@ class _Finder:
         # What is on a device goes to those alone who declare it, as nobody else could tell it from
         # the rest.
         wanted = [c for c in wanted if not _on_device(port, c) or c in declared.schema.columns]
-        extra = list(declared.ancestors)
-        if declared.ancestors_from:
-            extra += node.params.get(declared.ancestors_from, ())
-        if "*" in extra:
-            extra = [c for c in extra if c != "*"] + list(self._dataset(port))
-        return list(dict.fromkeys([*wanted, *extra]))
+        return list(dict.fromkeys([*wanted, *self._of_ancestors(node, port, declared)]))
+
+    def _of_ancestors(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
+        asked = [*declared.ancestors, *node.params.get(declared.ancestors_from, ())]
+        named = [column for column in asked if column != "*"]
+        return [*named, *(self._dataset(port) if "*" in asked else ())]
 
     def _dataset(self, port: Port[Any]) -> list[str]:
         domain = self._domains.of(port)
@@ -151,22 +148,13 @@ class _Finder:
         real = physical(port)
         if column in real.schema.columns:
             return real.node
-        if (
-            column == "prompt"
-        ):  # the nearest one: a judge's prompt is not the one that its task came with
-            asked = next((p.node for p in row_line(port) if issubclass(p.schema, Prompt)), None)
-            if asked is not None:
-                return asked
+        if column == "prompt":
+            return _nearest_prompt(port)
         domain = self._domains.of(port)
-        source = domain.source if domain else None
-        if source is None:
+        if domain is None:
             return None
-        offered = set(self._draft.dataset.get(source.name, ())) | set(source.schemas[0].columns)
-        return (
-            source
-            if column in offered and (issubclass(source.schemas[0], Prompt) or column != "prompt")
-            else None
-        )
+        offered = (*self._dataset(port), *domain.source.schemas[0].columns)
+        return domain.source if column in offered else None
 
 
 def _declared(node: Node, key: str) -> Input:
@@ -176,6 +164,23 @@ def _declared(node: Node, key: str) -> Input:
         term = next(t for t in loss.terms if t.label == label)
         return next(i for i in term.function.ports if i.name == name)
     return node.operator.input(key)
+
+
+def _nearest_prompt(port: Port[Any]) -> Node | None:
+    """A judge's prompt is not the one that its task came with."""
+    return next((p.node for p in row_line(port) if issubclass(p.schema, Prompt)), None)
+
+
+def _advantage_of(train: Node) -> Port[Any] | None:
+    """What the first of its losses that has an advantage reads as such."""
+    ports = (port for key, port in train.inputs.items() if key.endswith(".advantage"))
+    return next((port for port in ports if issubclass(port.schema, Advantage)), None)
+
+
+def _scores(node: Node) -> bool:
+    """Whether it makes rewards, and does not only hand them on."""
+    made = bool(node.schemas) and issubclass(node.schemas[0], Reward)
+    return made and node.operator.traits.moves_rows
 
 
 def _on_device(port: Port[Any], column: str) -> bool:

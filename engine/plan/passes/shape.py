@@ -53,20 +53,20 @@ def _node(
 ) -> PlannedNode:
     domain = domains.of_node(node)
     onto = node.operator.rows
-    widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
-    outer = width(domain)
-    inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
     if domain is None:
         raise PlanError(
             f"{node.name}: its rows cannot be derived. Fix: give {node.operator.name} at least one"
             " input."
         )
-    if isinstance(node.operator.rows, Expand) and region[node.name] == "step":
+    if isinstance(onto, Expand) and region[node.name] == "step":
         where = f"{node.name}: {node.operator.name} below the cut"
         raise PlanError(
             f"{where} makes new rows within a Step, which no plan does yet. Fix: let it read rows"
             " from above the cut."
         )
+    widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
+    outer = width(domain)
+    inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
     return PlannedNode(
         name=node.name,
         operator=node.operator.name,
@@ -77,15 +77,7 @@ def _node(
         source=domain.source.name,
         rows=outer,
         inner=inner,
-        inputs=tuple(
-            PlannedInput(
-                name=key,
-                gate=port.node.name,
-                ratio=max(1, inner // widths[key]),
-                fan_in=widths[key] // inner if isinstance(onto, Reduce) and key == onto.of else 0,
-            )
-            for key, port in node.inputs.items()
-        ),
+        inputs=tuple(_input(node, key, widths[key], inner) for key in node.inputs),
         models=tuple(_uses(node, trained)),
         tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
         max_lag=int(node.params.get("max_lag", 0)),
@@ -93,6 +85,14 @@ def _node(
         max_attempts=int(node.params.get("max_attempts", 10)),
         every=int(node.params.get("every", 0)),
     )
+
+
+def _input(node: Node, key: str, wide: int, inner: int) -> PlannedInput:
+    """wide: rows of the input's gate for each prompt; inner: those of the node's chunks."""
+    rows = node.operator.rows
+    fan_in = wide // inner if isinstance(rows, Reduce) and key == rows.of else 0
+    gate = node.inputs[key].node.name
+    return PlannedInput(name=key, gate=gate, ratio=max(1, inner // wide), fan_in=fan_in)
 
 
 def _relation(node: Node) -> Relation:
@@ -130,13 +130,13 @@ def _sources(graph: Graph, nodes: tuple[PlannedNode, ...]) -> list[PlannedSource
         if node.work != "source" or node.region == "evaluation":
             continue
         line = [n for n in nodes if n.source == node.name]
-        lags = [
-            n.max_lag for n in line if n.region == "stream" and any(u.trained for u in n.models)
-        ]
         trains = [graph.node(n.name) for n in line if n.work == "train"]
         policy = trains[0].params["intake"] if trains else "exact"
         batch = graph.node(node.name).params["batch"]
-        found.append(
-            PlannedSource(name=node.name, batch=batch, max_lag=min(lags, default=0), intake=policy)
-        )
+        found.append(PlannedSource(name=node.name, batch=batch, max_lag=_lag(line), intake=policy))
     return found
+
+
+def _lag(line: list[PlannedNode]) -> int:
+    readers = (n for n in line if n.region == "stream" and any(u.trained for u in n.models))
+    return min((n.max_lag for n in readers), default=0)

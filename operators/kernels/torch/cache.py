@@ -74,7 +74,9 @@ def _room(held: Tensor, holders: int, length: int) -> Tensor:
 
 @dataclass(slots=True)
 class Cache:
-    """All layers' levels. `prefix` is how many tokens all prompts share, `prompt` the longest rest."""
+    """All layers' levels. `prefix` is how many tokens all prompts share, `prompt` the longest
+    rest.
+    """
 
     prefix: int = 0
     prefixes: dict[int, Level] = field(default_factory=dict)

@@ -73,7 +73,9 @@ class _Forward(Sleeper, Probeable):
         restore_model(self._module, self._model, directory)
 
     def sleep(self) -> None:
-        """Give the device back between two chunks; a module that several kernels share rests once."""
+        """Give the device back between two chunks; a module that several kernels share rests
+        once.
+        """
         rest(self._module)
 
     def wake(self) -> None:

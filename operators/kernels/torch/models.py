@@ -37,7 +37,8 @@ from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.soundness import Loading, refused, require_sound
 
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model",
     "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
@@ -100,7 +101,9 @@ def default_device() -> torch.device:
 
 
 def _config(where: str, base: str) -> Any:
-    """The base's configuration, after checks whose messages transformers would spread over a page."""
+    """The base's configuration, after checks whose messages transformers would spread over a
+    page.
+    """
     local = Path(base).expanduser()
     if local.is_file():
         raise KernelError(

@@ -153,7 +153,9 @@ def _ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) 
 
 
 def prompt_groups(position: np.ndarray, prompts: Ragged) -> np.ndarray:
-    """int64 [rows]: a number for each (position, prompt), counted in the order of first appearance."""
+    """int64 [rows]: a number for each (position, prompt), counted in the order of first
+    appearance.
+    """
     seen: dict[tuple[int, bytes], int] = {}
     keys = [(p, prompts[i].tobytes()) for i, p in enumerate(position.tolist())]
     return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
@@ -205,7 +207,9 @@ def _pieces(
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `sizes` in bins of at most `capacity` each; what is larger gets a bin of its own."""
+    """Indices of `sizes` in bins of at most `capacity` each; what is larger gets a bin of its
+    own.
+    """
     bins: list[list[int]] = []
     filled: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -248,7 +248,7 @@ class Turns(Generic[T]):
         if self._ranks.world == 1 or not (error is None or isinstance(error, Exception)):
             return
         if self._collective and self._inside:
-            return  # Within a forward or backward nothing can be agreed on: the engine ends the other ranks.
+            return  # Within a forward or backward nobody can agree: the engine ends the rest.
         if self._idle is not None:
             for _ in range(self._most - self._begun):
                 self._idle()

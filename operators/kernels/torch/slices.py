@@ -106,13 +106,17 @@ class Slices:
 
     @torch.no_grad()
     def sum_gradients(self, weights: Iterable[Tensor], parts: Iterable[Tensor]) -> None:
-        """Sum the gradients of weights that are whole and were used for a rank's own heads alone."""
+        """Sum the gradients of weights that are whole and were used for a rank's own heads
+        alone.
+        """
         for weight, part in zip(weights, parts, strict=True):
             if id(weight) in self._summed and part.grad is not None:
                 dist.all_reduce(part.grad, group=self._group)
 
     def norm(self, weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-        """The norm of all gradients of the whole module together, to the bit the same on all ranks."""
+        """The norm of all gradients of the whole module together, to the bit the same on all
+        ranks.
+        """
         pairs = [
             (_is_split(w), p.grad)
             for w, p in zip(weights, parts, strict=True)

@@ -431,7 +431,9 @@ class TorchTrain(Sleeper, Probeable):
         self._steps = self._optimizer.restore(directory / OPTIMIZER_FILE)
 
     def sleep(self) -> None:
-        """Move weights and optimizer to the host and let the device's memory go; between two Steps."""
+        """Move weights and optimizer to the host and let the device's memory go; between two
+        Steps.
+        """
         self._move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
