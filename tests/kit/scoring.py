@@ -11,7 +11,7 @@ import numpy as np
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.schema import Completion
-from operators.kernels.scoring import Reward
+from operators.kernels.scoring import HostReward
 from tests.kit.kernels import FakeSession
 
 
@@ -31,9 +31,9 @@ class ScoringSession(FakeSession):
 
 
 @contextmanager
-def scoring(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[Reward, ScoringSession]]:
+def scoring(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[HostReward, ScoringSession]]:
     """The kernel, open for these functions. params: of `reward`; scope and inproc: of its node."""
-    kernel, session = Reward(), ScoringSession()
+    kernel, session = HostReward(), ScoringSession()
     own = {name: params.pop(name) for name in ("scope", "inproc") if name in params}
     node = KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own)
     try:
@@ -53,6 +53,6 @@ def answers(completions: list[str], keys: Keys | None = None, **columns: Any) ->
     return Chunk(id=1, step=3, keys=keys, inputs={"rows": batch})
 
 
-def rewards(kernel: Reward, chunk: Chunk) -> list[float]:
+def rewards(kernel: HostReward, chunk: Chunk) -> list[float]:
     [batch] = kernel.run(chunk)
     return batch.array("reward").to_pylist()

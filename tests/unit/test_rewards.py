@@ -17,7 +17,7 @@ import pytest
 
 from dataflow.errors import GraphError
 from operators import tasks
-from operators.kernels.scoring_child import CONVERSATIONAL, Outcome, Scorer
+from operators.kernels.scoring_child import CONVERSATIONAL, Scorer, ScoringOutcome
 from operators.rewards import (
     RewardFn,
     reward_columns,
@@ -111,7 +111,7 @@ def test_conversational_prompts_make_message_list_completions() -> None:
     assert Scorer(reads).score(batch).values == [3.0, 4.0]
 
 
-def score_two(fn: Any) -> Outcome:
+def score_two(fn: Any) -> ScoringOutcome:
     """Two completions."""
     return Scorer(fn).score(records(completion=["a", "b"]))
 
