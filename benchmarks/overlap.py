@@ -35,8 +35,8 @@ from engine.coordinator.messages import StepClosed
 from engine.observe.trace import read_trace
 from engine.options import RunOptions
 from engine.plan.plan import Plan
-from engine.simulate.behaviour import Outcomes, Timing
-from engine.simulate.workers import Simulation
+from engine.simulate.behaviour import Durations, Outcomes
+from engine.simulate.simulation import Simulation
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
 
@@ -169,12 +169,11 @@ def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: in
     return Overlap(rows=measuring, spans=spans_of(events, since))
 
 
-def predicted(the_plan: Plan, timing: Timing, steps: int) -> float:
+def predicted(the_plan: Plan, durations: Durations, steps: int) -> float:
     """Simulated seconds a Step after the warm-up."""
     settings = Settings(steps=WARM_UP + steps)
     rows = {source.name: WORDS for source in the_plan.sources}
-    simulation = Simulation(the_plan, settings, rows=rows, timing=timing, outcomes=Outcomes())
-    simulation.begin()
+    simulation = Simulation(the_plan, settings, rows=rows, durations=durations, outcomes=Outcomes())
     simulation.run()
     closed = {
         told.step: when
@@ -184,7 +183,7 @@ def predicted(the_plan: Plan, timing: Timing, steps: int) -> float:
     return (closed[WARM_UP + steps] - closed[WARM_UP]) / steps
 
 
-def timing_of(the_plan: Plan, runs: Sequence[Overlap]) -> Timing:
+def durations_of(the_plan: Plan, runs: Sequence[Overlap]) -> Durations:
     """The synchronous runs' seconds as the simulator wants them: a decode node's rows all take as
     long as the chunk, those of any other node one after another.
     """
@@ -199,7 +198,9 @@ def timing_of(the_plan: Plan, runs: Sequence[Overlap]) -> Timing:
     record = statistics.median(
         statistics.fmean(row["time/record"] for row in one.rows) for one in runs
     )
-    return Timing(row=row, tail=0.0, train=seconds(TRAIN), load=0.0, store=record, slots=BATCH * N)
+    return Durations(
+        row=row, tail=0.0, train=seconds(TRAIN), load=0.0, store=record, slots=BATCH * N
+    )
 
 
 def results(one: Sequence[Overlap], auto: Sequence[Overlap], prediction: float) -> list[SideResult]:
@@ -253,7 +254,7 @@ def main(*, quick: bool = False, json: Path | None = None, pairs: int = 5) -> No
                 found[mode].append(measured(folder, reward_fn, mode, steps, seed))
         one = plan(the_graph(folder, reward_fn, 0), options_of(folder, "one", steps, 0))
         auto = plan(the_graph(folder, reward_fn, 1), options_of(folder, "auto", steps, 0))
-        timing = timing_of(one, found["one"])
+        timing = durations_of(one, found["one"])
         prediction = predicted(one, timing, steps) / predicted(auto, timing, steps)
     lines, where = results(found["one"], found["auto"], prediction), machine()
     show("generation beside training", lines, where)

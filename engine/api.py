@@ -25,7 +25,7 @@ from dataflow.graph import Graph
 from dataflow.importing import import_from
 from dataflow.snapshot import fingerprint, from_json, to_json
 from engine import options as run_options
-from engine.attempts import Result, Telling, Until, attempts
+from engine.attempts import OnStep, Result, StepHooks, attempts
 from engine.checkpoint.provenance import ProvenanceRecord, provenance
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
@@ -38,7 +38,7 @@ from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.received import reading
 from engine.resuming import Beginning, beginning
-from engine.run.loop import OnStep
+from engine.run.early_end import Until
 
 __all__ = ["Result", "Until", "peek", "plan", "resume", "run"]
 
@@ -100,7 +100,7 @@ def run(
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
         begins = Beginning(record=ProvenanceRecord(made_of=provenance(source)))
-        return attempts(planned, options, folder, Telling(on_step=on_step, until=until), begins)
+        return attempts(planned, options, folder, StepHooks(on_step=on_step, until=until), begins)
 
 
 def resume(
@@ -141,7 +141,7 @@ def resume(
         opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
         opened.write_text("plan.json", planned.to_json())
         opened.write_text("plan.txt", explain(planned))
-        return attempts(planned, options, opened, Telling(on_step=on_step, until=until), begins)
+        return attempts(planned, options, opened, StepHooks(on_step=on_step, until=until), begins)
 
 
 def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:

@@ -1,9 +1,9 @@
 """A run as attempts: Workers, coordinator and loop, made anew from the last checkpoint where state
 was lost.
 
-    attempt         ends by                                            then
-    the first       Finish                                             the run is over
-                    Rollback: state is lost that only a checkpoint has   the next attempt, from the last one
+    an attempt ends by                                   then
+    Finish                                               the run is over
+    Rollback: state is lost that only checkpoints have   the next attempt, from the last of them
 
 Owns: what an attempt is made of, where it begins, and how many may come to nothing. Does not
 own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
@@ -11,6 +11,7 @@ own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,21 +27,24 @@ from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, Rollback, StopRequested
+from engine.observe.accounts import RunMetrics
+from engine.observe.events import EventStream, Opened, RunEvent, Subscriber, at_each_step
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
+from engine.observe.runlog import RunLog
 from engine.observe.samples import SamplesBehind, SampleWriter
-from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
+from engine.observe.sinks import JsonLines, TensorBoard, View, Wandb
 from engine.observe.trace import Trace
-from engine.observe.views import View
-from engine.observe.warned import Warned
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.resuming import Beginning
-from engine.run.files import read_checkpoint
-from engine.run.loop import Loop, Observers, OnStep
+from engine.run.early_end import EarlyEnd, Until
+from engine.run.files import DiskStore
+from engine.run.loop import Loop
+from engine.run.probes import Probes
 from engine.run.signals import StopSignals
-from engine.run.stop import Stop
+from engine.run.watchdog import Watchdog
 from engine.run.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -48,8 +52,8 @@ _log = logging.getLogger(__name__)
 FRUITLESS = 3
 """Attempts in a row that close no further Step, after which the run fails."""
 
-Until = Callable[[Mapping[str, float]], bool]
-"""Of a Step's metrics: whether the run is to end there."""
+OnStep = Callable[[Mapping[str, float]], None]
+"""Told each Step's row: `step`, then its metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class StepHooks:
     """Who wants each Step's row beside the files, and what ends the run."""
 
     on_step: Sequence[OnStep] = ()
@@ -88,37 +92,22 @@ class Telling:
 
 
 def attempts(
-    plan: Plan, options: RunOptions, folder: RunFolder, telling: Telling, begins: Beginning
+    plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, begins: Beginning
 ) -> Result:
     """Run to the end, in as many attempts as it takes. begins: where the first of them does.
 
     Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt for what ends
     it at once.
     """
-    run = _Run(plan, options, folder, begins.record)
-    latest = begins.checkpoint
     with ExitStack() as stack:
-        run.signals = stack.enter_context(StopSignals(options.grace, run.kept))
-        stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
-        for warning in plan.warnings:
-            run.warned.show(warning)
-        warn_of_room(plan, folder.checkpoints, options.keep)
-        run.trace = stack.enter_context(_closed(_trace(folder)))
-        progress = (
-            stack.enter_context(Progress(options.steps, title=plan.graph))
-            if options.progress
-            else None
-        )
-        told = (
-            [*telling.on_step, progress.update] if progress is not None else list(telling.on_step)
-        )
-        telling = Telling(on_step=told, until=telling.until)
+        run = _Run(plan, options, folder, begins.record, hooks, stack)
+        latest = begins.checkpoint
         furthest, fruitless = 0, 0
         while True:
-            end = run.attempt(telling, latest)
+            end = run.attempt(latest)
             if isinstance(end, Finish):
                 return run.result(end)
-            furthest = max(furthest, run.begun)
+            furthest = max(furthest, latest.step if latest else 0)
             fruitless = 0 if run.step > furthest else fruitless + 1
             furthest = max(furthest, run.step)
             if fruitless == FRUITLESS:
@@ -130,132 +119,142 @@ def attempts(
             _log.warning(
                 "going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause
             )
-            latest = run.latest()
+            latest = run.store.latest()
 
 
 class _Run:
-    """What the attempts of one run have in common, and how the last of them stands."""
+    """What the attempts of one run have in common, and how the last of them stands: the last Step
+    with a row, and what that says.
+    """
 
     def __init__(
-        self, plan: Plan, options: RunOptions, folder: RunFolder, record: ProvenanceRecord
+        self,
+        plan: Plan,
+        options: RunOptions,
+        folder: RunFolder,
+        record: ProvenanceRecord,
+        hooks: StepHooks,
+        stack: ExitStack,
     ) -> None:
+        """stack: ended with the run."""
         self._plan = plan
         self._record = record
         self._options = options
         self._folder = folder
-        self._store = CheckpointStore(folder.checkpoints, keep=options.keep)
+        self._hooks = hooks
+        self.store = CheckpointStore(folder.checkpoints, keep=options.keep)
         self._best = BestVersions(folder.checkpoints, _kept_best(plan))
-        self.trace: Trace | None = None
-        self.warned = Warned(strict=options.strict)
-        self.begun, self.step = 0, 0
+        self.step = 0
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
         self._stopped: StopRequested | None = None
-        self.signals = StopSignals()
+        self._signals = stack.enter_context(StopSignals(options.grace, self._kept))
+        stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
+        self._log = RunLog(strict=options.strict)
+        for warning in plan.warnings:
+            self._log.warn(warning)
+        warn_of_room(plan, folder.checkpoints, options.keep)
+        self._trace = stack.enter_context(_closed(_trace(folder)))
+        self._on_step = [at_each_step(tell) for tell in hooks.on_step]
+        if options.progress:
+            progress = stack.enter_context(Progress(options.steps, title=plan.graph))
+            self._on_step.append(at_each_step(progress.update))
 
-    def latest(self) -> StoredCheckpoint | None:
-        """The last checkpoint."""
-        return self._store.latest()
-
-    def kept(self) -> str:
-        """What there is to go on from."""
-        steps = self._store.steps()
-        return (
-            f"go on from step {steps[-1]} with dataflow resume"
-            if steps
-            else "there is no checkpoint yet"
-        )
-
-    def attempt(self, telling: Telling, latest: StoredCheckpoint | None) -> Finish | Rollback:
+    def attempt(self, latest: StoredCheckpoint | None) -> Finish | Rollback:
         """One attempt, from this checkpoint, or from the beginning."""
-        options = self._options
-        settings = Settings(
-            steps=options.steps,
-            checkpoint_every=options.checkpoint_every,
-            checkpoint_seconds=options.checkpoint_minutes * 60.0,
-            stored_at=self._stored_at,
-            error_budget=options.error_budget,
-            patience=options.watchdog,
-        )
-        coordinator = Coordinator(self._plan, settings)
+        plan, begun = self._plan, latest.step if latest else 0
+        coordinator = Coordinator(plan, self._settings())
         with ExitStack() as stack:
             workers = self._workers(stack)
-            self.begun = latest.step if latest else 0
-            lines = self._lines(self.begun, stack)
-            observers = Observers(
-                lines=lines,
-                views=self._views(stack),
-                trace=self.trace,
-                on_step=telling.on_step,
-                until=telling.until,
-                warned=self.warned,
+            lines = self._lines(begun, stack)
+            stream = EventStream(self._log.take, self._trace.take, Probes(plan.seed).take)
+            metrics = RunMetrics(plan.workers, lines, stream.emit)
+            early = EarlyEnd(self._signals, self._hooks.until)
+            watchdog = Watchdog(
+                self._options.watchdog,
+                lambda: _describe(workers, coordinator),
+                workers.doing,
+                self._signals,
             )
-            stop = stack.enter_context(
-                Stop(
-                    self._options.watchdog,
-                    lambda: _describe(workers, coordinator),
-                    workers.doing,
-                    self.signals,
-                )
-            )
-            loop = Loop(
-                self._plan,
-                coordinator,
-                workers,
-                self._store,
-                self._best,
-                observers,
-                stop,
-                self._record,
-            )
-            _log.info("%s begins after step %d", self._plan.graph, self.begun)
-            end = self._end(loop, stop, workers, latest)
-            self._stored_at, self._stopped = coordinator.storing.at, loop.stopped
+            settle = stack.enter_context(_settled_memory())
+            for take in (metrics.take, *self._views(stack), *self._on_step, early.take, settle):
+                stream.add(take)
+            stream.add(stack.enter_context(watchdog).take)
+            store = DiskStore(plan, self.store, self._best, latest, self._record)
+            _log.info("%s begins after step %d", plan.graph, begun)
+            try:
+                end = Loop(coordinator, workers, store, stream.emit, early).run()
+            except KeyboardInterrupt:
+                if watchdog.hung:
+                    raise RunError(watchdog.hung) from None
+                raise
+            self._stored_at, self._stopped = coordinator.storing.at, early.heard
         self.step = max(0, lines.last)
-        self._metrics = loop.last or self._metrics
-        _log.info("%s ended at step %d: %s", self._plan.graph, self.step, _why(end))
+        self._metrics = metrics.last or self._metrics
+        _log.info("%s ended at step %d: %s", plan.graph, self.step, _why(end))
         return end
 
-    def _end(
-        self, loop: Loop, stop: Stop, workers: Workers, latest: StoredCheckpoint | None
-    ) -> Finish | Rollback:
-        try:
-            return loop.run(
-                lambda: (
-                    read_checkpoint(self._plan, self._store, workers, latest) if latest else None
-                )
-            )
-        except KeyboardInterrupt:
-            if stop.hung:
-                raise RunError(stop.hung) from None
-            raise
+    def result(self, finish: Finish) -> Result:
+        """How the run ended; without samples of a Step that came to nothing, which a recorder may
+        have left as it died: they are written anew with the Step, but where the data has ended
+        there is none.
+        """
+        SampleWriter(self._folder.samples).truncate_after(self.step)
+        last, stopped = self.store.latest(), self._stopped
+        trained = [m for m in self._plan.models if m.writer] if last else []
+        return Result(
+            folder=self._folder.path,
+            reason=finish.reason,
+            step=self.step,
+            metrics=self._metrics,
+            checkpoint=last.path if last else None,
+            trained={m.name: last.path / m.writer for m in trained if last},
+            best=self._best.paths(),
+            signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
+        )
+
+    def _kept(self) -> str:
+        """What there is to go on from."""
+        steps = self.store.steps()
+        if not steps:
+            return "there is no checkpoint yet"
+        return f"go on from step {steps[-1]} with dataflow resume"
+
+    def _settings(self) -> Settings:
+        return Settings(
+            steps=self._options.steps,
+            checkpoint_every=self._options.checkpoint_every,
+            checkpoint_seconds=self._options.checkpoint_minutes * 60.0,
+            stored_at=self._stored_at,
+            error_budget=self._options.error_budget,
+            patience=self._options.watchdog,
+        )
 
     def _workers(self, stack: ExitStack) -> Workers:
-        """One Worker in this process, or several in processes of their own; ended with the attempt."""
-        if self._plan.hosts:
+        """One Worker in this process, or several in processes of their own; ended with the attempt.
+        Each import is only needed where there are such Workers.
+        """
+        plan, folder, options = self._plan, self._folder, self._options
+        if plan.hosts:
             from engine.launch.hosts import HostsWorkers
 
-            return stack.enter_context(
-                _closed(HostsWorkers(self._plan, self._folder, self._options))
-            )
-        if not _alone(self._plan):
-            from engine.launch.supervisor import (
-                Supervisor,
-            )  # nothing of it is needed where there is one process
+            return stack.enter_context(_closed(HostsWorkers(plan, folder, options)))
+        if not _alone(plan):
+            from engine.launch.supervisor import Supervisor
 
-            return stack.enter_context(_closed(Supervisor(self._plan, self._folder, self._options)))
+            return stack.enter_context(_closed(Supervisor(plan, folder, options)))
         from engine.channels.inproc import InprocChannel
         from engine.launch.inproc import InprocWorkers
         from engine.worker.worker import Worker
 
-        samples = SampleWriter(self._folder.samples, every=self._options.samples_every)
+        samples = SampleWriter(folder.samples, every=options.samples_every)
         behind = stack.enter_context(_closed(SamplesBehind(samples)))
-        name, inproc = _alone(self._plan), self._options.inproc
-        worker = Worker(name, self._plan, channel=InprocChannel(), inproc=inproc, samples=behind)
+        channel = InprocChannel()
+        worker = Worker(_alone(plan), plan, channel=channel, inproc=options.inproc, samples=behind)
         return stack.enter_context(_closed(InprocWorkers(worker)))
 
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
-        """The metrics file; it, samples and best versions without those of Steps that come again."""
+        """The metrics file. It, samples and best versions lose the Steps that come again."""
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan))
         lines.truncate_after(step)
@@ -264,35 +263,13 @@ class _Run:
             self._best.truncate_after(step)
         return lines
 
-    def _views(self, stack: ExitStack) -> list[Sink]:
+    def _views(self, stack: ExitStack) -> list[Subscriber]:
         kinds = {"tensorboard": TensorBoard, "wandb": Wandb}
-        views: list[Sink] = [View(name, kinds[name]()) for name in self._options.sinks]
+        views = [View(name, kinds[name]()) for name in self._options.sinks]
         for view in views:
             stack.callback(view.close)
             view.open(self._folder, _config(self._plan))
-        return views
-
-    def result(self, finish: Finish) -> Result:
-        """How the run ended; without samples of a Step that came to nothing, which a recorder may
-        have left as it died: they are written anew with the Step, but where the data has ended
-        there is none.
-        """
-        SampleWriter(self._folder.samples).truncate_after(self.step)
-        last, stopped = self._store.latest(), self._stopped
-        return Result(
-            folder=self._folder.path,
-            reason=finish.reason,
-            step=self.step,
-            metrics=self._metrics,
-            checkpoint=last.path if last else None,
-            trained=(
-                {m.name: last.path / m.writer for m in self._plan.models if m.writer}
-                if last
-                else {}
-            ),
-            best=self._best.paths(),
-            signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
-        )
+        return [view.take for view in views]
 
 
 def _alone(plan: Plan) -> str:
@@ -340,6 +317,23 @@ def _kept_best(plan: Plan) -> dict[str, int]:
     assert plan.program is not None
     evaluations = [plan.program.node(n.name) for n in plan.nodes if n.work == "evaluate"]
     return {node.name: node.params["keep_best"] for node in evaluations if node.params["keep_best"]}
+
+
+@contextmanager
+def _settled_memory() -> Iterator[Subscriber]:
+    """Within it, what was made by imports and by opening stays: from then on Python's collector
+    does not walk through it at every turn.
+    """
+
+    def take(event: RunEvent) -> None:
+        if isinstance(event, Opened):
+            gc.collect()
+            gc.freeze()
+
+    try:
+        yield take
+    finally:
+        gc.unfreeze()
 
 
 def _describe(workers: Workers, coordinator: Coordinator) -> str:

@@ -1,13 +1,13 @@
 """Peek: the first rows of one node, running only what it needs.
 
-Owns: the small run behind `dataflow peek`. Does not own: any decision of it: the same coordinator
-drives it, over a plan without train nodes, so every Model is as its base is.
+Owns: the plan of the small run behind `dataflow peek`, and collecting its rows. Does not own: the
+run: the same loop and coordinator drive it. Its plan has no train nodes, so every Model is as its
+base is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,21 +18,13 @@ from dataflow.errors import Fault, GraphError, RunError
 from dataflow.node import Port
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import (
-    Checkpoint,
-    ChunkDone,
-    Finish,
-    Instruction,
-    Produced,
-    Respawn,
-    Rollback,
-    StepClosed,
-    Warn,
-)
+from engine.coordinator.messages import ChunkDone, Produced
 from engine.coordinator.tables import codes
 from engine.launch.inproc import InprocWorkers
+from engine.observe.events import EventHeard, RunEvent
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
-from engine.run.workers import Workers
+from engine.run.files import NoStore
+from engine.run.loop import Loop
 from engine.worker.worker import Worker
 
 WORKER = "main"
@@ -48,8 +40,11 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
     shown = _physical(plan, target)
     small = _needed(plan, {node, shown}, prompts=-(-rows // target.rows))
     worker = Worker(WORKER, small, channel=InprocChannel())
-    with closing(InprocWorkers(worker)) as workers:
-        made = _run(workers, worker, small, node, shown)
+    rows_of = _RowsOf(worker, node, shown)
+    coordinator = Coordinator(small, Settings(steps=1))
+    with closing(InprocWorkers(worker)) as workers, suppress(_AllThere):
+        Loop(coordinator, workers, NoStore(), rows_of.take).run()
+    made = rows_of.made
     if not made[node]:
         raise RunError(
             f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts"
@@ -70,16 +65,12 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     """Only what these nodes need, as one Step of so many prompts; all Models are as their bases
     are.
     """
-    names, whole = set(wanted), set(wanted)
-    for node in reversed(plan.nodes):
-        if node.name in names:
-            names.update(node.gates)
-            names.update(f.producer for i in node.inputs for f in i.fetches)
+    names = _with_ancestors(plan, wanted)
     nodes = [
         replace(
             n,
             region="stream" if n.region == "evaluation" else n.region,
-            returns=() if n.name in whole and n.work != "source" else n.returns,
+            returns=() if n.name in wanted and n.work != "source" else n.returns,
             refill=False,
             max_lag=0,
             lag=0,
@@ -102,6 +93,16 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     )
 
 
+def _with_ancestors(plan: Plan, wanted: set[str]) -> set[str]:
+    """These nodes, and all that their rows come of."""
+    names = set(wanted)
+    for node in reversed(plan.nodes):
+        if node.name in names:
+            names.update(node.gates)
+            names.update(f.producer for i in node.inputs for f in i.fetches)
+    return names
+
+
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
     """Nobody writes it: its readers have version 0 from the base."""
     readers = tuple(name for name in model.readers if name in names)
@@ -120,37 +121,25 @@ def _no_output(name: str) -> GraphError:
     )
 
 
-def _run(
-    workers: Workers, worker: Worker, plan: Plan, node: str, shown: str
-) -> dict[str, list[Batch]]:
-    """Until the node's one chunk is done; the batches that it made, and those of the node that
-    holds its columns.
-    """
-    made: dict[str, list[Batch]] = {node: [], shown: []}
-    coordinator = Coordinator(plan, Settings(steps=1))
-    opened = list(workers.open())
-    _tell(workers, coordinator.start())
-    for event in opened:
-        _tell(workers, coordinator.handle(event, 0.0))
-    while (event := workers.next()) is not None:
-        if isinstance(event, Produced) and event.node in made:
-            made[event.node].append(worker.rows.of(event.node, event.ref).on_host())
-        if isinstance(event, ChunkDone) and event.node == node:
-            return made
-        if not (
-            isinstance(event, Produced) and event.node == node
-        ):  # what follows from it is not wanted
-            _tell(workers, coordinator.handle(event, 0.0))
-    return made
+class _AllThere(Exception):
+    """Ends the run: the node has made its rows."""
 
 
-def _tell(workers: Workers, instructions: Sequence[Instruction]) -> None:
-    """Hand on what is a Worker's. Raises RunError where the run has failed."""
-    for instruction in instructions:
-        if isinstance(instruction, Finish) and instruction.error:
-            raise RunError(instruction.error)
-        if not isinstance(instruction, (Finish, StepClosed, Warn, Checkpoint, Respawn, Rollback)):
-            workers.tell(instruction)
+class _RowsOf:
+    """Collects the batches of a node, and of the one that holds its columns, as they are made."""
+
+    def __init__(self, worker: Worker, node: str, shown: str) -> None:
+        self.made: dict[str, list[Batch]] = {node: [], shown: []}
+        self._worker = worker
+        self._node = node
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.observe.events`. Raises _AllThere once the node's one chunk is done."""
+        match event:
+            case EventHeard(event=Produced(node=node, ref=ref)) if node in self.made:
+                self.made[node].append(self._worker.rows.of(node, ref).on_host())
+            case EventHeard(event=ChunkDone(node=self._node)):
+                raise _AllThere
 
 
 def _table(found: Batch, columns: Batch, rows: int) -> pa.Table:

@@ -4,7 +4,8 @@ Owns: choosing that checkpoint, refusing a run that is made of something else no
 have a gap, the record of changes that were accepted. Does not own: what counts as a change
 (engine/checkpoint/provenance.py), reading the checkpoint (engine/run/files.py).
 
-    changes.json    {"step": of the cut, "made_of": since then, "changes": [{step, where, what, old, new}, ...]}
+    changes.json    {"step": of the cut, "made_of": since then,
+                     "changes": [{step, where, what, old, new}, ...]}
 
 A going back within a run is no resume: whatever the run began with was looked at then.
 """

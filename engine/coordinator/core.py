@@ -84,6 +84,10 @@ class Coordinator:
         self._run.begin(restored)
         return self._flush()
 
+    def in_order(self, message: Event | From) -> list[Event]:
+        """The events that count, now that this message has come; each is then to be handled."""
+        return self._run.recovery.in_order(message)
+
     def handle(self, event: Event | From, now: float) -> list[Instruction]:
         """Take note of one event. now: seconds, by any clock that only goes forward."""
         self.storing.passes(now)

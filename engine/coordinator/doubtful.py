@@ -1,7 +1,7 @@
 """What looks wrong in a run, and can be seen in no graph and no plan.
 
 Owns: these warnings. Does not own: those of graphs (dataflow/rules/doubtful.py) and plans
-(engine/plan/warnings.py), nor who shows them, each once (engine/observe/warned.py).
+(engine/plan/warnings.py), nor who shows them, each once (engine/observe/runlog.py).
 """
 
 from __future__ import annotations

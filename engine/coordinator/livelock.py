@@ -1,7 +1,7 @@
 """A run that is busy and completes no Step.
 
 Owns: what counts as no progress, and for how long it may last. Does not own: who gives prompts up
-(admission.py), nor a run that hangs, in which nothing moves at all (engine/run/stop.py).
+(admission.py), nor a run that hangs, in which nothing moves at all (engine/run/watchdog.py).
 
 Progress is a Step. A Step that takes long is none the less on its way as long as what is made is
 kept, so time alone says nothing: generation may take hours. What no healthy run does is to admit a

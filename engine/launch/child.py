@@ -24,7 +24,7 @@ from engine.launch.control_socket import ControlSocket
 from engine.launch.wire import encode
 from engine.observe.ownfiles import own
 from engine.observe.reports import Doing
-from engine.run.outside import STACK_SIGNAL
+from engine.run.watchdog import STACK_SIGNAL
 
 _BOOTSTRAP = (
     "from engine.launch.worker_process import main; main(int(sys.argv[3]), int(sys.argv[4]))"

@@ -45,7 +45,7 @@ from engine.launch.wire import TO_WORKER, decode, encode
 from engine.observe.logs import output_that_cannot_fail, to_log
 from engine.observe.reports import Doing
 from engine.plan.plan import Plan
-from engine.run.outside import STACK_SIGNAL
+from engine.run.watchdog import STACK_SIGNAL
 
 _WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
 """Events at or just before the end of their instruction: one frame carries both."""

@@ -1,32 +1,86 @@
 """The numbers of one Step, put together from what the Workers reported.
 
-Owns: which metrics are summed, times, rates, how busy each Worker was, and that what was
-measured before Step 1 belongs into its row. Does not own: how reports of one metric become a
-number (metrics.py), nor where rows go (sinks.py).
+Owns: which metrics are summed, times, rates, how busy each Worker was, that what was measured
+before Step 1 belongs into its row, and the moment at which a row is written. Does not own: how
+reports of one metric become a number (metrics.py), nor the form of the file (sinks.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
+from engine.coordinator.messages import (
+    Checkpoint,
+    ChunkDone,
+    Event,
+    Reported,
+    StepClosed,
+    WorkerLost,
+)
+from engine.observe.events import (
+    EventHeard,
+    InstructionTold,
+    Opened,
+    RunEvent,
+    StepEnded,
+    Subscriber,
+    WorkersMeasured,
+    WritingBegan,
+    WritingEnded,
+)
 from engine.observe.metrics import StepMetrics
+from engine.observe.reports import Doing, Report, SpanOf
+from engine.observe.sinks import JsonLines
 
 _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "train/tokens")
 """Metrics of which a Step's number is the sum of its reports, not their mean."""
 
 
-class Busy(Protocol):
-    """A Worker and since when (seconds) it does what it is doing; `node` is empty where that is
-    nothing.
+class RunMetrics:
+    """Writes each Step's row into metrics.jsonl, then tells it to everybody as StepEnded. last: the
+    row that was written last.
     """
 
-    @property
-    def worker(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def since(self) -> float: ...
+    def __init__(self, workers: Sequence[str], lines: JsonLines, emit: Subscriber) -> None:
+        self._accounts = StepAccounts(workers)
+        self._chunks = ChunkMetrics()
+        self._lines = lines
+        self._emit = emit
+        self._doing: Sequence[Doing] = ()
+        self.last: dict[str, float] = {}
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.observe.events`."""
+        match event:
+            case Opened():
+                self._accounts.begin(event.at)
+            case WorkersMeasured():
+                self._accounts.add(event.reports, event.spans)
+                self._doing = event.doing
+            case EventHeard():
+                self._accounts.add(self._chunks.hear(event.event), ())
+            case WritingBegan():
+                self._accounts.writing(event.at)
+                if isinstance(event.of, Checkpoint):  # which a resume cuts later lines off for
+                    self._lines.sync()
+            case WritingEnded():
+                self._accounts.written(event.end)
+            case InstructionTold(instruction=StepClosed() as closed):
+                self._close(closed, event.at)
+
+    def _close(self, closed: StepClosed, now: float) -> None:
+        """Write its row. Where that is there, an evaluation has come since that belongs into it."""
+        self._accounts.add(self._chunks.rest(), ())
+        step, again = closed.step, closed.step == self._lines.last
+        row = self._accounts.close(step, closed.metrics, now, self._doing, again=again)
+        if step == 0:
+            return
+        if again:
+            row = self._lines.amend(step, row)
+        else:
+            self._lines.write(step, row)
+        self.last = {"step": step, **row}
+        self._emit(StepEnded(step=step, metrics=row, again=again))
 
 
 class StepAccounts:
@@ -47,8 +101,8 @@ class StepAccounts:
 
     def add(
         self,
-        reports: Iterable[tuple[str, float, float]],
-        spans: Iterable[tuple[str, str, float, float]],
+        reports: Iterable[Report],
+        spans: Iterable[SpanOf],
     ) -> None:
         """Reports (metric, value, count), and spans (worker/node, what, start, end)."""
         for name, value, count in reports:
@@ -83,7 +137,7 @@ class StepAccounts:
         step: int,
         metrics: Mapping[str, float],
         now: float,
-        doing: Sequence[Busy],
+        doing: Sequence[Doing],
         *,
         again: bool,
     ) -> dict[str, float]:
@@ -120,7 +174,7 @@ class StepAccounts:
         self._since = now
 
     def _rates(
-        self, metrics: Mapping[str, float], now: float, doing: Sequence[Busy]
+        self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
     ) -> dict[str, float]:
         seconds = now - self._since
         found = {"time/step": seconds} | (
@@ -140,7 +194,7 @@ class StepAccounts:
         """
         return {"time/engine": max(0.0, seconds - self._inside())}
 
-    def _shares(self, now: float, doing: Sequence[Busy]) -> dict[str, float]:
+    def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
         """The share of the Step in which each Worker was in a kernel; what is under way counts up
         to now.
         """
@@ -151,3 +205,40 @@ class StepAccounts:
         return {
             f"worker/{name}/busy": min(1.0, busy / seconds) for name, busy in self._busy.items()
         }
+
+
+class ChunkMetrics:
+    """Metrics of chunks that have not ended: they count once, even after a rerun. Of one that has
+    ended before, a further run reports nothing.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[Reported]] = {}
+        """By the id of the chunk."""
+
+    def hear(self, event: Event) -> Iterable[Report]:
+        """What counts now: all that was reported of a run that ends. Those of a Worker that is lost
+        come to nothing, as their chunks are run by others.
+        """
+        match event:
+            case Reported(id=chunk):
+                self._runs.setdefault(chunk, []).append(event)
+            case ChunkDone(id=chunk):
+                return _metrics(self._runs.pop(chunk, []))
+            case WorkerLost(worker=worker):
+                self._runs = {
+                    chunk: said for chunk, said in self._runs.items() if said[0].worker != worker
+                }
+        return ()
+
+    def rest(self) -> Iterable[Report]:
+        """What runs have reported that have not ended, as a Step closes: of rows that came before
+        it.
+        """
+        found = [each for said in self._runs.values() for each in said]
+        self._runs.clear()
+        return _metrics(found)
+
+
+def _metrics(said: Iterable[Reported]) -> list[Report]:
+    return [metric for each in said for metric in each.metrics]

@@ -7,7 +7,7 @@ own modules write the text that is stored here).
 
     runs/<name>/
         graph.json  plan.json  plan.txt     what was planned
-        changes.json                        what a resume accepted as changed, and from which Step on
+        changes.json                        what a resume accepted as changed, from which Step on
         command.txt  versions.json          what was run: command line; packages, Python, git commit
         metrics.jsonl                       one object a Step
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
@@ -230,7 +230,7 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
         raise RunError(
             f"run folder {path}: expected a folder, found a file. Fix: choose another name."
         )
-    found = sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
+    found = _names_in(path)
     if found and overwrite and path.is_symlink():
         raise RunError(
             f"run folder {path}: overwrite=True deletes only what is in it, found a link to"
@@ -243,13 +243,21 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
             f"run folder {path}: expected no such folder or an empty one, found {_some(found)}. "
             "Fix: resume that run, choose another name, or pass overwrite=True to delete it."
         )
+    _refuse_foreign(path, found)
+    return found
+
+
+def _refuse_foreign(path: Path, found: list[str]) -> None:
     foreign = [name for name in found if not _ours(name)]
     if foreign or not _is_run(path):
         raise RunError(
             f"run folder {path}: overwrite=True deletes only what a run made, found"
             f" {_some(foreign or found)}. Fix: choose another name, or move that away yourself."
         )
-    return found
+
+
+def _names_in(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
 
 
 def _is_only_begun(path: Path, found: list[str]) -> bool:

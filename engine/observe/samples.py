@@ -76,11 +76,7 @@ def _table(step: int, node: str, rows: Batch) -> pa.Table:
         "prompt": rows.array("prompt"),
         "completion": rows.array("completion"),
     }
-    columns |= {
-        name: rows.array(name)
-        for name in rows.names
-        if name == "reward" or name.startswith("reward/")
-    }
+    columns |= {name: rows.array(name) for name in rows.names if name.split("/")[0] == "reward"}
     if "advantage" in rows.names:
         columns["advantage"] = pa.array(
             _mean(rows.ragged("advantage"), _mask(rows)), pa.float32(), from_pandas=True
@@ -210,15 +206,12 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
             f" {', '.join(table.column_names)}. Fix: add {', '.join(missing)}; sample_table makes"
             " them all from a Batch."
         )
-    columns = {name: table.column(name) for name in table.column_names}
-    columns.setdefault("step", pa.array(np.full(len(table), step), pa.int64()))
-    for name, kind in _OPTIONAL.items():
-        columns.setdefault(name, pa.nulls(len(table), kind))
+    columns = {"step": pa.array(np.full(len(table), step), pa.int64())}
+    columns |= {name: pa.nulls(len(table), kind) for name, kind in _OPTIONAL.items()}
+    columns |= {name: table.column(name) for name in table.column_names}
     parts = sorted(name for name in columns if name.startswith("reward/"))
-    first = [*_FIRST, *parts, *(name for name in _OPTIONAL if name not in _FIRST)]
-    return pa.table(
-        {name: columns[name] for name in [*first, *(n for n in columns if n not in first)]}
-    )
+    order = dict.fromkeys([*_FIRST, *parts, *_OPTIONAL, *table.column_names])
+    return pa.table({name: columns[name] for name in order})
 
 
 def read_samples(directory: Path) -> pa.Table:

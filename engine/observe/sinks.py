@@ -1,7 +1,7 @@
 """Where the metrics of a run go: one three-method interface.
 
-Owns: the metrics file, which is the truth, and the views of it (TensorBoard, Weights &
-Biases). Does not own: the numbers (metrics.py), the folder (runfolder.py).
+Owns: the metrics file, which is the truth, and the views of it (TensorBoard, Weights & Biases),
+without which a run goes on. Does not own: the numbers (metrics.py), the folder (runfolder.py).
 
 A view's library is imported when its sink is opened, never before, and none needs torch.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 import os
 import time
@@ -19,11 +20,14 @@ from types import ModuleType
 from typing import IO, Any, Protocol
 from uuid import uuid4
 
-from dataflow.errors import DataError, RunError
-from dataflow.storage import replace_text, replacing, temporary, writing
+from dataflow.errors import DataError, RunError, StorageError
+from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
+from engine.observe.events import RunEvent, StepEnded
 from engine.observe.metrics import json_line
 from engine.observe.ownfiles import own
 from engine.observe.runfolder import RunFolder
+
+_log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -106,7 +110,7 @@ class JsonLines:
         return numbers
 
     def sync(self) -> None:
-        """What was written is on the disk itself afterwards. Raises StorageError where that fails."""
+        """Have what was written on the disk itself. Raises StorageError where that fails."""
         file = self._opened()
         with writing(f"the metrics up to step {self._last}", Path(file.name)):
             os.fsync(file.fileno())
@@ -179,6 +183,48 @@ def _step_of(line: bytes) -> int | None:
         return None
     step = row.get("step") if isinstance(row, dict) else None
     return step if isinstance(step, int) else None
+
+
+class View:
+    """A sink beside metrics.jsonl, which has all that it shows: where it cannot be written, that is
+    said once, and it is left out from then on.
+    """
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self._name, self._sink = name, sink
+        self._run: RunFolder | None = None
+        self._over = False
+
+    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
+        """Raises RunError where its library is not installed."""
+        self._run = run
+        self._tried(lambda: self._sink.open(run, config))
+
+    def take(self, event: RunEvent) -> None:
+        """Each Step's metrics; none, where it has failed."""
+        if isinstance(event, StepEnded):
+            self._tried(lambda: self._sink.write(event.step, event.metrics))
+
+    def close(self) -> None:
+        """Nothing, where it has failed."""
+        self._tried(self._sink.close)
+
+    def _tried(self, action: Callable[[], None]) -> None:
+        if self._over:
+            return
+        try:
+            action()
+        except StorageError as error:
+            self._give_up(error)
+        except OSError as error:
+            assert self._run is not None
+            self._give_up(
+                storage_error(f"the view {self._name}", self._run.path / self._name, error)
+            )
+
+    def _give_up(self, why: StorageError) -> None:
+        self._over = True
+        _log.warning("%s The run goes on without it; metrics.jsonl has all of it.", why)
 
 
 class TensorBoard:

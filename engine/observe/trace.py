@@ -23,6 +23,8 @@ import msgspec
 
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
+from engine.coordinator.messages import Checkpoint, WorkerLost
+from engine.observe.events import EventHeard, RunEvent, WorkersMeasured, WritingEnded
 from engine.observe.ownfiles import own
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,18 @@ class Trace:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._empty = True
+
+    def take(self, event: RunEvent) -> None:
+        """Of a run: what Workers did, checkpoints, deaths (see `engine.observe.events`)."""
+        match event:
+            case WorkersMeasured():
+                for track, name, start, end in event.spans:
+                    self.span(track, name, start, end)
+            case EventHeard(event=WorkerLost(worker=worker, error=error)):
+                self.instant(f"{worker}/lost", error, event.at)
+            case WritingEnded(of=Checkpoint(step=step)):
+                self.span("checkpoint", f"step {step}", event.start, event.end)
+                self.flush()
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""

@@ -1,4 +1,4 @@
-"""Checkpoints and best versions: which Worker writes what.
+"""Checkpoints and best versions: which Worker writes what, and where it goes.
 
 Owns: who is asked for which state, and reading it back in whatever places a plan has. Does not
 own: a checkpoint's commit (engine/checkpoint), a kernel's files, when one is made (coordinator).
@@ -11,8 +11,9 @@ own: a checkpoint's commit (engine/checkpoint), a kernel's files, when one is ma
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from dataflow.errors import CheckpointError
 from dataflow.storage import writing
@@ -27,60 +28,147 @@ from engine.plan.plan import Plan, PlannedModel
 from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, Workers
 
 
-def write_checkpoint(
-    plan: Plan,
-    store: CheckpointStore,
-    workers: Workers,
-    message: Checkpoint,
-    record: ProvenanceRecord | None = None,
-) -> None:
-    """Every Worker with state writes it, the recorder the rows. record: of what the run is made.
-
-    Raises WorkerGone where one of them is lost, StorageError where the disk is full or fails; what
-    was there before stays.
+class RunStore(Protocol):
+    """Where a run's state goes, and comes back from. Each raises WorkerGone where a Worker is lost
+    meanwhile; what was there before stays.
     """
-    cut = Cut(
-        step=message.step,
-        seed=plan.seed,
-        graph=plan.digest,
-        sources=message.sources,
-        evaluated=message.evaluated,
-        record=record,
-    )
 
-    def fill(directory: Path) -> None:
-        (directory / CUT).write_bytes(cut.to_json())
-        if message.rows:
-            (directory / "rows").mkdir()
-        told: dict[str, Ask] = {
-            w: Save(directory=directory, nodes=nodes) for w, nodes in _writers(plan).items()
-        }
-        nodes = _writers(plan).get(plan.recorder, {})
-        workers.ask(
-            told | {plan.recorder: Save(directory=directory, nodes=nodes, rows=message.rows)}
+    def restore(self, workers: Workers) -> Restored | None:
+        """Read the checkpoint that the run goes on from into the opened Workers; None: there is
+        none.
+        """
+        ...
+
+    def write(self, workers: Workers, message: Checkpoint) -> bool:
+        """Have a checkpoint written. True."""
+        ...
+
+    def keep_best(self, workers: Workers, event: Evaluated) -> bool:
+        """Have the weights that were evaluated kept where they are among the best; whether they
+        were.
+        """
+        ...
+
+    def prune(self) -> None:
+        """The run is over: nothing but the best versions is kept of them."""
+        ...
+
+
+class NoStore:
+    """Of a run that leaves nothing behind."""
+
+    def restore(self, workers: Workers) -> None:
+        """It begins."""
+
+    def write(self, workers: Workers, message: Checkpoint) -> bool:
+        """As if it were written."""
+        return True
+
+    def keep_best(self, workers: Workers, event: Evaluated) -> bool:
+        """None is kept."""
+        return False
+
+    def prune(self) -> None:
+        """There is nothing."""
+
+
+class DiskStore:
+    """A run folder. latest: the checkpoint that the run goes on from. record: of what the run is
+    made, for its checkpoints.
+
+    Raises StorageError where the disk is full or fails, CheckpointError for a checkpoint of another
+    seed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: CheckpointStore,
+        best: BestVersions,
+        latest: StoredCheckpoint | None,
+        record: ProvenanceRecord,
+    ) -> None:
+        self._plan = plan
+        self._store = store
+        self._best = best
+        self._latest = latest
+        self._record = record
+
+    def restore(self, workers: Workers) -> Restored | None:
+        """Later checkpoints are forgotten."""
+        latest, plan = self._latest, self._plan
+        if latest is None:
+            return None
+        cut = read_cut(latest.path, latest.step)
+        cut.must_continue(seed=plan.seed)
+        restore_state(plan, workers, latest.path, cut.step)
+        with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
+            self._store.truncate_after(latest.step)
+        files = sorted((latest.path / "rows").glob("*.arrow"))
+        rows = restore_rows(plan, workers, files)
+        for file in files:
+            _must_wait(file, cut, plan.node(file.stem).source)
+        return Restored(step=cut.step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
+
+    def write(self, workers: Workers, message: Checkpoint) -> bool:
+        """The best versions are then what the checkpoint goes with."""
+        cut = Cut(
+            step=message.step,
+            seed=self._plan.seed,
+            graph=self._plan.digest,
+            sources=message.sources,
+            evaluated=message.evaluated,
+            record=self._record,
         )
 
-    store.write(message.step, fill, {"graph": plan.graph}, timed=message.timed)
+        def fill(directory: Path) -> None:
+            (directory / CUT).write_bytes(cut.to_json())
+            if message.rows:
+                (directory / "rows").mkdir()
+            save_state(self._plan, workers, directory, message)
+
+        about = {"graph": self._plan.graph}
+        self._store.write(message.step, fill, about, timed=message.timed)
+        self._best.prune()
+        return True
+
+    def keep_best(self, workers: Workers, event: Evaluated) -> bool:
+        """Those that some evaluate node keeps."""
+        writer = evaluated_writer(self._plan, event)
+        if not writer or event.score is None:
+            return False
+        return self._best.offer(
+            event.node,
+            event.version,
+            event.score,
+            lambda directory: save_weights(self._plan, workers, directory, writer),
+        )
+
+    def prune(self) -> None:
+        self._best.prune()
 
 
-def read_checkpoint(
-    plan: Plan, store: CheckpointStore, workers: Workers, latest: StoredCheckpoint
-) -> Restored:
-    """Read a checkpoint into the (opened) Workers; later ones are forgotten.
+def save_state(
+    plan: Plan, workers: Workers, directory: Path, message: Checkpoint
+) -> dict[str, Any]:
+    """Every Worker with state writes it, the recorder the rows; the answers, by Worker."""
+    writers = _writers(plan)
+    asked: dict[str, Ask] = {w: Save(directory=directory, nodes=n) for w, n in writers.items()}
+    nodes = writers.get(plan.recorder, {})
+    asked[plan.recorder] = Save(directory=directory, nodes=nodes, rows=message.rows)
+    return workers.ask(asked)
 
-    Raises CheckpointError where it is of another seed, WorkerGone where a Worker is lost meanwhile.
-    """
-    cut = read_cut(latest.path, latest.step)
-    cut.must_continue(seed=plan.seed)
-    told = {
-        w: Restore(directory=latest.path, step=cut.step, nodes=nodes)
-        for w, nodes in _readers(plan).items()
-    }
-    workers.ask(told)
-    with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
-        store.truncate_after(latest.step)
+
+def restore_state(plan: Plan, workers: Workers, directory: Path, step: int) -> None:
+    """Every Worker with state reads it back."""
+    readers = _readers(plan).items()
+    workers.ask({w: Restore(directory=directory, step=step, nodes=n) for w, n in readers})
+
+
+def restore_rows(plan: Plan, workers: Workers, files: Iterable[Path]) -> dict[str, dict[str, Ref]]:
+    """The rows of these files, back in the outbox of a Worker of their node: by source and node."""
     rows: dict[str, dict[str, Ref]] = {}
-    for file in sorted((latest.path / "rows").glob("*.arrow")):
+    for file in files:
         node = next((n for n in plan.nodes if n.name == file.stem), None)
         if node is None:
             raise CheckpointError(
@@ -88,11 +176,21 @@ def read_checkpoint(
                 " checkpoint."
             )
         worker = node.workers[0]
-        rows.setdefault(node.source, {})[node.name] = workers.ask({worker: KeepRows(file=file)})[
-            worker
-        ]
-        _must_wait(file, cut, node.source)
-    return Restored(step=cut.step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
+        answers = workers.ask({worker: KeepRows(file=file)})
+        rows.setdefault(node.source, {})[node.name] = answers[worker]
+    return rows
+
+
+def save_weights(plan: Plan, workers: Workers, directory: Path, writer: str) -> None:
+    """All ranks of this train node write its model."""
+    asked = SaveWeights(node=writer, directory=directory)
+    workers.ask(dict.fromkeys(plan.node(writer).workers, asked))
+
+
+def evaluated_writer(plan: Plan, event: Evaluated) -> str:
+    """The train node that has the weights that were evaluated; empty where none has."""
+    evaluated = {use.model for use in plan.node(event.node).models}
+    return next((m.writer for m in plan.models if m.name in evaluated and m.writer), "")
 
 
 def _must_wait(file: Path, cut: Cut, source: str) -> None:
@@ -107,26 +205,6 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
             f"{file}: expected rows that wait to be trained, found one of position {stray[0]},"
             " which does not. Fix: an earlier checkpoint."
         )
-
-
-def save_best(plan: Plan, best: BestVersions, workers: Workers, event: Evaluated) -> bool:
-    """Offer the weights that were evaluated to the best versions; whether they were kept. Raises
-    WorkerGone.
-    """
-    evaluated = {use.model for use in plan.node(event.node).models}
-    writer = next((m.writer for m in plan.models if m.name in evaluated and m.writer), "")
-    if not writer or event.score is None:
-        return False
-
-    def save(directory: Path) -> None:
-        workers.ask(
-            {
-                worker: SaveWeights(node=writer, directory=directory)
-                for worker in plan.node(writer).workers
-            }
-        )
-
-    return best.offer(event.node, event.version, event.score, save)
 
 
 def _writers(plan: Plan) -> dict[str, dict[str, str]]:

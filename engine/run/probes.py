@@ -11,6 +11,7 @@ from collections import deque
 import numpy as np
 
 from engine.coordinator.messages import Probed
+from engine.observe.events import EventHeard, RunEvent
 from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
 
 KEPT = 64
@@ -27,6 +28,11 @@ class Probes:
         self._writers: deque[Probed] = deque(maxlen=KEPT)
         self._early: deque[Probed] = deque(maxlen=KEPT)
         """Of readers that were faster than their writer."""
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.observe.events`."""
+        if isinstance(event, EventHeard) and isinstance(event.event, Probed):
+            self.hear(event.event)
 
     def hear(self, said: Probed) -> None:
         """Compare with the other end, where that has spoken. Raises RunError where they do not mean

@@ -261,7 +261,7 @@ def _is_terminal(fd: int) -> bool:
 
 
 def _leave_terminals(terminals: list[int]) -> None:
-    """A terminal that is gone refuses every write: what was to be shown there is shown to nobody."""
+    """A terminal that is gone refuses every write: what it was to show is shown to nobody."""
     for fd in [fd for fd in terminals if not _is_terminal(fd)]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, fd)

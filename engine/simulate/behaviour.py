@@ -1,6 +1,6 @@
 """How simulated kernels behave: how long things take, which rows are kept, which fail.
 
-Owns: the models of time and of outcome. Does not own: who does what (workers.py).
+Owns: the models of time and of outcome. Does not own: who does what (simulated_worker.py).
 
 Time is drawn from a generator of its own: two timings of one run differ in nothing else. Outcomes
 are keyed by row, as every draw in a real run is.
@@ -52,7 +52,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Durations:
     """How long things take, in seconds. Nodes that are not named in `row` take 1 second a row.
 
     tail: sigma of the log-normal factor of each row. slow, slower: the share of rows that take that

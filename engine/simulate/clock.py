@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Clock:
+class VirtualClock:
     """Simulated seconds, which pass from one action to the next."""
 
     def __init__(self) -> None:
@@ -26,6 +26,11 @@ class Clock:
             raise ValueError(f"expected a time from now on, found {seconds} seconds")
         heapq.heappush(self._actions, (self.now + seconds, self._set, action))
         self._set += 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing will ever happen."""
+        return not self._actions
 
     def step(self) -> bool:
         """Let the next thing happen; False where nothing is left."""

@@ -1,7 +1,7 @@
 """What goes wrong in a simulated run.
 
 Owns: drawing who dies or stops, when, and what becomes of messages on their way. Does not own:
-what follows from it (workers.py, incarnation.py).
+what follows from it (workers.py, simulated_worker.py).
 
 Everything is drawn from a generator of its own, so that a run with faults repeats exactly.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
+class FaultModel:
     """Times are in simulated seconds.
 
     deaths: how many at most. rate: the chance of one for each event that the coordinator hears.
@@ -54,7 +54,7 @@ class Blow:
 class Fate:
     """The faults of one run, as they come."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: FaultModel) -> None:
         self._faults = faults
         self._draw = random.Random(faults.seed)
         self._left = faults.deaths

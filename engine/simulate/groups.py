@@ -23,7 +23,7 @@ Work = tuple[str, str, int]
 """train, offer or save, of this node, with this number."""
 
 
-class RankGroups:
+class SimulatedRanks:
     """Who is prepared for what, and who has ended it."""
 
     def __init__(self, plan: Plan) -> None:
@@ -91,12 +91,9 @@ class RankGroups:
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         for rank, giver in ((rank, share[0]) for share in shares for rank in share):
             told, first = by_rank[rank][0], by_rank[giver][0]
-            same = (
-                told.mine is not None
-                and first.mine is not None
-                and np.array_equal(told.mine, first.mine)
-            )
-            if told.giver != first.worker or not same:
+            assert told.mine is not None
+            assert first.mine is not None
+            if told.giver != first.worker or not np.array_equal(told.mine, first.mine):
                 raise RunError(
                     f"{node}: {rank} had the rows {told.mine} of {told.giver}, not {first.worker}'s"
                     f" {first.mine}"

@@ -18,7 +18,7 @@ from engine.plan.plan import PlannedInput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class SimulatedBlock:
     """Rows that a worker keeps."""
 
     node: str
@@ -26,19 +26,19 @@ class Block:
     version: np.ndarray
 
 
-class Outbox:
+class SimulatedOutboxes:
     """The blocks of all workers, by (worker, number)."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[str, int], Block] = {}
-        self._lost: dict[tuple[str, int], Block] = {}
+        self.blocks: dict[tuple[str, int], SimulatedBlock] = {}
+        self._lost: dict[tuple[str, int], SimulatedBlock] = {}
         """What died with its worker: whoever had fetched it still sees it."""
         self._made = 0
 
     def keep(self, worker: str, node: str, keys: Keys, version: np.ndarray) -> Ref:
         """Keep rows; version int32 [rows]."""
         self._made += 1
-        self.blocks[worker, self._made] = Block(node, keys, version)
+        self.blocks[worker, self._made] = SimulatedBlock(node, keys, version)
         lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but those of the row
         digest = _digests(keys, version)
         return Ref(
@@ -62,7 +62,7 @@ class Outbox:
     def offer(self, worker: str, model: str, version: int) -> int:
         """Keep the weights of a version."""
         self._made += 1
-        self.blocks[worker, self._made] = Block(
+        self.blocks[worker, self._made] = SimulatedBlock(
             model, Keys.of([]), np.array([version], dtype=np.int32)
         )
         return self._made
@@ -155,7 +155,7 @@ class Outbox:
         rows = zip(gather.block.tolist(), gather.row.tolist(), strict=True)
         return np.array([blocks[b].version[r] for b, r in rows], dtype=np.int32)
 
-    def _block(self, worker: str, number: int, gather: Gather) -> Block:
+    def _block(self, worker: str, number: int, gather: Gather) -> SimulatedBlock:
         found = self.blocks.get((worker, number)) or self._lost.get((worker, number))
         if found is None:
             raise RunError(

@@ -1,9 +1,9 @@
-"""Simulated Workers in simulated time, driven by the real coordinator.
+"""The Workers of a simulated run: their messages take time, and they die, stop, and begin anew.
 
-Owns: the run as a whole: messages on their way, the loop's own instructions (checkpoints, the end),
-and Workers that die, stop, and are begun anew. Does not own: what a Worker does (incarnation.py),
-how long that takes and what comes of it (behaviour.py), who is hit when (faults.py), nor whether
-what was done makes sense (the tests).
+Owns: simulated time, which passes while the loop waits (`next`, `ask`); messages on their way, and
+what becomes of them where Workers are lost. Does not own: what a Worker does (simulated_worker.py),
+how long that takes and what comes of it (behaviour.py), who is hit when (faults.py), nor the run,
+which is the same loop's as any (engine/run/loop.py).
 
 Without faults every message arrives at once. With them it takes a time of its own, may come twice,
 and may come after its sender's death; both ends put that right by numbers
@@ -12,248 +12,95 @@ and may come after its sender's death; both ends put that right by numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.core import Coordinator, Restored, Settings
 from engine.coordinator.messages import (
-    Checkpoint,
-    Checkpointed,
     ChunkDone,
     Evaluated,
     Event,
     Finish,
     From,
-    Instruction,
     Recorded,
-    Respawn,
-    Rollback,
     SourceOpened,
-    StepClosed,
-    StopRequested,
     ToWorker,
-    TrainStep,
-    Warn,
     WorkerLost,
     WorkerOpened,
 )
-from engine.coordinator.ordered_inbox import OrderedInbox
-from engine.coordinator.refs import Gather, Ref
+from engine.observe.events import EventHeard, InstructionTold, RunEvent
+from engine.observe.reports import Doing, Report, SpanOf
 from engine.plan.plan import Plan
-from engine.simulate.asking import Asked, Asking
-from engine.simulate.behaviour import Outcomes, Timing
-from engine.simulate.clock import Clock
-from engine.simulate.faults import Blow, Fate, Faults
-from engine.simulate.groups import Devices, RankGroups
-from engine.simulate.outbox import Outbox
-from engine.simulate.simulated_worker import Read, SimulatedWorker
+from engine.run.workers import Ask, WorkerGone
+from engine.simulate.behaviour import Durations, Outcomes
+from engine.simulate.clock import VirtualClock
+from engine.simulate.faults import Blow, Fate, FaultModel
+from engine.simulate.groups import Devices, SimulatedRanks
+from engine.simulate.history import History
+from engine.simulate.outbox import SimulatedOutboxes
+from engine.simulate.simulated_worker import FileRequest, SimulatedWorker
+from engine.simulate.store import SavedRows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stored:
-    """A checkpoint that is on disk: the message, and for each node the finished rows (keys,
-    versions).
+class SimulatedWorkers:
+    """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
+
+    rows: of each source in one pass. disk: the rows of the checkpoint that the run goes on from, by
+    their file.
     """
-
-    message: Checkpoint
-    rows: dict[str, tuple[Keys, np.ndarray]]
-
-
-@dataclass(slots=True, eq=False)
-class History:
-    """Everything that was said, and when, each thing once; for the tests and for reports."""
-
-    instructions: list[tuple[float, Instruction]] = field(default_factory=list)
-    events: list[tuple[float, Event]] = field(default_factory=list)
-    reads: list[Read] = field(default_factory=list)
-    trained: list[tuple[TrainStep, dict[str, np.ndarray]]] = field(default_factory=list)
-    """Train nodes' Steps as they ended, with the version of each row by producer."""
-    stored: list[Stored] = field(default_factory=list)
-    samples: dict[int, Mapping[str, Keys]] = field(default_factory=dict)
-    """Step -> the rows of its file, as it was written last, and not deleted."""
-
-
-class Simulation:
-    """One run of a plan in simulated time. rows: rows of each source in one pass."""
 
     def __init__(
         self,
         plan: Plan,
-        settings: Settings,
+        history: History,
         *,
-        rows: dict[str, int],
-        timing: Timing,
+        rows: Mapping[str, int],
+        durations: Durations,
         outcomes: Outcomes,
-        faults: Faults | None = None,
+        faults: FaultModel | None = None,
+        disk: Mapping[Path, SavedRows] | None = None,
     ) -> None:
         self.plan = plan
-        self.coordinator = Coordinator(plan, settings)
-        self.clock = Clock()
-        self.outbox = Outbox()
-        self.history = History()
-        self.groups, self.devices, self.asking = RankGroups(plan), Devices(plan), Asking()
-        self.timing, self.outcomes = timing, outcomes
-        self.times = timing.generator()
         self.nodes = {n.name: n for n in plan.nodes}
-        self.finish: Finish | None = None
-        self.gone_back: Rollback | None = None
+        self.history = history
+        self.durations = durations
+        self.times = durations.generator()
+        self.outcomes = outcomes
+        self.disk = disk or {}
+        self.clock = VirtualClock()
+        self.outbox = SimulatedOutboxes()
+        self.groups = SimulatedRanks(plan)
+        self.devices = Devices(plan)
+        self.deaths = 0
         self._rows = rows
-        self.faulty = faults is not None
-        self._faults = faults
+        self._faults = faults or FaultModel()
         self._fate = Fate(faults) if faults is not None else None
         self._workers = {name: SimulatedWorker(self, name, 0) for name in plan.workers}
-        self._heard: dict[str, OrderedInbox[Event]] = {
-            name: OrderedInbox() for name in plan.workers
-        }
-        """What the coordinator has taken note of, so that history has everything once."""
+        self._inbox: deque[Event | From] = deque()
+        """What has arrived, and the loop has not taken yet."""
+        self._request = 0
+        self._answers: dict[str, Any] = {}
+        """Of the last request, by Worker."""
+        self._lost: dict[str, WorkerLost] = {}
+        """Who is known to be gone, and not begun anew."""
         self._hits = dict.fromkeys(plan.workers, 0)
         """Deaths of each Worker since it last finished something."""
-        self.deaths = 0
+        self._over = False
         self._stateful = plan.stateful
-        trains = [n for n in plan.nodes if n.work == "train"]
-        self._writers = {w: [n.name for n in trains if w in n.workers] for w in plan.stateful}
-        """Worker -> the nodes that it writes into a checkpoint; in every Worker in the same order.
-        """
-        self._closed = 0
-        """The last Step that was closed."""
 
-    # --- running ----------------------------------------------------------------------------------
+    # --- the loop's side --------------------------------------------------------------------------
 
-    def begin(self, restored: Stored | None = None) -> None:
-        """Start the coordinator, with what a checkpoint kept put into the outbox anew."""
+    def open(self) -> Iterator[Event | From]:
+        """All at once. What they tell of it is on its way, and comes by `next`."""
         for worker in self._workers.values():
-            worker.opened = True
-        self._closed = restored.message.step if restored is not None else 0
-        self._say(
-            self.coordinator.start(self._restored(restored) if restored is not None else None)
-        )
-        for node in self.plan.nodes:
-            if node.work == "source":
-                self._open_source(self._workers[node.workers[0]], node.name)
+            self._open(worker)
+        return iter(())
 
-    def run(self, *, until: Callable[[], bool] | None = None) -> Finish | None:
-        """Until the run is over and every worker idle, until it goes back (None), or until
-        something holds (None).
-
-        Raises RunError for a deadlock.
-        """
-        while until is None or not until():
-            if self.gone_back is not None:
-                return None
-            if not self.clock.step():
-                if self.finish is None:
-                    raise RunError(
-                        "nothing is under way and the run has not finished:\n  " + self._waiting()
-                    )
-                return self.finish
-        return None
-
-    def stop(self, reason: str) -> None:
-        """Ask for an early end."""
-        self.asking.in_turn(partial(self._hear, StopRequested(reason=reason)))
-
-    def _waiting(self) -> str:
-        return "\n  ".join([f"phase {self.coordinator.phase}", *self.coordinator.waiting()])
-
-    def _restored(self, stored: Stored) -> Restored:
-        rows: dict[str, dict[str, Ref]] = {}
-        for name, (keys, version) in stored.rows.items():
-            node = self.nodes[name]
-            rows.setdefault(node.source, {})[name] = self.outbox.keep(
-                node.workers[0], name, keys, version
-            )
-        message = stored.message
-        return Restored(
-            step=message.step, sources=message.sources, rows=rows, evaluated=message.evaluated
-        )
-
-    # --- events -----------------------------------------------------------------------------------
-
-    def sent(self, worker: SimulatedWorker, event: Event) -> None:
-        """A Worker says something."""
-        if self._fate is None:
-            self.asking.in_turn(partial(self._hear, event))
-            return
-        message = From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
-        worker.said += 1
-        for seconds in self._fate.arrivals():
-            self.clock.after(seconds, partial(self.asking.in_turn, partial(self._arrived, message)))
-
-    def _arrived(self, message: From) -> None:
-        events = self._heard[message.worker].take(message.epoch, message.number, message.event)
-        for event in events:
-            self.history.events.append((self.clock.now, event))
-            if isinstance(event, (ChunkDone, Recorded, Evaluated)):
-                self._hits[message.worker] = int(
-                    self._workers[message.worker].gone
-                )  # that one is told of later
-        self._handle(message, events)
-        self._strike()
-
-    def _hear(self, event: Event) -> None:
-        self.history.events.append((self.clock.now, event))
-        self._handle(event, [event])
-
-    def _handle(self, message: Event | From, events: Sequence[Event]) -> None:
-        """The coordinator hears of it; of an evaluation when its version was kept, as if each were
-        the best so far.
-        """
-        writer = next((m.writer for m in self.plan.models if m.writer), "")
-        if writer and any(isinstance(event, Evaluated) for event in events):
-            ranks = self.nodes[writer].workers
-            self._ask(dict.fromkeys(ranks, (writer,)), {}, lambda _: self._to_coordinator(message))
-        else:
-            self._to_coordinator(message)
-
-    def _to_coordinator(self, message: Event | From) -> None:
-        self._say(self.coordinator.handle(message, self.clock.now))
-
-    def fetching(self) -> float:
-        """How long a fetch takes."""
-        return (
-            self._fate.upto(self._faults.fetch)
-            if self._fate is not None and self._faults is not None
-            else 0.0
-        )
-
-    def _open_source(self, worker: SimulatedWorker, node: str) -> None:
-        event = SourceOpened(node=node, rows=self._rows[node])
-        worker.after(self._vary(self.timing.load), lambda: self.sent(worker, event))
-
-    def _vary(self, seconds: float) -> float:
-        return seconds * self.times.lognormvariate(0.0, self.timing.tail)
-
-    # --- instructions -----------------------------------------------------------------------------
-
-    def _say(self, instructions: Sequence[Instruction]) -> None:
-        for number, instruction in enumerate(instructions):
-            self.history.instructions.append((self.clock.now, instruction))
-            match instruction:
-                case Checkpoint():
-                    self._begin_to_store(instruction, instructions[number + 1 :])
-                    return
-                case Finish():
-                    self.finish = instruction
-                    for step in [step for step in self.history.samples if step > self._closed]:
-                        del self.history.samples[step]
-                case Rollback():
-                    self.gone_back = instruction
-                case Respawn():
-                    for name in instruction.workers:
-                        self._respawn(name)
-                case StepClosed():
-                    self._closed = instruction.step
-                case Warn():
-                    pass  # history has it
-                case _:
-                    self._tell(instruction)
-
-    def _tell(self, instruction: ToWorker) -> None:
+    def tell(self, instruction: ToWorker) -> None:
+        """Raises RunError where the Worker is not open."""
         worker = self._workers[instruction.worker]
         if not worker.opened:
             raise RunError(
@@ -261,7 +108,110 @@ class Simulation:
             )
         self._send(worker, instruction)
 
-    def _send(self, worker: SimulatedWorker, message: ToWorker | Asked) -> None:
+    def next(self, timeout: float | None = None) -> Event | From | None:
+        """The next message, however much simulated time passes until it comes; None where none
+        will.
+        """
+        del timeout
+        while not self._inbox:
+            if not self.clock.step():
+                return None
+        return self._inbox.popleft()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is yet to happen."""
+        return bool(self._inbox) or not self.clock.idle
+
+    def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
+        """Time passes until all have answered, or one of them is known to be gone."""
+        self._request += 1
+        self._answers = {}
+        for name in sorted(requests):
+            request = FileRequest(number=self._request, request=requests[name])
+            self._send(self._workers[name], request)
+        while len(self._answers) < len(requests):
+            for name in sorted(requests.keys() & self._lost.keys() - self._answers.keys()):
+                raise WorkerGone(name, "it was lost while something was asked of it")
+            if not self.clock.step():
+                missing = ", ".join(requests.keys() - self._answers.keys())
+                raise RunError(f"{missing}: no answer to {requests} will come")
+            for answer in self._answers.values():
+                if isinstance(answer, WorkerGone):
+                    raise answer
+        return self._answers
+
+    def forget(self) -> None:
+        """Nothing: all that was told is done, so that every block can be seen to be let go."""
+
+    def respawn(self, workers: Sequence[str]) -> None:
+        """They open after some time."""
+        for name in workers:
+            worker = self._workers[name] = SimulatedWorker(
+                self, name, self._workers[name].epoch + 1
+            )
+            self._lost.pop(name, None)
+            worker.after(self._upto(self._faults.respawn), partial(self._open, worker))
+            if self._fate is not None and self._hits[name] < 2:
+                self._hit(self._fate.strike_again(name))
+
+    def reports(self) -> list[Report]:
+        """None."""
+        return []
+
+    def spans(self) -> list[SpanOf]:
+        """None."""
+        return []
+
+    def doing(self) -> list[Doing]:
+        """Nobody watches."""
+        return []
+
+    def stacks(self) -> list[str]:
+        """None."""
+        return []
+
+    def close(self) -> None:
+        """There are no processes."""
+
+    # --- the Workers' side ------------------------------------------------------------------------
+
+    def say(self, worker: SimulatedWorker, event: Event) -> None:
+        """A Worker says something."""
+        if self._fate is None:
+            self._inbox.append(event)
+            return
+        message = From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
+        worker.said += 1
+        for seconds in self._fate.arrivals():
+            self.clock.after(seconds, partial(self._arrive, message))
+
+    def answer(self, worker: str, number: int, answer: Any) -> None:
+        """A Worker has done what it was asked. Of a request that was given up nobody hears."""
+        if number == self._request:
+            self._answers[worker] = answer
+
+    def fetching(self) -> float:
+        """How long a fetch takes."""
+        return self._upto(self._faults.fetch)
+
+    def vary(self, seconds: float) -> float:
+        """So many seconds, give or take."""
+        return seconds * self.times.lognormvariate(0.0, self.durations.tail)
+
+    def _open(self, worker: SimulatedWorker) -> None:
+        worker.opened = True
+        self.say(worker, WorkerOpened(worker=worker.name, epoch=worker.epoch))
+        for node in self.plan.nodes:
+            if node.work == "source" and worker.name in node.workers:
+                event = SourceOpened(node=node.name, rows=self._rows[node.name])
+                worker.after(self.vary(self.durations.load), partial(self.say, worker, event))
+
+    def _arrive(self, message: From) -> None:
+        self._inbox.append(message)
+        self._strike()
+
+    def _send(self, worker: SimulatedWorker, message: ToWorker | FileRequest) -> None:
         if self._fate is None:
             worker.obey(message)
             return
@@ -269,63 +219,42 @@ class Simulation:
         for seconds in self._fate.arrivals():
             worker.after(seconds, partial(self._deliver, worker, number, message))
 
-    def _deliver(self, worker: SimulatedWorker, number: int, message: ToWorker | Asked) -> None:
-        for each in worker.fence.take(worker.epoch, number, message):
-            worker.obey(each)
-
-    # --- files ------------------------------------------------------------------------------------
-
-    def _ask(
-        self,
-        nodes: Mapping[str, Sequence[str]],
-        rows: Mapping[str, Sequence[Gather]],
-        then: Callable[[bool], None],
+    def _deliver(
+        self, worker: SimulatedWorker, number: int, message: ToWorker | FileRequest
     ) -> None:
-        """Ask all these Workers at once to save these nodes, and to read these rows."""
-
-        def send(name: str, number: int) -> None:
-            asked = Asked(
-                number=number, nodes=tuple(nodes.get(name, ())), rows=tuple(rows.get(name, ()))
-            )
-            self._send(self._workers[name], asked)
-
-        self.asking.ask(sorted({*nodes, *rows}), send, then)
-
-    def _begin_to_store(self, message: Checkpoint, rest: Sequence[Instruction]) -> None:
-        """Every Worker with state writes it, the recorder the rows; then what was to be said with
-        it.
-        """
-        for keys, gather in message.rows.values():
-            self.outbox.check_rows(keys, gather)
-        rows = {self.plan.recorder: [gather for _, gather in message.rows.values()]}
-        self._ask(self._writers, rows, lambda well: self._store(message, rest, well=well))
-
-    def _store(self, message: Checkpoint, rest: Sequence[Instruction], *, well: bool) -> None:
-        if well and not self.outbox.absent([gather for _, gather in message.rows.values()]):
-            rows = {}
-            for name, (keys, gather) in message.rows.items():
-                self.outbox.check_rows(keys, gather)
-                rows[name] = (keys, self.outbox.versions(gather))
-            self.history.stored.append(Stored(message=message, rows=rows))
-            self._hear(Checkpointed(step=message.step))
-        self._say(rest)
+        for each in worker.inbox.take(worker.epoch, number, message):
+            worker.obey(each)
 
     # --- faults -----------------------------------------------------------------------------------
 
+    def take(self, event: RunEvent) -> None:
+        """See `engine.observe.events`: what a Worker finishes, and the end, after which nobody is
+        hit.
+        """
+        match event:
+            case EventHeard(event=ChunkDone() | Recorded() | Evaluated()) if event.worker:
+                self._hits[event.worker] = int(
+                    self._workers[event.worker].gone
+                )  # that one is told of later
+            case InstructionTold(instruction=Finish()):
+                self._over = True
+
+    def _upto(self, seconds: float) -> float:
+        return self._fate.upto(seconds) if self._fate is not None else 0.0
+
     def _strike(self) -> None:
         """Whoever is hit now is; never so often that the run would be right to fail."""
-        if self._fate is None or self.finish is not None or not self._fate.strikes():
+        if self._fate is None or self._over or not self._fate.strikes():
             return
-        at_risk = [name for name, w in self._workers.items() if not w.gone and self._hits[name] < 2]
-        stateful = [name for name in at_risk if name in self._stateful]
-        self._hit(
-            self._fate.strike([name for name in at_risk if name not in self._stateful], stateful)
-        )
+        stateless, stateful = list[str](), list[str]()
+        for name, worker in self._workers.items():
+            if not worker.gone and self._hits[name] < 2:
+                (stateful if name in self._stateful else stateless).append(name)
+        self._hit(self._fate.strike(stateless, stateful))
 
     def _hit(self, blow: Blow | None) -> None:
         if blow is None:
             return
-        assert self._faults is not None
         worker, patience = self._workers[blow.worker], self._faults.patience
         if not blow.stopped:
             self.clock.after(blow.after, partial(self._kill, worker))
@@ -336,37 +265,15 @@ class Simulation:
         )
 
     def _kill(self, worker: SimulatedWorker) -> None:
-        """The process is gone; what it had sent may still arrive, now or after its death is known."""
+        """The process is gone; what it had sent may still arrive, even after its death is known."""
         if worker.gone or self._hits[worker.name] >= 2:
             return
-        assert self._fate is not None
-        assert self._faults is not None
         self._hits[worker.name] += 1
         self.deaths += 1
         worker.die()
+        self.clock.after(self._upto(self._faults.detect), partial(self._find_lost, worker))
+
+    def _find_lost(self, worker: SimulatedWorker) -> None:
         event = WorkerLost(worker=worker.name, epoch=worker.epoch, error="killed")
-        self.clock.after(self._fate.upto(self._faults.detect), partial(self._lost, worker, event))
-
-    def _lost(self, worker: SimulatedWorker, event: WorkerLost) -> None:
-        self.asking.lost(worker.name)
-        self.asking.in_turn(partial(self._heard_of_loss, worker, event))
-
-    def _heard_of_loss(self, worker: SimulatedWorker, event: WorkerLost) -> None:
-        self._heard[worker.name].close()
-        self._hear(event)
-
-    def _respawn(self, name: str) -> None:
-        assert self._fate is not None
-        assert self._faults is not None
-        worker = self._workers[name] = SimulatedWorker(self, name, self._workers[name].epoch + 1)
-        self.asking.respawned(name)
-        worker.after(self._fate.upto(self._faults.respawn), partial(self._open, worker))
-        if self._hits[name] < 2:
-            self._hit(self._fate.strike_again(name))
-
-    def _open(self, worker: SimulatedWorker) -> None:
-        worker.opened = True
-        self.sent(worker, WorkerOpened(worker=worker.name, epoch=worker.epoch))
-        for node in self.plan.nodes:
-            if node.work == "source" and worker.name in node.workers:
-                self._open_source(worker, node.name)
+        self._lost[worker.name] = event
+        self._inbox.append(event)

@@ -1,11 +1,12 @@
-"""Runs of a plan in the simulator, begun."""
+"""Runs of a plan in the simulator."""
 
 from __future__ import annotations
 
 from engine.coordinator.core import Settings
 from engine.plan.plan import Plan
-from engine.simulate.behaviour import Outcomes, Timing
-from engine.simulate.workers import Simulation
+from engine.simulate.behaviour import Durations, Outcomes
+from engine.simulate.faults import FaultModel
+from engine.simulate.simulation import Simulation
 
 
 def simulation(
@@ -13,13 +14,17 @@ def simulation(
     *,
     settings: Settings,
     rows: int = 50,
-    timing: Timing | None = None,
+    durations: Durations | None = None,
     outcomes: Outcomes | None = None,
+    faults: FaultModel | None = None,
 ) -> Simulation:
-    """A run that has begun, of sources with so many rows."""
+    """A run of sources with so many rows."""
     sources = {source.name: rows for source in plan.sources}
-    run = Simulation(
-        plan, settings, rows=sources, timing=timing or Timing(), outcomes=outcomes or Outcomes()
+    return Simulation(
+        plan,
+        settings,
+        rows=sources,
+        durations=durations or Durations(),
+        outcomes=outcomes or Outcomes(),
+        faults=faults,
     )
-    run.begin()
-    return run

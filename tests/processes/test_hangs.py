@@ -20,15 +20,15 @@ pytestmark = pytest.mark.timeout(180)
 STUCK = "nothing has moved for 1 s: main is in {} (chunk 3, 8 rows), in code that {}. "
 HOLDS = """
 import re, sys
-from engine.run import stop
-from engine.run.outside import show
+from engine.run import watchdog
+from engine.run.watchdog import show
 
-stop._OUTSIDE = 1.0
+watchdog._LOCKED = 1.0
 
 def holds():
     re.match("(a+)+$", "a" * 60 + "b")
 
-with stop.Stop(0.5, lambda: ""):
+with watchdog.Watchdog(0.5, lambda: ""):
     show("main is in holds (chunk 3, 8 rows)")
     print("begun", flush=True)
     holds()
@@ -36,15 +36,15 @@ with stop.Stop(0.5, lambda: ""):
 
 CANNOT_BE_INTERRUPTED = """
 import ctypes
-from engine.run import outside, stop
-from engine.run.outside import show
+from engine.run import watchdog
+from engine.run.watchdog import show
 
-class Patient(stop.Outside):
+class Patient(watchdog.OutsideWatch):
     def interrupted(self):
         super().interrupted()
         print("interrupted", flush=True)
 
-stop.Outside, outside.TO_END = Patient, 1.0
+watchdog.OutsideWatch, watchdog.TO_END = Patient, 1.0
 
 def waits():
     while True:  # it gives the lock away, and takes every signal for nothing
@@ -54,7 +54,7 @@ def waits():
         except KeyboardInterrupt:
             pass
 
-with stop.Stop(0.5, lambda: "who waits for whom"):
+with watchdog.Watchdog(0.5, lambda: "who waits for whom"):
     show("main is in waits (chunk 3, 8 rows)")
     waits()
 """
@@ -81,10 +81,9 @@ def test_what_cannot_be_interrupted_is_ended_from_outside() -> None:
 
 LEAVES_NO_WATCHER = """
 import os, time
-from engine.run.outside import STACK_SIGNAL
-from engine.run.stop import Stop
+from engine.run.watchdog import STACK_SIGNAL, Watchdog
 
-with Stop(1.0, lambda: ''):
+with Watchdog(1.0, lambda: ''):
     os.kill(os.getpid(), STACK_SIGNAL)
 os.kill(os.getpid(), STACK_SIGNAL)
 try:

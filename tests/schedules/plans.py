@@ -20,7 +20,7 @@ from engine.plan.plan import (
     PlannedSource,
     with_lags,
 )
-from engine.simulate.behaviour import Outcomes, Timing
+from engine.simulate.behaviour import Durations, Outcomes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class ScheduleCase:
         cohorts = all(n.chunking == "cohort" for n in self.plan.nodes)
         return cohorts and len(self.plan.sources) == 1
 
-    def timing(self, seed: int) -> Timing:
+    def timing(self, seed: int) -> Durations:
         """How long things take in one run of the case."""
         draw = random.Random(f"{self.seed}/{seed}")
         if not self.synchronous and all(s.cohort == 1 for s in self.plan.sources):
             return overtaking(draw.randrange(1 << 30))
-        return Timing(
+        return Durations(
             seed=draw.randrange(1 << 30),
             row={n.name: draw.choice((0.0, 0.1, 1.0, 5.0)) for n in self.plan.nodes},
             tail=draw.choice((0.0, 0.5, 1.5)),
@@ -61,10 +61,10 @@ class ScheduleCase:
         )
 
 
-def overtaking(seed: int) -> Timing:
+def overtaking(seed: int) -> Durations:
     """Some rows take so long that many Steps could pass them by."""
     quick = {"train": 0.1, "load": 0.5, "store": 0.0, "slots": 8, "loads": "interrupt"}
-    return Timing(seed=seed, slow=0.15, slower=60.0, **quick)
+    return Durations(seed=seed, slow=0.15, slower=60.0, **quick)
 
 
 def fetch(producer: str, ratio: int) -> Fetch:
@@ -398,7 +398,7 @@ def _evaluation(draft: PlanDraft) -> None:
     if draw.random() < 0.3:
         draft.keep["pass"] = 0.5
         mark = draft.add("pass", [mark], work="select", relation="subset", **of)
-    exam = {"work": "evaluate", "relation": "sink"}
+    exam = {"work": "evaluate", "relation": "sink", "models": (POLICY,)}
     draft.add("exam", [mark], every=draw.randint(1, 3), **exam, **of)
     if draw.random() < 0.3:
         draft.add("exam2", [mark], every=draw.randint(1, 3), **exam, **of)
@@ -427,7 +427,9 @@ def _trained(draft: PlanDraft, node: PlannedNode, use: ModelUse) -> PlannedModel
 
 
 def _reads(node: PlannedNode, model: str) -> bool:
-    return any((use.model, use.access) == (model, "read") for use in node.models)
+    """Whether it has weights of its own; an evaluation only names what it judges."""
+    reads = any((use.model, use.access) == (model, "read") for use in node.models)
+    return reads and node.work != "evaluate"
 
 
 def _recorded(draft: PlanDraft) -> tuple[PlannedInput, ...]:

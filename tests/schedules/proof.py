@@ -61,7 +61,7 @@ class Proof(RunRecord):
             self.admitted_in_order()
 
     def nothing_leaks(self) -> None:
-        left = sorted(self.run.outbox.blocks)
+        left = sorted(self.run.workers.outbox.blocks)
         assert not left, f"blocks never released: {left}"
 
     def steps_in_order(self) -> None:

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from engine.coordinator.messages import RunChunk, StepClosed, TrainStep
 from engine.plan.plan import PlannedNode, PlannedSource
-from engine.simulate.workers import Simulation, Stored
+from engine.simulate.simulation import Simulation
+from engine.simulate.store import SimulatedCheckpoint
 from tests.schedules.expected import Expected, Prompt
 from tests.schedules.plans import ScheduleCase
 
@@ -46,7 +47,7 @@ class RunRecord:
         self.first_step = past.step if past else 0
         """The Step that the run began from."""
 
-    def past_of(self, stored: Stored) -> Past:
+    def past_of(self, stored: SimulatedCheckpoint) -> Past:
         """What a later run goes on from."""
         step = stored.message.step
         trained = {

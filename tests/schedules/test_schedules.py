@@ -18,7 +18,8 @@ import pytest
 from engine.coordinator.core import Settings
 from engine.plan.plan import ModelUse, PlannedModel, PlannedSource, with_lags
 from engine.simulate.behaviour import Outcomes
-from engine.simulate.workers import Simulation, Stored
+from engine.simulate.simulation import Simulation
+from engine.simulate.store import SimulatedCheckpoint
 from tests.kit.plans import plan_of, planned_node
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.proof import Proof
@@ -98,13 +99,13 @@ def survived(
     which was killed.
     """
     past: Past | None = None
-    stored: Stored | None = None
+    stored: SimulatedCheckpoint | None = None
     for timing in range(1, draw.choice((2, 3)) + 1):
         run = begun(case, timing, stored)
         left = draw.randrange(len(whole.history.events))
         run.run(until=lambda run=run, left=left: len(run.history.events) >= left)
-        if run.history.stored:
-            stored = run.history.stored[-1]
+        if run.store.stored:
+            stored = run.store.stored[-1]
             past = Proof(case, run, past=past).past_of(stored)
     return ended(begun(case, 0, stored)), past
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from engine.simulate.faults import Faults
-from engine.simulate.workers import Simulation, Stored
+from engine.simulate.faults import FaultModel
+from engine.simulate.simulation import Simulation
+from engine.simulate.store import SimulatedCheckpoint
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past, chunks, contents
@@ -21,18 +22,20 @@ _ATTEMPTS = 6
 
 
 def begun(
-    case: ScheduleCase, timing: int, stored: Stored | None = None, faults: Faults | None = None
+    case: ScheduleCase,
+    timing: int,
+    stored: SimulatedCheckpoint | None = None,
+    faults: FaultModel | None = None,
 ) -> Simulation:
     """A run of the case, with one of its timings, from a checkpoint or from the beginning."""
-    how = {"timing": case.timing(timing), "outcomes": case.outcomes, "faults": faults}
-    run = Simulation(case.plan, case.settings, rows=case.rows, **how)
-    run.begin(stored)
-    return run
+    how = {"durations": case.timing(timing), "outcomes": case.outcomes, "faults": faults}
+    return Simulation(case.plan, case.settings, rows=case.rows, latest=stored, **how)
 
 
 def ended(run: Simulation) -> Simulation:
     """The run at its end; the bound on outstanding prompts holds at every moment."""
     run.run(until=lambda: _within_bounds(run))
+    _within_bounds(run)
     return run
 
 
@@ -50,23 +53,23 @@ def weathered(case: ScheduleCase) -> tuple[Simulation, Past | None, int]:
     """The run that reached the end, what it went on from, and how often Workers died in all."""
     draw = random.Random(f"weather {case.seed}")
     past: Past | None = None
-    stored: Stored | None = None
+    stored: SimulatedCheckpoint | None = None
     deaths = 0
     for attempt in range(_ATTEMPTS):
         faults = drawn(draw, 0 if attempt == _ATTEMPTS - 1 else draw.choice((1, 2, 4, 8)))
         run = ended(begun(case, attempt, stored, faults))
-        deaths += run.deaths
-        if run.gone_back is None:
+        deaths += run.workers.deaths
+        if not run.went_back:
             break
-        if run.history.stored:
-            stored = run.history.stored[-1]
+        if run.store.stored:
+            stored = run.store.stored[-1]
             past = Proof(case, run, past=past).past_of(stored)
     return run, past, deaths
 
 
-def drawn(draw: random.Random, deaths: int) -> Faults:
+def drawn(draw: random.Random, deaths: int) -> FaultModel:
     """Faults of one attempt."""
-    return Faults(
+    return FaultModel(
         seed=draw.randrange(1 << 30),
         deaths=deaths,
         rate=draw.choice((0.02, 0.1, 0.3)),

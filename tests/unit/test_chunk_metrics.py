@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.coordinator.messages import ChunkDone, Reported, WorkerLost
-from engine.run.chunk_metrics import RunReports
+from engine.observe.accounts import ChunkMetrics
 
 
 def said(chunk: int, worker: str, value: float) -> Reported:
@@ -11,7 +11,7 @@ def said(chunk: int, worker: str, value: float) -> Reported:
 
 
 def test_what_a_run_reports_counts_when_it_ends() -> None:
-    runs = RunReports()
+    runs = ChunkMetrics()
     for report in (said(1, "a", 0.5), said(2, "b", 0.1), said(1, "a", 0.7)):
         assert list(runs.hear(report)) == []
     expected = [("reward/mean", 0.5, 4.0), ("reward/mean", 0.7, 4.0)]
@@ -22,7 +22,7 @@ def test_what_a_run_reports_counts_when_it_ends() -> None:
 
 
 def test_what_a_lost_worker_had_under_way_counts_for_nothing() -> None:
-    runs = RunReports()
+    runs = ChunkMetrics()
     for chunk, worker in ((1, "a"), (2, "b"), (3, "a")):
         runs.hear(said(chunk, worker, float(chunk)))
     ended = [*runs.hear(ChunkDone(id=3, node="score"))]

@@ -350,7 +350,7 @@ def test_a_filter_that_keeps_nothing_ends_the_run(max_lag: int) -> None:
     finish = run.run()
     assert finish is not None
     assert "keep kept 0 of" in finish.error
-    assert not run.outbox.blocks
+    assert not run.workers.outbox.blocks
     chunks = [told for _, told in run.history.instructions if isinstance(told, m.RunChunk)]
     admitted = sum(len(chunk.keys) for chunk in chunks if chunk.node == "prompts")
     assert 6 <= admitted <= 6 + 2 * max_lag
@@ -366,12 +366,16 @@ def test_the_error_budget_ends_the_run_with_the_first_cause() -> None:
 
 def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
     run = simulation(PLAN, settings=Settings(steps=9))
-    run.run(until=lambda: run.coordinator.version == 2)
-    run.stop("ctrl-c")  # prompts of step 3 are on their way: a synchronous run has begun it
-    assert run.run() == m.Finish(reason="ctrl-c")
+    asked = iter([m.StopRequested(reason="ctrl-c")])
+
+    def stop() -> m.StopRequested | None:
+        """As prompts of step 3 are on their way: a synchronous run has begun it."""
+        return next(asked, None) if run.coordinator.version == 2 else None
+
+    assert run.run(stop=stop) == m.Finish(reason="ctrl-c")
     assert run.coordinator.version == 3
-    assert [s.message.step for s in run.history.stored] == [3]
-    assert not run.outbox.blocks
+    assert [s.message.step for s in run.store.stored] == [3]
+    assert not run.workers.outbox.blocks
 
 
 def begun() -> tuple[Coordinator, m.RunChunk]:

@@ -22,9 +22,9 @@ from engine.coordinator.prompts import RUNNING
 from engine.coordinator.refs import NO_VERSION, SourceCut
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
-from engine.simulate import simulated_worker
-from engine.simulate.behaviour import Timing
-from engine.simulate.workers import Simulation
+from engine.simulate import chunks
+from engine.simulate.behaviour import Durations
+from engine.simulate.simulation import Simulation
 from engine.worker.worker import Worker
 from tests import right_graphs
 from tests.kit.plans import DATA, plan_of, planned_node, ref
@@ -61,10 +61,10 @@ def judged(policy: str, *, max_lag: int) -> Plan:
 
 
 def simulated(plan: Plan, *, patience: float, until: float = 1e9) -> Simulation:
-    timing = Timing(load=0.1, train=0.5, slots=BATCH, slow=0.1, slower=30.0)
+    durations = Durations(load=0.1, train=0.5, slots=BATCH, slow=0.1, slower=30.0)
     settings = Settings(steps=12, patience=patience)
-    run = simulation(plan, settings=settings, rows=99, timing=timing)
-    run.run(until=lambda: run.clock.now > until)
+    run = simulation(plan, settings=settings, rows=99, durations=durations)
+    run.run(until=lambda: run.now > until)
     return run
 
 
@@ -105,7 +105,7 @@ def stale(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
 def test_a_run_that_gives_everything_up_ends_and_says_who_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulated_worker, "ages", stale)
+    monkeypatch.setattr(chunks, "ages", stale)
     run = simulated(judged("drop", max_lag=1), patience=300.0, until=20_000.0)
     assert run.finish is not None, "it goes on for ever"
     assert run.coordinator.version == 2  # of which version 0 is more than one behind
@@ -115,20 +115,23 @@ def test_a_run_that_gives_everything_up_ends_and_says_who_does(
         r" version 0\. Fix: intake='exact', or a greater max_lag\."
     )
     assert re.fullmatch(told, run.finish.error)
-    assert not run.outbox.blocks
+    assert not run.workers.outbox.blocks
 
 
 def test_patience_0_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_worker, "ages", stale)
+    monkeypatch.setattr(chunks, "ages", stale)
     run = simulated(judged("drop", max_lag=1), patience=0.0, until=5_000.0)
     assert run.finish is None
 
 
 def test_a_first_step_that_takes_longer_than_the_watchdog_is_no_livelock() -> None:
-    timing, settings = Timing(row={"rollout": 5_000.0}, tail=0.0), Settings(steps=3, patience=300.0)
-    run = simulation(judged("drop", max_lag=1), settings=settings, rows=99, timing=timing)
+    durations, settings = (
+        Durations(row={"rollout": 5_000.0}, tail=0.0),
+        Settings(steps=3, patience=300.0),
+    )
+    run = simulation(judged("drop", max_lag=1), settings=settings, rows=99, durations=durations)
     assert run.run() == Finish(reason="all steps are done")
-    assert run.clock.now > 5_000.0
+    assert run.now > 5_000.0
 
 
 def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None:

@@ -21,7 +21,7 @@ from engine.plan.plan import (
     PlannedSource,
     with_lags,
 )
-from engine.simulate.behaviour import Timing
+from engine.simulate.behaviour import Durations
 from tests.kit.plans import plan_of, planned_node
 
 INTERVALS = st.lists(
@@ -101,8 +101,8 @@ def lagging_plan(max_lag: int, *workers: str) -> Plan:
 
 def test_the_simulator_foresees_twice_the_speed_where_both_take_as_long() -> None:
     rows = {"prompts": 0.0, "rollout": 1.0}
-    timing = Timing(row=rows, tail=0.0, train=1.0, load=0.0, store=0.0, slots=4)
-    alone = overlap.predicted(lagging_plan(0, "main", "main", "main"), timing, steps=10)
-    apart = overlap.predicted(lagging_plan(1, "gen", "gen", "train"), timing, steps=10)
+    durations = Durations(row=rows, tail=0.0, train=1.0, load=0.0, store=0.0, slots=4)
+    alone = overlap.predicted(lagging_plan(0, "main", "main", "main"), durations, steps=10)
+    apart = overlap.predicted(lagging_plan(1, "gen", "gen", "train"), durations, steps=10)
     assert alone == pytest.approx(2.0)
     assert apart == pytest.approx(1.0)

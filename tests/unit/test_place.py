@@ -12,7 +12,7 @@ from dataflow.model import Model
 from engine.coordinator.core import Settings
 from engine.coordinator.messages import Stepped
 from engine.plan.plan import Plan
-from engine.simulate.behaviour import Timing
+from engine.simulate.behaviour import Durations
 from graphs.grpo import grpo
 from graphs.sft import sft
 from operators.data import prompts
@@ -93,8 +93,8 @@ def test_a_source_is_with_the_generation_that_it_feeds_but_with_no_replica_of_it
 def seconds_a_step(plan: Plan, *, generation: float, training: float, scoring: float) -> float:
     """Of a simulated run in which every Step of 64 rows takes so long in each of them."""
     row = {"rollout": generation, "score": scoring / 64, "advantage": 1e-4, "prompts": 1e-4}
-    timing = Timing(row=row, tail=0.0, train=training, load=0.02, store=0.0, slots=64)
-    run = simulation(plan, settings=Settings(steps=12), rows=1000, timing=timing)
+    durations = Durations(row=row, tail=0.0, train=training, load=0.02, store=0.0, slots=64)
+    run = simulation(plan, settings=Settings(steps=12), rows=1000, durations=durations)
     run.run()
     ends = [at for at, event in run.history.events if isinstance(event, Stepped)]
     return (ends[-1] - ends[2]) / (len(ends) - 3)

@@ -51,10 +51,9 @@ from engine.plan.plan import (
     PlannedSource,
     with_lags,
 )
-from engine.simulate.behaviour import Outcomes, Timing
-from engine.simulate.faults import Faults
+from engine.simulate.faults import FaultModel
 from engine.simulate.simulated_worker import SimulatedWorker
-from engine.simulate.workers import Simulation
+from tests.kit.simulations import simulation
 
 # --- the fence ------------------------------------------------------------------------------------
 
@@ -483,9 +482,7 @@ def test_a_worker_that_dies_again_and_again_fails_the_run(max_lag: int) -> None:
 def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_have(
     times: list[float], stops: list[tuple[float, float]]
 ) -> None:
-    world = Simulation(
-        plan(1), Settings(steps=1), rows={"prompts": 1}, timing=Timing(), outcomes=Outcomes()
-    )
+    world = simulation(plan(1), settings=Settings(steps=1), rows=1).workers
     it, done = SimulatedWorker(world, "rollout", 0), list[tuple[float, int]]()
     for when, seconds in stops:
         world.clock.after(when, partial(it.stop, seconds))
@@ -500,18 +497,10 @@ def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_ha
 
 def test_a_run_with_faults_repeats_exactly() -> None:
     def story() -> list[str]:
-        faults = Faults(seed=3, deaths=4, rate=0.3, stateful=0.0)
-        run = Simulation(
-            plan(1),
-            Settings(steps=4),
-            rows={"prompts": 50},
-            timing=Timing(),
-            outcomes=Outcomes(),
-            faults=faults,
-        )
-        run.begin()
+        faults = FaultModel(seed=3, deaths=4, rate=0.3, stateful=0.0)
+        run = simulation(plan(1), settings=Settings(steps=4), faults=faults)
         assert run.run() == Finish(reason="all steps are done")
-        assert run.deaths > 0
+        assert run.workers.deaths > 0
         return [f"{when:.6f} {type(event).__name__}" for when, event in run.history.events]
 
     assert story() == story()

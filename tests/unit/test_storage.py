@@ -33,12 +33,12 @@ from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.launch.control import Failed
 from engine.launch.keyfile import make_keys
+from engine.observe.events import StepEnded
 from engine.observe.logs import LogFile, logged
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
-from engine.observe.sinks import JsonLines
+from engine.observe.sinks import JsonLines, View
 from engine.observe.trace import Trace, read_trace
-from engine.observe.views import View
 from engine.plan.plan import PlannedModel
 from tests.kit.plans import plan_of
 from tests.kit.processes import ROOT
@@ -267,8 +267,8 @@ def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
     sink.write.side_effect = error
     view = View("tensorboard", sink)
     view.open(RunFolder.seen(tmp_path), {})
-    view.write(1, {})
-    view.write(2, {})
+    view.take(StepEnded(step=1, metrics={}))
+    view.take(StepEnded(step=2, metrics={}))
     view.close()
     assert [name for name, *_ in sink.method_calls] == ["open", "write"]
     assert_said_once(caplog, "the view tensorboard could not be written")

@@ -22,7 +22,7 @@ from engine import api
 from engine.cli import main
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import SourceOpened, Warn
-from engine.observe.warned import Warned
+from engine.observe.runlog import RunLog
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
@@ -169,10 +169,10 @@ def warning(rule: str, where: str = "rollout") -> GraphWarning:
 
 
 def test_each_is_shown_once(caplog: pytest.LogCaptureFixture) -> None:
-    warned = Warned()
+    log = RunLog()
     with caplog.at_level(logging.WARNING):
         for each in (warning("a"), warning("a"), warning("b"), warning("a", "other")):
-            warned.show(each)
+            log.warn(each)
     assert [record.getMessage() for record in caplog.records] == [
         f"warning: {where}: it looks wrong. Fix: another one. [{rule}]"
         for where, rule in (("rollout", "a"), ("rollout", "b"), ("other", "a"))
@@ -181,4 +181,4 @@ def test_each_is_shown_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_in_a_strict_run_it_is_an_error() -> None:
     with pytest.raises(RunError, match=r"rollout: it looks wrong\. Fix: another one\. \[a\]"):
-        Warned(strict=True).show(warning("a"))
+        RunLog(strict=True).warn(warning("a"))

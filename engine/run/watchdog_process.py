@@ -1,10 +1,9 @@
-"""The process that watches another one from outside: `watcher.py BEATS BOARD STACKS SIGNAL LIMIT
-TO_END KILLS`.
+"""The process that watches another one from outside. Its arguments are those of `main`.
 
 Where beats stay away for so long that its threads cannot run any more, it says what the process was
 doing and where it stands, and ends it if it is to.
 
-Owns: that judgement. Does not own: beats (stop.py), the board (outside.py). Imports the standard
+Owns: that judgement. Does not own: beats and the board (watchdog.py). Imports the standard
 library alone, and little of it: one is started with each run.
 """
 
@@ -42,24 +41,33 @@ def main(
             return
         if INTERRUPTED in said:
             limit, why = to_end, "in code that cannot be interrupted"
-        stood = now - before > _STOOD_STILL or _is_stopped(watched)
-        silent = 0.0 if said else silent if stood else silent + now - before
+        if said:
+            silent = 0.0
+        elif not _stood_still(now - before, watched):
+            silent += now - before
         before = now
+    _tell(watched, board, stacks, number, f"{limit:g} s", why, kills=kills)
+    if kills:
+        os.kill(watched, signal.SIGKILL)
+
+
+def _tell(
+    watched: int, board: int, stacks: int, number: int, silent: str, why: str, *, kills: bool
+) -> None:
+    """On standard error; nobody may read it."""
     doing = os.pread(board, BOARD, 0).rstrip(b"\0").decode(errors="replace") or "something unknown"
     end = (
         "The process is ended; dataflow resume goes on from the last checkpoint"
         if kills
         else "It goes on"
     )
-    told = f"nothing has moved for {limit:g} s: {doing}, {why}. {end}. Fix: see where it stands:\n"
-    with contextlib.suppress(OSError):  # nobody may read it
+    told = f"nothing has moved for {silent}: {doing}, {why}. {end}. Fix: see where it stands:\n"
+    with contextlib.suppress(OSError):
         os.write(2, told.encode(errors="backslashreplace") + _stacks(watched, stacks, number))
-    if kills:
-        os.kill(watched, signal.SIGKILL)
 
 
 def _stacks(watched: int, stacks: int, number: int) -> bytes:
-    """Those of its threads, which it writes at C level; what has come after a second without more."""
+    """Those of its threads, which it writes at C level, until nothing more comes for a second."""
     poll = select.poll()
     poll.register(stacks, select.POLLIN)
     os.kill(watched, number)
@@ -67,6 +75,11 @@ def _stacks(watched: int, stacks: int, number: int) -> bytes:
     while len(found) < 1 << 16 and poll.poll(_STACKS * 1e3) and (came := os.read(stacks, 1 << 16)):
         found += came
     return found or b"(it does not say)\n"
+
+
+def _stood_still(seconds: float, watched: int) -> bool:
+    """Whether this process, or the one that it watches, was stopped in a round of so many."""
+    return seconds > _STOOD_STILL or _is_stopped(watched)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -1,0 +1,49 @@
+"""Why an attempt at a run ends before its last Step: somebody asked for it.
+
+Owns: a signal and a user's condition as requests of the loop, each said once. Does not own: signals
+(signals.py), what ending means (the coordinator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from engine.coordinator.messages import StopRequested
+from engine.observe.events import EventHeard, RunEvent, StepEnded
+from engine.run.signals import StopSignals
+
+Until = Callable[[Mapping[str, float]], bool]
+"""Of a Step's metrics: whether the run is to end there."""
+
+
+class EarlyEnd:
+    """The `stop` of a Loop. heard: the last request that the coordinator heard, of a host that
+    others lend, too.
+    """
+
+    def __init__(self, signals: StopSignals, until: Until | None = None) -> None:
+        self.heard: StopRequested | None = None
+        self._signals = signals
+        self._until = until
+        self._said = False
+        self._waiting: StopRequested | None = None
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.observe.events`."""
+        match event:
+            case EventHeard(event=StopRequested() as heard):
+                self.heard = heard
+            case StepEnded(step=step, metrics=metrics, again=False) if self._until is not None:
+                if self._until({"step": step, **metrics}):
+                    reason = f"its condition held after step {step}"
+                    self._waiting = StopRequested(reason=reason, at_once=True)
+
+    def __call__(self) -> StopRequested | None:
+        """What is asked for and was not said yet."""
+        if self._waiting is not None:
+            asked, self._waiting = self._waiting, None
+            return asked
+        if self._signals.requested and not self._said:
+            self._said = True
+            return StopRequested(reason=self._signals.reason, signal=self._signals.number)
+        return None

@@ -1,0 +1,198 @@
+"""The watchdog: what ends an attempt at a run in which nothing moves.
+
+    thread or process          waits for                         unblocked by
+    the watchdog's thread      its next look                     a time, or the end of the run
+    the process outside        a beat, or a while without one    the thread, while it can run
+                               the end of the run                its end of the pipe is closed
+
+Owns: the thread, the process that watches it from outside (what holds the interpreter's lock stops
+threads, too), and what that is shown of what is under way. Does not own: what the process does when
+beats stay away (watchdog_process.py), nor signals (signals.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from dataflow.errors import RunError
+from dataflow.shown import printable
+from engine.observe.events import EventHeard, RunEvent
+from engine.run import watchdog_process
+from engine.run.signals import StopSignals
+
+STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
+"""Makes a process of a run write the stacks of its threads, whoever holds the interpreter's lock.
+"""
+
+TO_END = 60.0
+"""Seconds in which a run that was interrupted has ended."""
+
+_LOCKED = 30.0
+"""Seconds at least for which the interpreter's lock may be held: an import of large libraries takes
+some.
+"""
+
+_board: mmap.mmap | None = None
+"""One for this process: of several runs in it one at a time computes."""
+
+
+def show(text: str) -> None:
+    """What is under way from now on; for the process that watches this one, where there is one."""
+    if _board is not None:
+        size = watchdog_process.BOARD
+        _board[:] = text.encode(errors="backslashreplace")[:size].ljust(size, b"\0")
+
+
+class Watchdog:
+    """Watches what runs within it, as a context manager.
+
+    limit: seconds in which neither an event was heard nor `sign` gave another value, after which
+    `describe` is printed with the stack of every thread, and the thread that runs is interrupted
+    (`hung` says why); 0 is never. A thread other than the main one gets no signals, and what never
+    returns to Python cannot be interrupted, only named. In the main thread, what cannot be
+    interrupted ends by the end of the process, and so does what holds the interpreter's lock, by
+    the process outside.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        describe: Callable[[], str],
+        sign: Callable[[], object] = int,
+        signals: StopSignals | None = None,
+    ) -> None:
+        self.hung = ""
+        self._limit = limit
+        self._describe = describe
+        self._sign = sign
+        self._signals = signals or StopSignals()
+        self._last = time.monotonic()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._outside: OutsideWatch | None = None
+        self._runs = 0
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.observe.events`: where something is heard, something moves."""
+        if isinstance(event, EventHeard):
+            self._last = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self._last = time.monotonic()
+        self._runs = threading.get_ident()
+        if self._limit > 0:
+            if sys.platform == "linux":
+                main = threading.current_thread() is threading.main_thread()
+                self._outside = OutsideWatch(max(self._limit, _LOCKED), kills=main)
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._outside is not None:
+            self._outside.close()
+
+    def _watch(self) -> None:
+        before = self._sign()
+        while not self._over.wait(min(1.0, self._limit / 4)):
+            if self._outside is not None:
+                self._outside.beat()
+            now = self._sign()
+            if now != before:
+                before, self._last = now, time.monotonic()
+            if time.monotonic() - self._last > self._limit:
+                self.hung = f"nothing has moved for {self._limit:g} s; {self._describe()}"
+                print(printable(self.hung), file=sys.stderr, flush=True)
+                _print_stacks()
+                self._interrupt()
+                if self._outside is not None:
+                    self._outside.interrupted()
+                return
+
+    def _interrupt(self) -> None:
+        if self._signals.handles:
+            self._signals.interrupt(self.hung)
+        else:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._runs), ctypes.py_object(KeyboardInterrupt)
+            )
+
+
+def _print_stacks() -> None:
+    """The stack of every thread, where standard error is a file (a notebook's is not)."""
+    try:
+        faulthandler.dump_traceback(file=sys.stderr)
+    except (AttributeError, io.UnsupportedOperation):
+        print("(the stacks of the threads cannot be shown here)", file=sys.stderr)
+
+
+class OutsideWatch:
+    """The process that watches this one; started by the constructor."""
+
+    def __init__(self, limit: float, *, kills: bool) -> None:
+        """limit: seconds without a beat. kills: whether it then ends this process, or only says
+        where it stands.
+        """
+        global _board
+        board = os.memfd_create("doing", os.MFD_CLOEXEC)
+        os.ftruncate(board, watchdog_process.BOARD)
+        theirs, self._beats = os.pipe()
+        stacks, self._stacks = os.pipe()
+        given = (theirs, board, stacks)
+        _board = self._board = mmap.mmap(board, watchdog_process.BOARD)
+        faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
+        arguments = [*given, int(STACK_SIGNAL), limit, TO_END, int(kills)]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", watchdog_process.__file__, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=given,
+                start_new_session=True,  # no Ctrl-C of a terminal
+            )
+        except OSError as error:
+            raise RunError(
+                f"expected the process that watches this one to start, found: {error}. Fix: allow"
+                " more processes and open files (ulimit -u, ulimit -n), or --watchdog 0."
+            ) from error
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def beat(self) -> None:
+        """Threads can run."""
+        self._say(watchdog_process.BEAT)
+
+    def interrupted(self) -> None:
+        """The thread that hangs was interrupted, and is to come to its end soon."""
+        self._say(watchdog_process.INTERRUPTED)
+
+    def close(self) -> None:
+        """End the watchdog_process."""
+        global _board
+        if _board is self._board:
+            _board = None
+        os.close(self._beats)
+        self._process.wait()
+        faulthandler.register(
+            STACK_SIGNAL, 2, all_threads=True
+        )  # not undone: it would then end the process
+        os.close(self._stacks)
+
+    def _say(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # it was killed: the run goes on without
+            os.write(self._beats, what)

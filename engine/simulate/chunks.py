@@ -1,0 +1,152 @@
+"""How a simulated Worker runs a chunk: which rows come when, with which version.
+
+Owns: the batches in which rows come, those that are not made, and the versions that were loaded.
+Does not own: when a chunk begins (simulated_worker.py), how long a row takes and what comes of it
+(behaviour.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.ages import ages
+from engine.coordinator.messages import Produced, RunChunk, Tombstoned
+from engine.coordinator.refs import NO_VERSION
+from engine.coordinator.tables import codes
+from engine.plan.plan import PlannedNode
+from engine.simulate.history import ModelRead
+
+if TYPE_CHECKING:
+    from engine.simulate.simulated_worker import SimulatedWorker
+    from engine.simulate.workers import SimulatedWorkers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkRows:
+    """The rows that a chunk is to make. starts: seconds; wanted, failed: boolean [rows]."""
+
+    chunk: RunChunk
+    keys: Keys
+    starts: np.ndarray
+    wanted: np.ndarray
+    failed: np.ndarray
+
+
+class ChunkRuns:
+    """Those of one Worker."""
+
+    def __init__(self, worker: SimulatedWorker, world: SimulatedWorkers) -> None:
+        self._worker = worker
+        self._world = world
+        self._loads: dict[str, list[tuple[float, int]]] = {}
+        """Node -> (time, version) of everything published that was loaded."""
+
+    def loaded(self, node: str, version: int) -> None:
+        """A reader has a version from now on."""
+        self._loads.setdefault(node, []).append((self._world.clock.now, version))
+
+    def run(self, chunk: RunChunk, end: Callable[[], None]) -> None:
+        """Produce the rows of a chunk in batches as they get ready, some of them failing; then end
+        it.
+        """
+        world, node = self._world, self._world.nodes[chunk.node]
+        begun, keys = world.clock.now, chunk.keys
+        if node.relation == "expand":
+            keys = keys.expand(node.rows // node.inner)
+        starts, ends = self._times_of(node, len(keys))
+        failed = world.outcomes.failed(node.name, keys) | _without_any(node, chunk)
+        kept = world.outcomes.kept(node.name, keys) if node.relation == "subset" else True
+        rows = ChunkRows(
+            chunk=chunk, keys=keys, starts=begun + starts, wanted=~failed & kept, failed=failed
+        )
+        for batch in self._batches(ends):
+            when = max(ends[batch].tolist(), default=0.0)
+            self._worker.after(when, partial(self._yield, rows, batch))
+        self._worker.after(max(ends.tolist(), default=0.0), end)
+
+    def note_read(self, chunk: RunChunk, begun: float) -> None:
+        """Which versions a chunk that ends now has seen."""
+        node = self._world.nodes[chunk.node]
+        first = self._version(chunk.node, begun)
+        last = self._version(chunk.node, self._world.clock.now)
+        if first != NO_VERSION:
+            read = ModelRead(
+                node=node.name, region=node.region, step=chunk.step, first=first, last=last
+            )
+            self._world.history.reads.append(read)
+
+    def _yield(self, rows: ChunkRows, batch: np.ndarray) -> None:
+        chunk, worker = rows.chunk, self._worker
+        good = batch[rows.wanted[batch]]
+        versions = [self._version(chunk.node, float(rows.starts[r])) for r in good]
+        ref = self._world.outbox.keep(
+            worker.name,
+            chunk.node,
+            rows.keys.take(good),
+            self._ages(chunk.node, np.array(versions, np.int32)),
+        )
+        worker.say(Produced(id=chunk.id, node=chunk.node, ref=ref))
+        for key in rows.keys.take(batch[rows.failed[batch]]).rows():
+            worker.say(
+                Tombstoned(id=chunk.id, node=chunk.node, key=key, error="the outcome says so")
+            )
+
+    def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds after its start at which each row of a chunk begins and ends, by the slots."""
+        durations, times = self._world.durations, self._world.times
+        free = [0.0] * (durations.slots if node.traits.generates else 1)
+        starts, ends = np.zeros(rows), np.zeros(rows)
+        for row in range(rows):
+            starts[row] = heapq.heappop(free)
+            ends[row] = starts[row] + durations.of_row(node.name, times)
+            heapq.heappush(free, float(ends[row]))
+        return starts, ends
+
+    def _batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
+        """The rows in the order in which they end, cut at random; now and then an empty batch comes
+        first.
+        """
+        draw, order = self._world.times, np.argsort(ends, kind="stable")
+        parts = draw.choice((1, 1, 2, len(order)))
+        cuts = {draw.randint(0, len(order)) for _ in range(parts - 1)} | {0, len(order)}
+        if draw.random() < 0.1:
+            yield order[:0]
+        for first, last in pairwise(sorted(cuts)):
+            rows = order[first:last]
+            yield rows[draw.sample(range(len(rows)), len(rows))]
+
+    def _version(self, node: str, start: float) -> int:
+        """The version that a row which began then is made with; NO_VERSION without a published
+        Model.
+        """
+        loads = self._loads.get(node, ())
+        return max((version for when, version in loads if when <= start), default=NO_VERSION)
+
+    def _ages(self, node: str, versions: np.ndarray) -> np.ndarray:
+        """What the rows count as. A decode node records version 0 until its Model's first other
+        one.
+        """
+        recorded = np.maximum(versions, 0) if self._world.nodes[node].traits.generates else versions
+        return ages(self._world.plan, node, recorded)
+
+
+def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
+    """Boolean [rows], or False: the rows of which no descendant is left, where they are made of
+    these.
+    """
+    for i in node.inputs:
+        if i.fan_in:
+            owners = chunk.inputs[i.name][0].keys
+            assert owners is not None
+            return ~np.isin(
+                codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample)
+            )
+    return np.zeros(1, dtype=bool)

@@ -1,0 +1,110 @@
+"""One run of a plan in simulated time: the real coordinator and the real loop, simulated Workers.
+
+Owns: putting them together, and hearing what was under way when the run ended. Does not own: any
+part, nor whether what was done makes sense (the tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from dataflow.errors import RunError
+from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.messages import Finish, Instruction, Rollback, StopRequested, ToWorker
+from engine.observe.events import EventHeard, EventStream, InstructionTold, RunEvent
+from engine.plan.plan import Plan
+from engine.run.loop import Loop
+from engine.simulate.behaviour import Durations, Outcomes
+from engine.simulate.faults import FaultModel
+from engine.simulate.history import History
+from engine.simulate.store import MemoryStore, SimulatedCheckpoint
+from engine.simulate.workers import SimulatedWorkers
+
+
+class _Killed(Exception):
+    """Ends a run as a kill would, between two events."""
+
+
+class Simulation:
+    """A run from its beginning, or from a checkpoint. rows: of each source in one pass."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        *,
+        rows: Mapping[str, int],
+        durations: Durations,
+        outcomes: Outcomes,
+        faults: FaultModel | None = None,
+        latest: SimulatedCheckpoint | None = None,
+    ) -> None:
+        self.coordinator = Coordinator(plan, settings)
+        self.history = History(closed=latest.message.step if latest is not None else 0)
+        self.store = MemoryStore(plan, latest)
+        self.faulty = faults is not None
+        self.workers = SimulatedWorkers(
+            plan,
+            self.history,
+            rows=rows,
+            durations=durations,
+            outcomes=outcomes,
+            faults=faults,
+            disk=latest.rows if latest is not None else None,
+        )
+        self.finish: Finish | None = None
+        self.went_back = False
+        """Whether the run has to go on from its last checkpoint, as another simulation."""
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the run began."""
+        return self.workers.clock.now
+
+    def run(
+        self,
+        *,
+        until: Callable[[], bool] = lambda: False,
+        stop: Callable[[], StopRequested | None] = lambda: None,
+    ) -> Finish | None:
+        """Until the run is over and every Worker idle, until it goes back (None), or until
+        something holds as an event is heard, as if the run was killed then (None).
+
+        stop: as the loop's. Raises RunError for a deadlock.
+        """
+
+        def kill(event: RunEvent) -> None:
+            if isinstance(event, EventHeard) and until():
+                raise _Killed
+
+        stream = EventStream(self.history.take, self.workers.take, kill)
+        loop = Loop(self.coordinator, self.workers, self.store, stream.emit, stop, lambda: self.now)
+        try:
+            self.went_back = isinstance(loop.run(), Rollback)
+        except _Killed:
+            return None
+        except RunError:
+            if not (isinstance(self.history.end, Finish) and self.history.end.error):
+                raise
+        if isinstance(self.history.end, Finish):
+            self.finish = self.history.end
+            self._settle(loop.untold)
+        return self.finish
+
+    def _settle(self, said: Sequence[Instruction]) -> None:
+        """Let what was under way end, so that every block can be seen to be let go with it. Samples
+        of a Step that was not closed are deleted.
+        """
+        self._tell(said)
+        while (message := self.workers.next()) is not None:
+            for event in self.coordinator.in_order(message):
+                self.history.take(EventHeard(at=self.now, event=event))
+                self._tell(self.coordinator.handle(event, self.now))
+        for step in [step for step in self.history.samples if step > self.history.closed]:
+            del self.history.samples[step]
+
+    def _tell(self, said: Sequence[Instruction]) -> None:
+        for instruction in said:
+            assert isinstance(instruction, ToWorker), f"after the end: {instruction}"
+            self.history.take(InstructionTold(at=self.now, instruction=instruction))
+            self.workers.tell(instruction)
