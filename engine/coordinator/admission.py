@@ -28,8 +28,8 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Vain:
-    """Prompts that were admitted, made and given up as too old, all since the last Step was formed:
-    how many, at which version, and which node made the oldest of their rows, with which version.
+    """Prompts given up as too old though admitted and made since the last Step was formed: how
+    many, at which version, and the node and version of the oldest of their rows.
     """
 
     prompts: int = 0
@@ -41,13 +41,7 @@ class Vain:
 class Admission:
     """The credit of one source. steps None: one pass over its rows."""
 
-    def __init__(
-        self,
-        source: PlannedSource,
-        table: PromptTable,
-        *,
-        steps: int | None,
-    ) -> None:
+    def __init__(self, source: PlannedSource, table: PromptTable, *, steps: int | None) -> None:
         self.source = source
         self.table = table
         self.rows = 0
@@ -58,7 +52,7 @@ class Admission:
         """Prompts that a node's own policy gave up: generate(overlong_prompt="drop")."""
         self._steps = steps
         self._again: list[tuple[int, int]] = []
-        """(position, attempt) that are to begin once more."""
+        """(position, attempt) that are to begin again."""
         self._rejected = 0
         """Prompts that refilling selects kept nothing of since the last Step was formed."""
         self.vain = Vain()
@@ -68,8 +62,8 @@ class Admission:
     # --- what comes in ----------------------------------------------------------------------------
 
     def admit(self, version: int, *, sparing: bool = False) -> list[NodeChunk]:
-        """Take up all that the credit allows, in cohorts; returns the source's rows to make.
-        sparing: no more than one batch is to be outstanding.
+        """Admit all that the credit allows, in cohorts; returns the source's chunks. sparing: no
+        more than one batch is to be outstanding.
         """
         found = []
         room = self._room(version, 0 if sparing else self.source.max_lag)
@@ -83,7 +77,7 @@ class Admission:
         return found
 
     def give_back(self) -> bool:
-        """Retire what was rejected or dropped: its credit returns. Whether there was any."""
+        """Retire what was rejected or dropped, which returns its credit. Whether there was any."""
         self._rejected += self.table.prompts.count[REJECTED]
         gone = self.table.prompts.slots(REJECTED, DROPPED)
         if len(gone):
@@ -91,9 +85,7 @@ class Admission:
         return bool(len(gone))
 
     def starved(self, step: int, place: Callable[[str], str] = str) -> str:
-        """Why no attempt is left to fill a Step, in words; empty while there is one, or a row is on
-        its way.
-        """
+        """Why no attempt is left to fill a Step; empty while one is, or a row is on its way."""
         if not self._spent() or self.table.prompts.running:
             return ""
         kept = self.table.prompts.count[FINISHED]
@@ -112,9 +104,7 @@ class Admission:
         return 0 if room <= 0 or self._spent() else room
 
     def _spent(self) -> bool:
-        """Whether as many prompts were tried for this Step as the refilling selects allow, and it
-        is not full yet.
-        """
+        """Whether the refilling selects allow no further prompt for a Step that is not full yet."""
         if not self._rejected:
             return False
         most = min(n.max_attempts for n in self.table.nodes if n.refill)
@@ -134,11 +124,10 @@ class Admission:
     # --- what is taken out ------------------------------------------------------------------------
 
     def take(self, version: int) -> np.ndarray:
-        """Slots of the prompts that can form the next Step, in the order of admission; empty while
-        there are too few.
+        """Slots of the prompts that can form the next Step, in admission order; empty if too few.
 
-        Under `drop`, finished prompts that are too old begin once more. At the end of the data a
-        short batch is taken as it is.
+        Under `drop`, finished prompts that are too old begin again. At the end of the data a short
+        batch is taken as it is.
         """
         table, source = self.table, self.source
         if source.intake == "drop":
@@ -175,21 +164,17 @@ class Admission:
         self.begin_again(old)
 
     def begin_again(self, slots: np.ndarray) -> None:
-        """Give these prompts up in their present attempt; they are admitted once more, before any
-        other.
-        """
+        """Give these prompts up in this attempt; they are admitted again, before any other."""
         self._again += self.table.again(slots)
 
     def formed(self) -> None:
-        """A Step is formed: the attempts to fill the next one are counted anew."""
+        """A Step is formed: count the attempts to fill the next one from 0."""
         self._rejected, self.vain = 0, Vain()
         self._formed_at = self.table.prompts.admissions
 
     @property
     def exhausted(self) -> bool:
-        """Whether no prompt can ever be trained again: none is to come, none is on its way, none is
-        finished.
-        """
+        """Whether no prompt is left to train: none to come, on its way or finished."""
         return not self.table.prompts.count[FINISHED] and not self._coming()
 
     def _coming(self) -> bool:
@@ -199,7 +184,7 @@ class Admission:
         )
 
     def abandon(self) -> None:
-        """The run is over: whatever is outstanding is wanted no longer."""
+        """The run is over: give up all prompts."""
         self.table.retire(self.table.prompts.slots(RUNNING, FINISHED, REJECTED, DROPPED, TAKEN))
 
     # --- the cut of a checkpoint ------------------------------------------------------------------

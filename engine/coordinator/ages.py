@@ -18,9 +18,7 @@ from engine.plan.plan import Plan
 
 
 def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
-    """int32 [rows]: what the rows of a node count as. oldest: of each row's tokens, as the kernel
-    recorded them.
-    """
+    """int32 [rows]: what rows of a node count as; oldest: the kernel's record of their tokens."""
     lasting = _lasting(plan, node)
     if lasting is None:
         return np.full(len(oldest), NO_VERSION, dtype=np.int32)
@@ -28,9 +26,7 @@ def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
 
 
 def _lasting(plan: Plan, node: str) -> int | None:
-    """For how many further versions what the node reads stays the same; None where it reads nothing
-    that changes.
-    """
+    """How many further versions the Models that the node reads stay; None if none changes."""
     read = {use.model for use in plan.node(node).models if use.trained and use.param != "tokenizer"}
     return min(
         (m.every - 1 if m.follows else 0 for m in plan.models if m.name in read), default=None

@@ -16,19 +16,16 @@ from collections.abc import Sequence
 import numpy as np
 
 _Tree = int | tuple["_Tree", "_Tree", np.ndarray]
-"""An index into the first partitions; or two that were merged, and the order in which the merged
-parts then stand.
-"""
+"""An index into the first partitions; or two merged ones, and the order of the merged parts."""
 
 
 def balanced(
     weights: np.ndarray | Sequence[int], parts: int, *, equal_counts: bool = False
 ) -> np.ndarray:
-    """int64 [items]: the part that each item goes to, so that the heaviest part is as light as was
-    found.
+    """int64 [items]: the part of each item, with the heaviest part as light as was found.
 
-    weights: non-negative integers. equal_counts: no part has two items more than another. Equal
-    input gives equal output. Raises ValueError for no part at all or a negative weight.
+    weights: non-negative integers. equal_counts: no part has two items more than another. Raises
+    ValueError for no part at all or a negative weight.
     """
     items = np.asarray(weights, dtype=np.int64)
     if parts < 1 or (items < 0).any():
@@ -53,8 +50,8 @@ def totals(weights: np.ndarray, part: np.ndarray, parts: int) -> np.ndarray:
 
 
 def longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = False) -> np.ndarray:
-    """As `balanced`, by one rule: the heaviest item that is left goes to the lightest part (of
-    those that have had fewest items, for equal counts).
+    """As `balanced`, by one rule: the heaviest item left goes to the lightest part (for equal
+    counts, to one of those with the fewest items).
     """
     part = np.zeros(len(items), dtype=np.int64)
     heap = [(0, 0, index) for index in range(parts)]
@@ -69,9 +66,7 @@ def _differenced(
     items: np.ndarray, order: np.ndarray, parts: int, equal_counts: bool
 ) -> np.ndarray:
     """Merge the two partitions whose parts differ most, heaviest part with lightest, until one is
-    left.
-
-    The first partitions hold one item each; for equal counts, one item in each part.
+    left. The first partitions hold one item each; for equal counts, one in each part.
     """
     width = parts if equal_counts else 1
     first = [order[at : at + width] for at in range(0, len(order), width)]

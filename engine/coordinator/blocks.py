@@ -28,10 +28,8 @@ from engine.coordinator.refs import Gather, Ref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What to gather from one producer: for each row, the block (an index into `numbers`) and its
-    row there.
-
-    keys: as in Gather.
+    """What to gather from one producer: for each row, its block (an index into `numbers`) and row
+    there. keys: as in Gather.
     """
 
     producer: str
@@ -47,7 +45,7 @@ Readings = Mapping[str, tuple[Reading, ...]]
 
 
 class Blocks:
-    """See the module. weigh: whether anybody will ask how many tokens rows have."""
+    """weigh: whether anyone will ask how many tokens rows have."""
 
     def __init__(self, *, weigh: bool = False) -> None:
         self._weigh = weigh
@@ -61,12 +59,10 @@ class Blocks:
         self._done: list[int] = []
         self._next = 0
         self.on_gone: Callable[[int], None] = _nobody_asks
-        """Told of each block that nothing needs any more."""
+        """Called with each block that nothing needs any more."""
 
     def add(self, ref: Ref, wanted: int) -> int:
-        """Register a block of which `wanted` rows are taken up; 0 wanted rows are released by the
-        next `drain`.
-        """
+        """Register a block of which `wanted` rows are needed; with 0 the next `drain` frees it."""
         number = self._next
         self._next += 1
         self._refs[number] = (ref.worker, ref.block)
@@ -83,14 +79,12 @@ class Blocks:
     # --- counting ---------------------------------------------------------------------------------
 
     def drop(self, blocks: np.ndarray) -> None:
-        """One row of each listed block is wanted no longer (a block counts as often as it is
-        listed).
-        """
+        """One row of each listed block is no longer wanted; blocks may be listed repeatedly."""
         for number, count in zip(*_counted(blocks), strict=True):
             self._less(number, count)
 
     def hold(self, numbers: Iterable[int]) -> None:
-        """Something that reads these blocks begins."""
+        """Something begins to read these blocks."""
         for number in numbers:
             self._needed[number] += 1
 
@@ -140,8 +134,8 @@ class Blocks:
         return Reading(producer, columns, numbers, index, row, keys)
 
     def tokens(self, inputs: Readings, rows: int) -> np.ndarray:
-        """int64 [rows]: how many tokens each row has, the most that any of its inputs says; 0 where
-        none does. What is reduced to these rows does not count.
+        """int64 [rows]: tokens of each row, the most that any input says; 0 where none does. Inputs
+        that are reduced to these rows do not count.
         """
         found = np.zeros(rows, dtype=np.int64)
         readings = [each for many in inputs.values() for each in many if each.keys is None]
@@ -184,7 +178,7 @@ class Blocks:
     # --- losses -----------------------------------------------------------------------------------
 
     def lose(self, worker: str) -> frozenset[int]:
-        """A worker is gone and its blocks with it; returns their numbers."""
+        """A Worker is gone, and its blocks with it; returns their numbers."""
         gone = frozenset(number for number, (at, _) in self._refs.items() if at == worker)
         for number in gone:
             del self._refs[number]
@@ -198,9 +192,7 @@ class Blocks:
         self.hold(np.unique(numbers).tolist())
 
     def lost_with(self, number: int) -> str:
-        """The worker that a block was lost with; empty where it was not lost, or its rows have been
-        made again.
-        """
+        """The Worker that a block was lost with; empty if not lost, or made again."""
         return self._lost.get(number, "")
 
     def missing(self, numbers: Iterable[int]) -> set[int]:
@@ -223,7 +215,7 @@ class Blocks:
         return frozenset(found)
 
     def some_at(self, numbers: Iterable[int], workers: Iterable[str]) -> bool:
-        """Whether one of these blocks is there, and with one of these workers."""
+        """Whether one of these blocks is there, at one of these Workers."""
         return any(self._refs[number][0] in workers for number in numbers if number in self._refs)
 
 

@@ -49,9 +49,7 @@ from engine.plan.plan import Plan
 
 
 class Coordinator:
-    """See the module. `start` first, then `handle` for each event; both return what is to be done,
-    in order.
-    """
+    """Call `start` first, then `handle` for each event; both return instructions, in order."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.plan = plan
@@ -63,7 +61,7 @@ class Coordinator:
         self._owed: list[Pending] = []
         """What the Worker that was lost last had not answered."""
         self._told: list[Instruction] = []
-        """What rank groups and device turns say of themselves; it comes first."""
+        """What rank groups and device turns have to say; it comes first."""
 
     @property
     def version(self) -> int:
@@ -78,18 +76,18 @@ class Coordinator:
     # --- the two entries --------------------------------------------------------------------------
 
     def start(self, restored: Restored | None = None) -> list[Instruction]:
-        """Begin, or go on from a checkpoint. Every reader is told the version it has to have."""
+        """Begin, or resume from a checkpoint. Every reader is told which version to load."""
         if restored is not None:
             self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
         self._run.begin(restored)
         return self._flush()
 
     def in_order(self, message: Event | From) -> list[Event]:
-        """The events that count, now that this message has come; each is then to be handled."""
+        """The events that this message lets through; each is then to be handled."""
         return self._run.recovery.in_order(message)
 
     def handle(self, event: Event | From, now: float) -> list[Instruction]:
-        """Take note of one event. now: seconds, by any clock that only goes forward."""
+        """Process one event. now: seconds, by any clock that only goes forward."""
         self.storing.passes(now)
         for each in self._run.recovery.in_order(event):
             asked = self._run.outstanding.heard(each)
@@ -116,7 +114,7 @@ class Coordinator:
         self._run.release()
 
     def _note_the_end(self, event: Event, asked: Pending | None) -> None:
-        """The run is over; what was under way is let go as it ends."""
+        """The run is over: what was under way is released as it ends."""
         match event:
             case Produced():
                 self._run.blocks.add(event.ref, 0)
@@ -254,13 +252,13 @@ class Coordinator:
         self._undone(asked)
 
     def _undone(self, asked: Pending) -> None:
-        """Something that was asked came to nothing: whose it is asks once more."""
+        """A task came to nothing: its owner asks again."""
         self._run.training.undone(asked.task)
         if self._run.round is not None:
             self._run.round.undone(asked.task)
 
     def _lost(self, event: WorkerLost) -> None:
-        """A worker is gone, with every row that it kept and whatever it was doing."""
+        """A Worker is gone, with all rows that it kept and all that it was doing."""
         worker, hopeless = event.worker, self._run.recovery.hopeless(event.worker)
         if worker in self.plan.stateful:
             self._run.go_back(worker, event.error)
@@ -280,7 +278,7 @@ class Coordinator:
         self.storing.wanted = self.phase == "checkpoint"
 
     def _unissue(self, chunks: Iterable[NodeChunk]) -> None:
-        """Chunks above the cut came to nothing: their rows are to be made by others."""
+        """Chunks above the cut came to nothing: other chunks make their rows."""
         for chunk in chunks:
             self._run.assign(
                 self.sources.tables[chunk.node.source].unissue(chunk.node, chunk.keys), 0

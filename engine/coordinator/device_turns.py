@@ -67,9 +67,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _SharedDevices:
-    """One set of devices. turns: who waits for them, the longest first; while it wakes, the holder
-    is the first of them.
-    """
+    """One set of devices. turns: who waits, longest first; while it wakes, the holder is first."""
 
     state: Literal["free", "waking", "held", "sleeping"] = "free"
     holder: str = ""
@@ -77,7 +75,7 @@ class _SharedDevices:
 
     @property
     def next_is_holder(self) -> bool:
-        """Whether whoever has them now is to have the next turn, too."""
+        """Whether the holder has the next turn, too."""
         return self.state == "held" and bool(self.turns) and self.turns[0].worker == self.holder
 
     def free(self) -> None:
@@ -98,7 +96,7 @@ class DeviceTurns:
     # --- what the core says -----------------------------------------------------------------------
 
     def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
-        """What may go out now, in order; in each Worker nothing overtakes but Go and Release."""
+        """What may go out now, in order; within a Worker only Go and Release overtake."""
         return [each for instruction in instructions for each in self._told(instruction)]
 
     def _told(self, instruction: Instruction) -> list[Instruction]:
@@ -118,9 +116,7 @@ class DeviceTurns:
         return self._moved(devices)
 
     def _turn(self, devices: _SharedDevices, instruction: Task) -> _Turn:
-        """The last turn of whoever is told this; the last one of all, where it is for several
-        ranks.
-        """
+        """This Worker's last turn; for a task of several ranks only if that is the last of all."""
         together = _node_of(instruction) in self._in_lock_step
         among = list(devices.turns)[-1:] if together else devices.turns
         found = next((turn for turn in reversed(among) if turn.worker == instruction.worker), None)
@@ -132,7 +128,7 @@ class DeviceTurns:
     # --- what the world says ----------------------------------------------------------------------
 
     def heard(self, event: Event) -> list[Instruction]:
-        """What an event lets go on, once the ledger has taken note of it."""
+        """What an event lets go on, once the ledger has noted it."""
         match event:
             case Woken():
                 self._devices_of[event.worker].state = "held"
@@ -143,7 +139,7 @@ class DeviceTurns:
         return [each for devices in self._shared for each in self._moved(devices)]
 
     def _lost(self, worker: str) -> None:
-        """A Worker is gone, and waits for nothing: the core tells anew what it still wants done."""
+        """A Worker is gone, and waits for nothing: the core asks again for what it still wants."""
         devices = self._devices_of.get(worker)
         if devices is not None:
             devices.turns = deque(turn for turn in devices.turns if turn.worker != worker)
@@ -183,7 +179,7 @@ class DeviceTurns:
 
 
 def _node_of(instruction: Task) -> str:
-    """The node that this is for, where it can be one with several ranks."""
+    """The node that this is for, where it can have several ranks."""
     match instruction:
         case TrainStep():
             return instruction.node

@@ -48,11 +48,11 @@ class Dispatch:
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
         self._parked: list[NodeChunk] = []
         self._maker: dict[int, NodeChunk] = {}
-        """Block -> the chunk that it is of, if that may be run again."""
+        """Block -> the chunk that made it, if that may run again."""
         self._suspects: set[str] = set()
-        """Workers of which somebody said that they are gone, before their loss was known here."""
+        """Workers that others say are gone, before their loss is known here."""
         self.moved_on = False
-        """Whether the weights are no longer those that the Step's rows were made with."""
+        """Whether the weights have changed since the Step's rows were made."""
         self.beyond: int | None = None
         """A block that is asked for and cannot be made again."""
 
@@ -97,7 +97,7 @@ class Dispatch:
         return task
 
     def there(self, numbers: Iterable[int]) -> bool:
-        """Whether these blocks can be read now; sees to it that what is missing is made again."""
+        """Whether these blocks can be read now; arranges that missing ones are made again."""
         missing = self._blocks.missing(numbers)
         for number in missing:
             self._make_again(number)
@@ -138,9 +138,7 @@ class Dispatch:
             chunk.remade.append(number)
 
     def done(self, asked: Pending) -> str:
-        """A chunk has ended: what it read may go. Says what is wrong where its rows are others than
-        those of the first time.
-        """
+        """A chunk has ended: release what it read. Returns what differs from an earlier run."""
         chunk = asked.chunk
         assert chunk is not None
         wrong = self._moves(chunk) if asked.wanted and chunk.runs > 1 else ""
@@ -166,7 +164,7 @@ class Dispatch:
             self._forget(chunk)
 
     def _moves(self, chunk: NodeChunk) -> str:
-        """Where the rows of its lost blocks are now; says which row is missing or another."""
+        """Find the rows of its lost blocks in the new ones; says which is missing or differs."""
         lost = [number for number in chunk.made if self._blocks.lost_with(number)]
         if not lost:
             return ""
@@ -200,9 +198,8 @@ class Dispatch:
         return ""
 
     def unended(self, region: str) -> bool:
-        """Whether a chunk of this region has not ended once, but for nodes with a lag: what was
-        measured of it is still to come, also where all of its rows have come, then its Worker was
-        lost, and it is run again.
+        """Whether a chunk of this region, of a node without lag, has never ended, so that metrics
+        of it are still to come.
         """
         told = (a.chunk for a in self._outstanding.of(RunChunk) if a.chunk is not None)
         return any(
@@ -213,9 +210,7 @@ class Dispatch:
     # --- losses -----------------------------------------------------------------------------------
 
     def lost(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
-        """A worker is gone, with what it owed and these blocks. Returns the chunks that are given
-        up: their rows have to be assigned anew by those whose they are.
-        """
+        """A Worker is gone, with what it owed and these blocks. Returns the given-up chunks."""
         self._suspects.discard(worker)
         found = [chunk for asked in owed for chunk in self.undone(asked)]
         short = [c for c in self._parked if not c.again and not blocks.isdisjoint(c.holds)]
@@ -225,14 +220,12 @@ class Dispatch:
         return found + short
 
     def suspect(self, peer: str, reads: Iterable[int]) -> None:
-        """Somebody could not read these blocks, as far as they are there and with `peer`: none are
-        read until its loss is known here too.
-        """
+        """Someone could not read these blocks: if `peer` has some, wait until its loss is told."""
         if self._blocks.some_at(reads, (peer,)):
             self._suspects.add(peer)
 
     def undone(self, asked: Pending) -> list[NodeChunk]:
-        """What was asked came to nothing; returns its chunk, if it is one that is given up."""
+        """What was asked came to nothing; returns its chunk if that is given up."""
         chunk = asked.chunk
         if chunk is None:
             return []
@@ -245,7 +238,7 @@ class Dispatch:
         return [chunk] if asked.wanted else []
 
     def abandon(self, whose: Callable[[PlannedNode], bool]) -> None:
-        """The chunks of these nodes are wanted no longer; those under way come to nothing."""
+        """Give up the chunks of these nodes; the results of those under way are discarded."""
         for asked in self._outstanding.of(RunChunk):
             asked.wanted = asked.chunk is None or not whose(asked.chunk.node)
         for chunk in [c for c in self._parked if whose(c.node)]:
@@ -253,9 +246,7 @@ class Dispatch:
             self._end(chunk)
 
     def next_step(self) -> None:
-        """The Step is done: nobody asks any more for the rows of a chunk that is still run again
-        for it. From now on it would have other weights, and give other rows.
-        """
+        """The Step is done: drop chunks that still run again for it, as the weights changed."""
         self.moved_on = False
         self.abandon(lambda node: node.name in self._again and node.region != "evaluation")
 

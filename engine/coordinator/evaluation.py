@@ -23,7 +23,7 @@ from engine.plan.plan import Plan, PlannedNode
 
 
 class EvaluationRound:
-    """The nodes that stand above some due evaluate nodes, each run once over its source."""
+    """The nodes above some due evaluate nodes, each run once over its source."""
 
     def __init__(
         self,
@@ -54,9 +54,7 @@ class EvaluationRound:
         }
 
     def begin(self) -> list[NodeChunk]:
-        """The first chunks: every prompt of every source, as one cohort, which each node cuts as
-        the plan says.
-        """
+        """The first chunks: all prompts of each source, as one cohort."""
         found = []
         for source, table in self._prompts.items():
             rows = self._rows_of[source]
@@ -73,13 +71,13 @@ class EvaluationRound:
         return self._prompts[chunk.node.source].closed(chunk.node, chunk.keys)
 
     def drop(self, node: PlannedNode, event: Tombstoned) -> None:
-        """A node's own policy gave a row up: its group is left out of the evaluation."""
+        """A node's own policy gave a row up: leave its group out of the evaluation."""
         self._prompts[node.source].drop(node.name, event.key[0], event.key[2])
         self._given_up.setdefault(node.source, f"{event.node} row {event.key}: {event.error}")
 
     @property
     def fruitless(self) -> str:
-        """Why an evaluate node has no row to evaluate; empty where each has, or may get one."""
+        """Why an evaluate node has no row to evaluate; empty if each has, or may get one."""
         for node in self._waiting:
             table = self._prompts[node.source]
             if (
@@ -98,7 +96,7 @@ class EvaluationRound:
         return [ready for table in self._prompts.values() for ready in table.pump()]
 
     def tell(self, there: Callable[[str], bool]) -> list[Evaluate]:
-        """The evaluate nodes of which every row has come, and whose worker can be told."""
+        """The evaluate nodes of which every row has come, and whose Worker can be told."""
         found = []
         for node in [
             n
@@ -125,7 +123,7 @@ class EvaluationRound:
         return found
 
     def undone(self, task: Task) -> None:
-        """An evaluate node did not end: it is to be told once more."""
+        """An evaluate node did not end: tell it again."""
         if isinstance(task, Evaluate):
             self._waiting.append(self._nodes[task.node])
 
@@ -140,7 +138,7 @@ class EvaluationRound:
         return not (self._waiting or self.under_way or self._dispatch.unended("evaluation"))
 
     def release(self) -> None:
-        """The rows are wanted no longer."""
+        """Release the rows."""
         for table in self._prompts.values():
             table.retire(table.prompts.slots(RUNNING, FINISHED, REJECTED, DROPPED))
 

@@ -15,13 +15,12 @@ import numpy as np
 def exact(
     begun: np.ndarray, running: np.ndarray, *, batch: int, max_lag: int, version: int, last: bool
 ) -> np.ndarray:
-    """Indices into `begun` (finished groups, in the order of admission) to train now; none at all
-    means wait.
+    """Indices into `begun` (finished groups, in admission order) to train now; none means wait.
 
     Takes the oldest `batch`, and only if afterwards, for every s, untrained(begun <= s) <= batch *
-    (s + max_lag - version): what stays can still be trained in time. A sum that is negative allows
-    none. `running`: lower bounds of the ages of what is not finished. last: nothing else is on its
-    way or to come, so a short batch is taken as it is.
+    (s + max_lag - version): what stays can still be trained in time. A negative bound allows none.
+    running: lower bounds of the ages of unfinished groups. last: nothing else is on its way or to
+    come, so a short batch is taken as it is.
     """
     if len(begun) < batch and not last:
         return np.zeros(0, dtype=np.int64)
@@ -36,9 +35,7 @@ def exact(
 
 
 def oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
-    """The oldest finished groups by admission, without a bound on their age (AReaL's rule,
-    arXiv:2505.24298, eq. 3).
-
+    """The oldest finished groups by admission, of any age (AReaL's rule, arXiv:2505.24298, eq. 3).
     last: nothing else is on its way or to come, so a short batch is taken as it is.
     """
     if len(begun) < batch and not last:

@@ -20,7 +20,7 @@ from engine.plan.plan import Plan
 
 
 class Livelock:
-    """patience: seconds for which prompts may be given up in vain; 0 is for ever."""
+    """patience: seconds for which prompts may be given up in vain; 0: for ever."""
 
     def __init__(self, plan: Plan, admissions: Mapping[str, Admission], patience: float) -> None:
         self._plan = plan
@@ -29,9 +29,7 @@ class Livelock:
         self._since: float | None = None
 
     def seen(self, now: float) -> str:
-        """Why the run will come to no Step, in words; empty as long as it may. To be asked at each
-        event.
-        """
+        """Why the run will complete no Step; empty while it may. To be called at each event."""
         found = (
             [a for a in self._admissions.values() if a.vain.prompts] if self._patience > 0 else []
         )

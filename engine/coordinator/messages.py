@@ -40,7 +40,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstoned:
-    """A row that failed for good, and its group with it. failed: not by the node's own policy."""
+    """A row, and so its group, failed for good. failed: False if a node's policy gave it up."""
 
     id: int
     node: str
@@ -51,7 +51,7 @@ class Tombstoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """Metrics (name, value, count) of a run of a chunk; they count when that ends."""
+    """Metrics (name, value, count) of one run of a chunk; they count when it ends."""
 
     id: int
     worker: str
@@ -60,7 +60,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """All rows of a chunk have come, or failed; what a select did not produce, it removed."""
+    """Every row of a chunk has come or failed; a select removed those it did not produce."""
 
     id: int
     node: str
@@ -68,7 +68,7 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A rank has fetched and validated everything of an assignment and waits for Go."""
+    """A rank has fetched and validated all that an assignment needs, and waits for Go."""
 
     id: int
     node: str
@@ -77,7 +77,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """A train node (one rank of it, where it has several) has done its updates of a Step."""
+    """A train node (or one rank of it) has done its updates of a Step."""
 
     id: int
     node: str
@@ -128,9 +128,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed:
-    """A task was not begun, as the Worker that keeps what it reads (`peer`) is gone. What was
-    fetched for it is let go.
-    """
+    """A task did not begin: the Worker that keeps what it reads (`peer`) is gone."""
 
     id: int
     worker: str
@@ -142,7 +140,7 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOpened:
-    """A source is ready; it has `rows` rows in one pass."""
+    """A source is ready; one pass over it has `rows` rows."""
 
     node: str
     rows: int
@@ -158,7 +156,7 @@ class WorkerOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A Worker's process is gone, or was killed as it was silent, and its outbox with it."""
+    """A Worker's process, and its outbox with it, is gone; silent ones are killed."""
 
     worker: str
     epoch: int
@@ -167,7 +165,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Woken:
-    """A Worker has taken up its devices."""
+    """A Worker has its devices."""
 
     worker: str
 
@@ -181,7 +179,7 @@ class Slept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spilled:
-    """So many bytes of a Worker's outbox lie in files, as it has gone over its memory."""
+    """So many bytes of a Worker's outbox are in files, as it ran out of memory for them."""
 
     worker: str
     nbytes: int
@@ -189,11 +187,11 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a node says of the probe's rows with a version's weights; the loop compares writer and
-    readers.
+    """What a node computes for the probe's rows with a version's weights; the loop compares writer
+    and readers.
 
-    numbers: float32, of each token but a row's first. dtypes: of the writer's weights. vocabulary:
-    token ids that the node knows.
+    numbers: float32, one per token but each row's first. dtypes: of the writer's weights.
+    vocabulary: token ids that the node knows.
     """
 
     node: str
@@ -214,8 +212,8 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants the run to end after the Step that is under way; at_once: after the last one
-    that is closed. signal: the one that asked for it, where one did.
+    """Someone wants the run to end after the Step under way; at_once: after the last closed one.
+    signal: the one that asked, if any.
     """
 
     reason: str
@@ -232,9 +230,8 @@ Event = FromWorker | WorkerLost | Checkpointed | StopRequested
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class From:
-    """An event as a Worker sent it. number: counts what this incarnation has sent, from 0:
-    duplicates are dropped, and what came too early waits for what is before it. Events of another
-    epoch than the Worker's are a zombie's.
+    """An event as a Worker sent it. number: counts this incarnation's messages from 0, to drop
+    duplicates and to put early ones in order. Events of another epoch are a zombie's.
     """
 
     worker: str
@@ -261,13 +258,12 @@ class RunChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainStep:
-    """Train a node on the rows of a Step.
+    """Train a node on the rows of a Step; each rank of a node gets a message of the same id.
 
-    keys: all rows of the Step. mine: which of them (ascending indices) this rank is given, None for
-    all; the gathers of `inputs` speak of these rows alone. Each rank of a node gets a message of
-    the same id; it fetches, answers Prepared, and begins when Go comes. giver: where several ranks
-    have the same rows (tensor), the one of them that fetches; it gives them to the others by a
-    broadcast after Go. These have inputs without gathers.
+    keys: all rows of the Step. mine: which of them (ascending indices) this rank gets, None for
+    all; the gathers of `inputs` cover these rows alone. giver: where several ranks have the same
+    rows (tensor), the one that fetches them and broadcasts them to the others after Go; the others'
+    inputs have no gathers.
     """
 
     id: int
@@ -305,7 +301,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Keep the weights of now as a block, for readers elsewhere; every rank is told."""
+    """Keep the current weights as a block, for readers elsewhere; every rank is told."""
 
     id: int
     model: str
@@ -319,8 +315,8 @@ class Load:
     """Bring a version of a Model to a reader in one Worker.
 
     alias: it shares the writer's module, and nothing moves. leader: the Model is a follower, and
-    moves by `rate` towards this one's weights. source: the Worker that keeps the pieces, as the
-    block `block` whose digest has to be `digest`; empty where the writer is in the same Worker.
+    moves by `rate` towards this one's weights. source: the Worker that keeps the pieces, in block
+    `block` with hash `digest`; empty where the writer is in the same Worker.
     """
 
     id: int
@@ -338,7 +334,7 @@ class Load:
 
 
 Task = RunChunk | TrainStep | Evaluate | Record | Offer | Load
-"""What a Worker has to answer; id: unique in an attempt at the run."""
+"""What a Worker has to answer; id: unique within one attempt at the run."""
 
 # --- instructions: what else a Worker is told -----------------------------------------------------
 
@@ -354,7 +350,7 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """These blocks have no live row left; their Worker may recycle them."""
+    """Nothing needs these blocks any more; their Worker may recycle them."""
 
     worker: str
     blocks: tuple[int, ...]
@@ -362,20 +358,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Take the devices up: until Sleep they are this Worker's.
-
-    A Worker that shares its devices begins asleep: its kernels give them back before it says that
-    it has opened.
-    """
+    """Take the devices, until Sleep. A Worker that shares its devices opens asleep."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Give the devices back: what was told before has ended, but for an assignment that is prepared
-    and waits for Go, which is let go as another of the same node would do. The outbox goes on
-    serving, and requests are answered.
+    """Give the devices back: all that was told before has ended, except an assignment that waits
+    for Go, which is dropped. The outbox still serves rows, and requests are answered.
     """
 
     worker: str
@@ -389,16 +380,14 @@ ToWorker = Task | Go | Release | Wake | Sleep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Respawn:
-    """Kill what is left of these Workers, and start them anew with the next epoch."""
+    """Kill what is left of these Workers, and restart them with the next epoch."""
 
     workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """State is lost that only a checkpoint has: the run goes back to its last one, with every
-    Worker begun anew.
-    """
+    """Only a checkpoint has what is lost: go back to the last one and restart every Worker."""
 
     worker: str
     error: str
@@ -406,11 +395,11 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed:
-    """A Step is complete: trained, recorded, published, evaluated where due. `metrics` are the
-    coordinator's own.
+    """A Step is trained, recorded, published, and evaluated where due. metrics: the coordinator's
+    own.
 
     Step 0 is what comes before the first. The last Step is closed a second time, without metrics,
-    where it was known only later that it is the last and evaluations were still due.
+    if evaluations turned out to be due when it proved to be the last.
     """
 
     step: int
@@ -426,10 +415,8 @@ class Warn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Write a checkpoint of this cut; `rows`: the finished untrained rows of each node.
-
-    evaluated: the version at which each evaluate node ran last. timed: it is due by the clock
-    alone.
+    """Write a checkpoint of this cut. rows: the finished untrained rows of each node. evaluated:
+    the version at which each evaluate node ran last. timed: it is due by the clock alone.
     """
 
     step: int

@@ -12,9 +12,7 @@ T = TypeVar("T")
 
 
 class OrderedInbox(Generic[T]):
-    """One direction between the coordinator and one Worker. epoch: the incarnation whose messages
-    count.
-    """
+    """One direction between the coordinator and one Worker. epoch: the incarnation that counts."""
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -22,8 +20,8 @@ class OrderedInbox(Generic[T]):
         self._early: dict[int, T] = {}
 
     def take(self, epoch: int, number: int, message: T) -> list[T]:
-        """The messages that can be acted on now, in order. Doubles and those of another epoch are
-        dropped; what came too early is kept until all before it have come.
+        """The messages that can be acted on now, in order. Duplicates and other epochs are dropped;
+        early messages are kept until all before them have come.
         """
         if epoch != self.epoch or number < self._next:
             return []
@@ -35,7 +33,7 @@ class OrderedInbox(Generic[T]):
         return found
 
     def close(self) -> None:
-        """This incarnation is over: what the next one says counts, from its first message on."""
+        """This incarnation is over: the next one's messages count, from its first."""
         self.epoch += 1
         self._next = 0
         self._early.clear()

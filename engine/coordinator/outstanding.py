@@ -43,8 +43,8 @@ Part = Literal["due", "told", "prepared", "begun"]
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A task, and how far each Worker that has not answered has come with it. reads: the blocks
-    that it reads, by number. wanted: False once it was given up, and answers are only awaited.
+    """A task, and how far each Worker that has not answered has come with it. reads: the numbers of
+    the blocks that it reads. wanted: False once it was given up, and answers are only awaited.
     """
 
     task: Task
@@ -55,8 +55,6 @@ class Pending:
 
 
 class Outstanding:
-    """See the module."""
-
     def __init__(self) -> None:
         self._ids = count()
         self._asked: dict[int, Pending] = {}
@@ -110,9 +108,7 @@ class Outstanding:
     # --- what comes of it -------------------------------------------------------------------------
 
     def heard(self, event: Event) -> Pending | None:
-        """What this answers, with the answer taken note of; None where it answers nothing, or what
-        was given up.
-        """
+        """What this answers, once that is noted; None for no task, or one that is forgotten."""
         asked = self._asked.get(event.id) if isinstance(event, TaskEvent) else None
         match event:
             case Prepared() if asked is not None and asked.wanted:
@@ -130,7 +126,7 @@ class Outstanding:
         asked.parts = dict.fromkeys(asked.parts, "begun")
 
     def give_up(self, asked: Pending) -> None:
-        """Nobody wants it any more: ranks that wait for Go wait in vain."""
+        """Nobody wants it any more: ranks that wait for Go need not answer."""
         asked.wanted = False
         for worker in [name for name, part in asked.parts.items() if part == "prepared"]:
             self._answered(asked, worker)

@@ -45,7 +45,7 @@ Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint",
 
 
 class Phases:
-    """A run on its way. out: what is said, until somebody takes it."""
+    """The state of a run. out: instructions, until they are taken."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.plan = plan
@@ -84,7 +84,7 @@ class Phases:
         }
 
     def begin(self, restored: Restored | None) -> None:
-        """Every reader is told the version that it has to have."""
+        """Tell every reader which version to load."""
         if restored is not None:
             self.version = self.storing.step = self._closed = restored.step
             self._restored = True
@@ -94,7 +94,7 @@ class Phases:
         self.out += self.versions.publish(self.version, moved=False)
 
     def stop(self, reason: str, *, at_once: bool) -> None:
-        """Somebody asks for the end."""
+        """Someone asks for the end."""
         self._stop, self._at_once = reason, at_once
 
     @property
@@ -124,22 +124,18 @@ class Phases:
             self._beyond()
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
-        """Whether a worker can run chunks of a node: it is there, and so are the node's weights."""
+        """Whether a Worker can run chunks of a node: both it and the node's weights are there."""
         return self.recovery.there(worker) and not self.versions.lacks(node.name, worker)
 
     def _beyond(self) -> None:
-        """Go back where rows are asked for that were lost, and that nothing but a checkpoint can
-        bring back.
-        """
+        """Go back to a checkpoint if rows are asked for that nothing else can restore."""
         number = self.dispatch.beyond
         if number is not None and not self.over:
             worker = self.blocks.lost_with(number)
             self.go_back(worker, self.recovery.last_words(worker))
 
     def _admit(self, admission: Admission) -> bool:
-        """Admit what the credit of a source allows; in a synchronous run only while nothing of it
-        is on its way.
-        """
+        """Admit what a source's credit allows; if synchronous, only while no prompt is running."""
         table = admission.table
         if (
             self._stopping
@@ -238,21 +234,13 @@ class Phases:
             self._close_step()
             return
         self.round = EvaluationRound(
-            self.plan,
-            due,
-            self.rows_of,
-            self.version,
-            self.blocks,
-            self.dispatch,
-            self.outstanding,
+            self.plan, due, self.rows_of, self.version, self.blocks, self.dispatch, self.outstanding
         )
         self.phase = "evaluate"
         self.assign(self.round.begin(), self.version)
 
     def _close_step(self, *, evaluated: bool = False) -> None:
-        """Say that the Step is complete; once more where an evaluation turned out to be due after
-        that.
-        """
+        """Say that the Step is complete; again if an evaluation turned out to be due after that."""
         if evaluated or self.version > self._closed:
             self._closed = self.version
             self.out.append(StepClosed(step=self.version, metrics=self._metrics))
@@ -275,9 +263,7 @@ class Phases:
             )
 
     def _end(self) -> bool:
-        """Whatever is left to do before the run is over, one after another: evaluate, store,
-        finish.
-        """
+        """Do what is left before the run is over, one at a time: evaluate, store, finish."""
         due = [] if self._stop else self._due(last=True)
         if (
             due
@@ -298,9 +284,7 @@ class Phases:
             self._finish(Finish(reason="failed", error=error))
 
     def _finish(self, message: Finish) -> None:
-        """Nothing is wanted any longer; chunks under way come to nothing, and what they read goes
-        when they end.
-        """
+        """Nothing is wanted any more; chunks under way are discarded when they end."""
         self.phase = "finished"
         if self.training.run is not None:
             self.training.retire()
@@ -313,8 +297,8 @@ class Phases:
 
     @property
     def _stopping(self) -> bool:
-        """Whether the run ends here because somebody asked. In a synchronous run a Step begins with
-        its admission, and is finished first: given up and begun again, its rows would be others.
+        """Whether the run ends here because someone asked. A synchronous Step, which begins with
+        its admission, is finished first: begun again, it would have other rows.
         """
         return bool(self._stop) and (self._at_once or not self.sources.begun)
 
@@ -332,13 +316,13 @@ class Phases:
         self.out.append(Rollback(worker=worker, error=error))
 
     def undo_step(self, lost: frozenset[int]) -> None:
-        """Rows in these blocks are lost: a Step that lacks some of them is formed anew."""
+        """Rows in these blocks are lost: a Step that lacks some of them is formed again."""
         lacks = self.phase == "step" and self.training.lacks(self.sources.late, lost)
         if lacks and self.training.undo():
             self.phase = "gather"
 
     def release(self) -> None:
-        """Blocks that nobody needs go."""
+        """Release blocks that nobody needs."""
         self.out += [
             Release(worker=worker, blocks=blocks) for worker, blocks in self.blocks.drain().items()
         ]

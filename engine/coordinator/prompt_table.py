@@ -38,10 +38,10 @@ _NEWEST = np.iinfo(np.int32).max
 
 
 class PromptTable:
-    """The prompts of one source. `nodes`: the source and what stands on it above the cut, in
-    running order.
+    """The prompts of one source.
 
-    cut: names of the nodes whose rows the Step (or the evaluation) reads.
+    nodes: the source and the nodes above the cut that stand on it, in running order. cut: names of
+    the nodes whose rows the Step (or the evaluation) reads.
     """
 
     def __init__(
@@ -59,9 +59,7 @@ class PromptTable:
     # --- what comes in ----------------------------------------------------------------------------
 
     def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> NodeChunk:
-        """Take up prompts as one cohort; returns the source's rows to make. `version`: the one they
-        can begin with.
-        """
+        """Admit prompts as one cohort that can begin with `version`; returns the source's chunk."""
         slots = self.prompts.admit(positions, attempts, version)
         if len(self.prompts.status) > self._slots:
             self._slots = len(self.prompts.status)
@@ -72,10 +70,8 @@ class PromptTable:
         return NodeChunk(self.nodes[0], keys, {})
 
     def produced(self, node: str, ref: Ref) -> int:
-        """Rows have come. Those that nobody waits for (of a retired prompt, an older attempt,
-        twice) are let go.
-
-        Returns the block's number.
+        """Rows have come; returns the block's number. Rows of a retired prompt or an older attempt,
+        and duplicates, are dropped.
         """
         table = self._tables[node]
         slots = self.prompts.find(ref.keys)
@@ -90,9 +86,7 @@ class PromptTable:
         return number
 
     def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
-        """A chunk is done: a select's missing rows are absent; returns the first other row that
-        never came, if any.
-        """
+        """A chunk is done: a select's missing rows are absent. Returns any other missing row."""
         slots, samples = self._located(keys, node)
         table = self._tables[node.name]
         missing = table.state[slots, samples] == PENDING
@@ -110,11 +104,7 @@ class PromptTable:
         )
 
     def drop(self, node: str, position: int, attempt: int) -> bool:
-        """The group of this prompt is given up: nothing of it goes on below `node`, and it never
-        reaches a Step.
-
-        Returns False where it was given up already, is retired, or is of another attempt.
-        """
+        """Give up a prompt's group; False if it was before, is retired, or in another attempt."""
         slots = self.prompts.find(Keys.of([position], attempt=[attempt]))
         slots = slots[slots >= 0]
         if not len(slots):
@@ -145,7 +135,7 @@ class PromptTable:
     # --- at the cut -------------------------------------------------------------------------------
 
     def _settle(self, slots: np.ndarray) -> None:
-        """Prompts of which every row has come, or never will, are finished, rejected or dropped."""
+        """Finish, reject or drop the prompts of which every row has come or never will."""
         done = slots
         for node in reversed(self.nodes):  # the last ones are the last to be decided
             done = done[(self._tables[node.name].state[done] != PENDING).all(axis=1)]
@@ -171,9 +161,7 @@ class PromptTable:
         self.prompts.begun[slots[known]] = oldest[known]
 
     def oldest(self, slots: np.ndarray) -> tuple[str, int]:
-        """The node that made the oldest row of these prompts, and its version; ("", NO_VERSION)
-        where none has one.
-        """
+        """The node and version of these prompts' oldest row; ("", NO_VERSION) if none has one."""
         made = [(table.oldest(slots), name) for name, table in self._tables.items()]
         version, name = min((m for m in made if m[0] != NO_VERSION), default=(NO_VERSION, ""))
         return name, version
@@ -183,7 +171,7 @@ class PromptTable:
         self.prompts.move(slots, TAKEN)
 
     def give_back(self, slots: np.ndarray) -> None:
-        """The Step that these prompts were taken for comes to nothing."""
+        """The Step that these prompts were taken for is undone."""
         self.prompts.move(slots, FINISHED)
 
     def rows(self, node: str, slots: np.ndarray) -> StepRows:
@@ -223,14 +211,12 @@ class PromptTable:
         return oldest[there & (oldest != _NEWEST)]
 
     def retire(self, slots: np.ndarray) -> None:
-        """Forget these prompts for good; their rows are wanted no longer."""
+        """Forget these prompts for good, and release their rows."""
         self.prompts.retire(slots)
         self._forget(slots)
 
     def again(self, slots: np.ndarray) -> list[tuple[int, int]]:
-        """Give these prompts up in their present attempt; returns (position, next attempt) to admit
-        again.
-        """
+        """Give these prompts up; returns (position, next attempt) to admit again."""
         pairs = list(
             zip(
                 self.prompts.position[slots].tolist(),
@@ -256,10 +242,9 @@ class PromptTable:
     def lose(
         self, blocks: frozenset[int], *, trained: Set[str]
     ) -> tuple[np.ndarray, list[NodeChunk]]:
-        """Rows in these blocks are gone for good. Those of a node that reads a trained Model
-        (`trained`) cannot be made again, as the weights have moved on: the slots of their prompts
-        are returned, to begin once more. The rows of the other nodes are: what is to be made by the
-        source is returned, the rest comes with `pump`.
+        """Rows in these blocks are gone. Those of a node that reads a trained Model (`trained`)
+        cannot be made again, as the weights have changed: returns their prompts' slots, to begin
+        again. All other rows are made again: returns the source's chunks; `pump` finds the rest.
         """
         slots = self.prompts.slots(RUNNING, FINISHED)
         gone = {name: table.lies_in(slots, blocks) for name, table in self._tables.items()}
@@ -285,8 +270,8 @@ class PromptTable:
         return self._readiness.reopen(node, at, samples // (node.rows // node.inner))
 
     def unissue(self, node: PlannedNode, keys: Keys) -> list[NodeChunk]:
-        """A chunk of these rows came to nothing: what has not come of it is to be made by another
-        one. What is to be made by the source is returned, the rest comes with `pump`.
+        """This chunk came to nothing: another one makes the rows that it did not. Returns the
+        source's chunks; `pump` finds the rest.
         """
         slots = self.prompts.find(keys)
         at, samples = slots[slots >= 0], keys.sample[slots >= 0]
@@ -300,9 +285,7 @@ class PromptTable:
     def restore(
         self, cut: SourceCut, rows: Mapping[str, Ref], version: int
     ) -> list[tuple[int, int]]:
-        """Take up a cut: finished prompts with their rows; returns (position, attempt) of those
-        that begin again.
-        """
+        """Take up a cut; returns (position, attempt) of the prompts that begin again."""
         self.prompts.restore(cut)
         if cut.finished:
             self.admit([p for p, _, _ in cut.finished], [a for _, _, a in cut.finished], version)

@@ -25,7 +25,7 @@ FIRST_SLOTS = 64
 
 
 class Prompts:
-    """Arrays with an entry for each slot; a slot is a prompt that is outstanding, or free."""
+    """Arrays with an entry for each slot; a slot is an outstanding prompt, or free."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -46,7 +46,7 @@ class Prompts:
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
 
     def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> np.ndarray:
-        """Take up prompts as one cohort, which can begin with a version; returns their slots."""
+        """Admit prompts as one cohort that can begin with a version; returns their slots."""
         slots = self._free_slots(len(positions))
         self.position[slots] = positions
         self.attempt[slots] = attempts
@@ -78,7 +78,7 @@ class Prompts:
         return found[np.argsort(self.order[found], kind="stable")]
 
     def move(self, slots: np.ndarray, state: int) -> None:
-        """These are in another state now."""
+        """Put these in another state."""
         for old, count in enumerate(
             np.bincount(self.status[slots], minlength=len(self.count)).tolist()
         ):
@@ -121,14 +121,12 @@ class Prompts:
             self.watermark += 1
 
     def free(self, slots: np.ndarray) -> None:
-        """Nothing is known of these prompts any longer."""
+        """Forget these prompts."""
         self.move(slots, FREE)
         self._by_position = None
 
     def cut_state(self, again: Sequence[tuple[int, int]]) -> SourceCut:
-        """Every position's fate. `again`: (position, attempt) that wait to be admitted a further
-        time.
-        """
+        """Every position's fate. again: (position, attempt) that wait to be admitted again."""
         running = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(RUNNING)]
         waiting = [(p, 0, a - 1) for p, a in again]
         finished = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(FINISHED)]

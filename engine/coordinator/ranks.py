@@ -71,16 +71,14 @@ class RankGroups:
             for m in plan.models
             if m.writer in self._groups
         }
-        """For each Model that a rank group writes, the Worker whose pieces count."""
+        """Model -> the first Worker of the rank group that writes it, whose pieces count."""
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
         """Tokens of each row of the blocks that a rank group may be given."""
         self._fetching: dict[tuple[int, str], frozenset[tuple[str, int]]] = {}
-        """(id, rank) -> the blocks, by (worker, number), that it has not said to have
-        fetched.
-        """
+        """(id, rank) -> the blocks (worker, number) that it may still fetch."""
         self._free: set[tuple[str, int]] = set()
-        """Blocks of which only that is awaited."""
+        """Blocks that only such a fetch keeps."""
 
     # --- what the core says -----------------------------------------------------------------------
 
@@ -120,7 +118,7 @@ class RankGroups:
         return [*told]
 
     def _released(self, message: Release) -> list[Instruction]:
-        """What no rank is going to fetch any more goes now."""
+        """Release what no rank may still fetch."""
         awaited = frozenset[tuple[str, int]]().union(*self._fetching.values())
         self._free |= awaited.intersection((message.worker, block) for block in message.blocks)
         now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
@@ -148,7 +146,7 @@ class RankGroups:
     # --- what the world says ----------------------------------------------------------------------
 
     def kept(self, refs: Iterable[Ref]) -> None:
-        """Take note of the lengths of rows that a checkpoint brought back."""
+        """Note the lengths of rows that a checkpoint brought back."""
         for ref in refs if self._groups else ():
             self._lengths[ref.worker, ref.block] = ref.lengths
 
@@ -182,16 +180,14 @@ class RankGroups:
         return isinstance(task, TrainStep) and task.node in self._groups
 
     def _answered(self, event: Prepared | FetchFailed) -> list[Instruction]:
-        """A rank has fetched its rows, or let them go: blocks that were to be free go with the last
-        one's answer.
-        """
+        """A rank has fetched its rows, or dropped them: release the blocks that only it kept."""
         self._fetching.pop((event.id, event.worker), None)
         done = self._free.difference(*self._fetching.values())
         self._free -= done
         return [Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
 
     def _prepared(self, asked: Pending | None) -> list[Instruction]:
-        """Once all of them are, they begin."""
+        """Once all ranks are prepared, they begin."""
         if asked is None or not asked.wanted or set(asked.parts.values()) != {"prepared"}:
             return []
         task = asked.task
@@ -225,9 +221,7 @@ def _share(message: TrainStep, worker: str, mine: np.ndarray) -> TrainStep:
 
 
 def _given(message: TrainStep, ranks: tuple[str, ...]) -> list[TrainStep]:
-    """What the ranks of one share are told: the first to fetch its rows, the others that it gives
-    them.
-    """
+    """What the ranks of one share are told: the first fetches, and gives the others its rows."""
     message = replace(message, giver=message.worker)
     nothing: dict[str, tuple[Gather, ...]] = dict.fromkeys(message.inputs, ())
     return [message, *(replace(message, worker=rank, inputs=nothing) for rank in ranks[1:])]

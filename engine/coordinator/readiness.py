@@ -31,7 +31,7 @@ from engine.plan.plan import PlannedNode
 
 
 class Readiness:
-    """Of the nodes of a source, in running order; the source is the first."""
+    """For the nodes of a source, in running order; the source is the first."""
 
     def __init__(
         self,
@@ -50,9 +50,7 @@ class Readiness:
         self._dirty = np.zeros(FIRST_SLOTS, dtype=bool)
         self._touched: set[str] = set()
         self._unmade = False
-        """Whether rows have been lost that are made again: a gate may then be there, and who has
-        the bytes not.
-        """
+        """Whether lost rows are being made again: a gate may then be there, and the bytes not."""
 
     # --- what has changed -------------------------------------------------------------------------
 
@@ -62,7 +60,7 @@ class Readiness:
         self._touched.add(node)
 
     def changed_all(self) -> None:
-        """Of who is gone the cohort no longer waits."""
+        """A cohort no longer waits for prompts that are gone."""
         self._dirty[self._prompts.slots(RUNNING)] = True
         self._touched.update(n.name for n in self._nodes)
 
@@ -82,9 +80,7 @@ class Readiness:
             self._gates = {n.name: read_by(n) for n in self._nodes}
 
     def reopen(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[NodeChunk]:
-        """These rows are to be made by another chunk: the source's is returned, others come with
-        `pump`.
-        """
+        """Another chunk is to make these rows: returns the source's; `pump` finds the others."""
         if node.relation == "source":
             prompts = self._prompts.sorted(np.unique(at))
             ready = NodeChunk(
@@ -97,7 +93,7 @@ class Readiness:
         return []
 
     def forget(self, slots: np.ndarray) -> None:
-        """These prompts are gone."""
+        """Forget these prompts."""
         for issued in self._issued.values():
             issued[slots] = False
         self._dirty[slots] = False
@@ -110,8 +106,8 @@ class Readiness:
     # --- what can begin ---------------------------------------------------------------------------
 
     def pump(self) -> tuple[np.ndarray, list[NodeChunk]]:
-        """The prompts in which something has changed, and everything that can run now and could not
-        before. Absent rows are passed on downstream on the way.
+        """The prompts that changed, and the chunks that can run now and could not before; passes
+        absent rows on downstream.
         """
         running = self._prompts.status == RUNNING
         slots = self._prompts.sorted(np.flatnonzero(self._dirty & running))
@@ -128,9 +124,7 @@ class Readiness:
         return bool(self._touched)
 
     def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
-        """The chunks of a node that can begin, now that rows of these prompts have come or turned
-        out absent.
-        """
+        """The chunks of a node that can begin, now that rows of these prompts are decided."""
         state = self._input_state(node, slots)
         if (state == ABSENT).any():
             self._pass_on_absent(node, slots, state)
@@ -157,9 +151,7 @@ class Readiness:
                 yield from self._issue(node, mates, ready)
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
-        """uint8 [slots, inner]: PRESENT where every input has come, ABSENT where some input never
-        will.
-        """
+        """uint8 [slots, inner]: PRESENT if every input has come, ABSENT if one never will."""
         above, unmade = self._uppers.get(node.name, ()), self._unmade
         reduced = partial(
             reduced_state, tables=self._tables, slots=slots, above=above, unmade=unmade
@@ -177,9 +169,7 @@ class Readiness:
     def _issue(
         self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray
     ) -> Iterator[NodeChunk]:
-        """These rows in chunks of whole prompts; `slots` are sorted by position, so the rows are
-        sorted by key.
-        """
+        """Chunks of these rows, prompts whole; `slots` are sorted by position, so rows by key."""
         where, samples = np.nonzero(ready)
         at = slots[where]
         self._issued[node.name][at, samples] = True

@@ -25,9 +25,7 @@ def table_readings(
     samples: np.ndarray,
     keys_of: Callable[[np.ndarray, np.ndarray], Keys],
 ) -> Readings:
-    """What to gather for each input of a node for these rows: slots and samples. keys_of: the keys
-    of such.
-    """
+    """What to gather for each input of a node for these slots and samples. keys_of: their keys."""
     inputs: dict[str, tuple[Reading, ...]] = {}
     for i in node.inputs:
         slots, below, keys = at, samples, None
@@ -44,7 +42,7 @@ def table_readings(
 
 
 def held(inputs: Readings) -> frozenset[int]:
-    """The numbers of the blocks that these are in."""
+    """The numbers of the blocks that are read."""
     return frozenset(
         number for many in inputs.values() for reading in many for number in reading.numbers
     )

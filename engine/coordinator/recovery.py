@@ -18,11 +18,11 @@ from engine.coordinator.messages import Event, From, Spilled, WorkerLost, Worker
 from engine.coordinator.ordered_inbox import OrderedInbox
 
 DEATHS = 3
-"""So many deaths of a Worker without an assignment that it finished in between fail the run."""
+"""A Worker that dies so often without finishing an assignment in between fails the run."""
 
 
 class Recovery:
-    """The Workers of a run. Whoever is known to nobody yet is there, in its first incarnation."""
+    """The Workers of a run. Each counts as there at first, in incarnation 0."""
 
     def __init__(self, workers: Iterable[str]) -> None:
         self._inboxes: dict[str, OrderedInbox[Event]] = {
@@ -34,8 +34,8 @@ class Recovery:
         """What each Worker died of since it last finished something."""
 
     def in_order(self, event: Event | From) -> list[Event]:
-        """What counts, now that this has come: a Worker in another process may repeat or overtake
-        itself, and be heard after its death.
+        """The events that this one lets through: a Worker in another process may repeat or overtake
+        itself, or be heard after its death.
         """
         if isinstance(event, From):
             found = self._inboxes[event.worker].take(event.epoch, event.number, event.event)
@@ -52,7 +52,7 @@ class Recovery:
         return bool(self._spilling)
 
     def lost(self, event: WorkerLost) -> bool:
-        """A Worker is gone; False where that is known, or a later incarnation is there."""
+        """A Worker is gone; False if that is known, or a later incarnation is there."""
         inbox = self._inboxes[event.worker]
         if event.epoch != inbox.epoch:
             return False
@@ -63,7 +63,7 @@ class Recovery:
         return True
 
     def opened(self, event: WorkerOpened) -> bool:
-        """A Worker is there; False where it was, or another incarnation is meant."""
+        """A Worker is there; False if it was, or another incarnation is meant."""
         if event.epoch != self._inboxes[event.worker].epoch or event.worker not in self._down:
             return False
         self._down.discard(event.worker)
@@ -78,7 +78,7 @@ class Recovery:
         self._deaths.pop(worker, None)
 
     def hopeless(self, worker: str) -> str:
-        """Why a Worker is not begun anew, in words; empty while it is."""
+        """Why a Worker is not restarted, in words; empty while it is."""
         errors = self._deaths.get(worker, [])
         if len(errors) < DEATHS:
             return ""

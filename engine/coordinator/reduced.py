@@ -20,7 +20,7 @@ from engine.plan.plan import PlannedInput, PlannedNode
 
 
 def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:
-    """For each node that reduces: the nodes that its descendants come of."""
+    """For each node that reduces: the nodes that its descendants come from."""
     named = {n.name: n for n in nodes}
     above: dict[str, frozenset[str]] = {}
     found = {}
@@ -41,8 +41,8 @@ def reduced_state(
     *,
     unmade: bool,
 ) -> np.ndarray:
-    """uint8 [slots, inner]: PENDING until every descendant of a row is decided, then PRESENT, be
-    there any left or none; ABSENT where the prompt is dropped. unmade: as in `tables.input_state`.
+    """uint8 [slots, inner]: PENDING until every descendant of a row is decided, then PRESENT, even
+    if none is left; ABSENT where the prompt is dropped. unmade: as in `tables.input_state`.
     """
     gate = tables[i.gate].state[slots]
     found = _each(np.where(gate == PENDING, PENDING, PRESENT), i.fan_in)
@@ -68,9 +68,7 @@ def _each(state: np.ndarray, fan_in: int) -> np.ndarray:
 def descendants(
     table: RowTable, fan_in: int, at: np.ndarray, samples: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(row, sample) of every descendant that is there: the index of the row that it belongs to, and
-    its own sample.
-    """
+    """(row, sample) of each descendant that is there: the index of its row, and its sample."""
     below = samples[:, None] * fan_in + np.arange(fan_in)
     owner, which = np.nonzero(table.state[at[:, None], below] == PRESENT)
     return owner, below[owner, which]

@@ -23,10 +23,10 @@ Key = tuple[int, int, int]
 class Ref:
     """A block of rows by reference; a few bytes a row.
 
-    lengths int64 [rows]: tokens of each row. version int32 [rows]: what a row's oldest token counts
-    as (ages.py), NO_VERSION where nothing that is trained made it. digest uint64 [rows]: a hash of
-    each row's content, by which rows that were made twice are compared; empty where nothing can
-    make a row twice (one process).
+    lengths int64 [rows]: tokens of each row. version int32 [rows]: the version that a row's oldest
+    token counts as (ages.py), NO_VERSION where no trained Model made it. digest uint64 [rows]: a
+    hash of each row's content, to compare rows that are made twice; empty where that cannot happen
+    (one process).
     """
 
     worker: str
@@ -40,10 +40,8 @@ class Ref:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gather:
     """Where the rows of one fetch lie: for each row, the block (an index into `refs`) and its row
-    there.
-
-    keys: of an input that is reduced, whose rows are others than those that are asked for: for each
-    of them the key of the row that it belongs to.
+    there. keys: of an input that is reduced, for each gathered row the key of the row that it
+    belongs to.
     """
 
     producer: str
@@ -59,12 +57,11 @@ class Gather:
 class SourceCut:
     """The rows of one source at a Step boundary; each position is in one of four states.
 
-    next: the first position that was not made yet. watermark: all positions below it are retired
-    (trained, or given up for good). retired: the retired positions at or above it, ascending.
-    running: prompts that begin again, with attempt + 1, in the order of their admission. finished:
-    prompts whose rows wait to be trained, likewise (sample is 0 in both). admitted, dropped and
-    overlong (given up by a node's own policy): how many prompts were so far, for the metrics and
-    the error budget.
+    next: the first position not made yet. watermark: all positions below it are retired (trained,
+    or given up for good). retired: the retired positions at or above it, ascending. running:
+    prompts that begin again, with attempt + 1, in admission order. finished: prompts whose rows
+    wait to be trained, likewise (sample is 0 in both). admitted, dropped, overlong (given up by a
+    node's own policy): counts of prompts, for the metrics and the error budget.
     """
 
     next: int = 0

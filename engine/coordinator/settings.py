@@ -14,13 +14,14 @@ from engine.coordinator.refs import Ref, SourceCut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How long a run is. steps None: one pass over each training source. checkpoint_every: Steps
-    between checkpoints; checkpoint_seconds: seconds after the last one of any kind, when the next
-    Step's end gets a timed one. 0: none of the kind. stored_at: when the last was written, by the
-    clock of `now`; None: the time begins with the first event.
+    """How long a run is. steps None: one pass over each training source.
+
+    checkpoint_every: Steps between checkpoints. checkpoint_seconds: seconds since the last one of
+    any kind, after which the next Step's end gets a timed one. 0: none of the kind. stored_at: when
+    the last was written, by the clock of `now`; None: count from the first event.
 
     error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
-    patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0 is for
+    patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0: for
     ever.
     """
 
@@ -34,9 +35,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a checkpoint says: the Step, each source's cut, the rows of finished prompts by source
-    and node, and the version at which each evaluate node ran last; None: older checkpoints do not
-    say, and all that was due was done.
+    """What a checkpoint says. rows: of finished prompts, by source and node. evaluated: the version
+    at which each evaluate node ran last; None: older checkpoints do not say, and all that was due
+    was done.
     """
 
     step: int

@@ -34,7 +34,7 @@ class Sources:
         self._trained = frozenset(
             n.name for n in plan.nodes if any(use.trained for use in n.models)
         )
-        """Nodes whose rows are others once the weights have moved on."""
+        """Nodes whose rows change with the weights."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
         self.tables = {s.name: _table(plan, s, blocks) for s in plan.sources}
         self.admissions = {
@@ -42,9 +42,7 @@ class Sources:
         }
         self._first_dropped = ""
         self._barren = dict.fromkeys(self.tables, 0)
-        """Prompts of each source that were given up by a node's own policy since the last Step was
-        formed.
-        """
+        """Prompts of each source that node policies gave up since the last Step was formed."""
 
     def restore(self, restored: Restored) -> None:
         """Take up what a checkpoint says."""
@@ -70,7 +68,7 @@ class Sources:
 
     @property
     def begun(self) -> bool:
-        """Whether a synchronous Step has begun, which it does with its admission."""
+        """Whether a synchronous Step has begun, as it does with its admission."""
         return any(
             a.source.max_lag == 0 and a.table.prompts.outstanding for a in self.admissions.values()
         )
@@ -97,9 +95,7 @@ class Sources:
     # --- failures and losses ----------------------------------------------------------------------
 
     def drop(self, source: str, event: Tombstoned) -> str:
-        """A row failed for good: its group is given up. Returns why the run fails where that is too
-        many.
-        """
+        """Give up the group of a row that failed. Returns why the run fails, if it now does."""
         if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
         self._first_dropped = (
@@ -116,8 +112,8 @@ class Sources:
         return f"{spent} of {self._settings.error_budget:.0%}; the first: {self._first_dropped}"
 
     def _given_up(self, source: str, event: Tombstoned) -> str:
-        """Two orders of the data in a row have between any two of their rows less than two passes:
-        where two passes gave nothing, nothing ever will.
+        """Fail once two passes gave nothing: in two orders of the data in a row, any two rows are
+        less than two passes apart, so nothing ever will.
         """
         admission, table = self.admissions[source], self.tables[source]
         admission.overlong += 1
@@ -130,7 +126,7 @@ class Sources:
         )
 
     def fruitless(self) -> str:
-        """Why no Step could be formed of all the data; empty where nothing was given up."""
+        """Why no Step could be formed of all the data; empty if no prompt was given up."""
         if not any(a.dropped or a.overlong for a in self.admissions.values()):
             return ""
         given_up = sum(a.dropped + a.overlong for a in self.admissions.values())
@@ -141,9 +137,8 @@ class Sources:
         )
 
     def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
-        """These blocks are gone. Where the weights have moved on meanwhile, the prompts of rows
-        that a trained Model made begin again; all other rows are made again. Returns what the
-        sources are to make.
+        """These blocks are gone. Prompts with lost rows of a trained Model begin again, as its
+        weights have changed; other rows are made again. Returns the sources' chunks.
         """
         found: list[NodeChunk] = []
         for name in self.late:
@@ -153,14 +148,14 @@ class Sources:
         return found
 
     def abandon(self) -> None:
-        """The run is over: whatever is outstanding is wanted no longer."""
+        """The run is over: give up all prompts."""
         for admission in self.admissions.values():
             admission.abandon()
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self, step: int, dispatch: Dispatch) -> Checkpoint | None:
-        """The cut of now; None while a row that goes into it is not there."""
+        """The cut as of now; None while a row that goes into it is missing."""
         rows: dict[str, tuple[Keys, Gather]] = {}
         for table in self.tables.values():
             for node in table.nodes if table.prompts.count[FINISHED] else ():

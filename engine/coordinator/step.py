@@ -23,7 +23,7 @@ class StepRun:
     """The rows of one Step and how far its nodes have come.
 
     All nodes but the train nodes run as soon as their inputs are there; the train nodes then run
-    one after another in the order of the sinks, so that every reader at lag 0 has seen the version
+    one after another in the order of the sinks, after every reader at lag 0 has seen the version
     that the Step starts from.
     """
 
@@ -49,9 +49,7 @@ class StepRun:
         self._expected: dict[str, Keys] = {}
 
     def ready(self) -> list[NodeChunk]:
-        """Nodes that can run now and were not returned before; a node without any row is done at
-        once.
-        """
+        """Nodes that can newly run; one without any row is done at once."""
         found: list[NodeChunk] = []
         moved = True
         while moved:
@@ -62,7 +60,7 @@ class StepRun:
         return found
 
     def _start(self, node: PlannedNode, found: list[NodeChunk]) -> bool:
-        """Take a node whose inputs are there up; returns whether it is done already, having no row.
+        """Start a node whose inputs are there; returns whether it is done already, having no row.
 
         Its rows are cut into as many chunks of whole prompts as the plan says, of about as many
         tokens; a node of batch scope sees them all at once.
@@ -87,9 +85,7 @@ class StepRun:
         return [keys.take(rows) for rows in by_prompt(keys.position, tokens, node.chunks)]
 
     def next_train(self) -> PlannedNode | None:
-        """The train node whose turn it is; None while others still run, or when all have been
-        trained.
-        """
+        """The train node whose turn it is; None while others run, or when all are trained."""
         return self._trains[0] if self.settled and self._trains else None
 
     @property
@@ -107,8 +103,8 @@ class StepRun:
         return self.settled and not self._trains
 
     def produced(self, node: str, ref: Ref, fresh: np.ndarray | None) -> int:
-        """Rows of a step-region node have come; fresh: which of them for the first time (None:
-        all). Returns the block's number.
+        """Rows of a step-region node have come; returns the block's number. fresh: which of them
+        come for the first time (None: all).
         """
         rows = np.arange(len(ref.keys)) if fresh is None else np.flatnonzero(fresh)
         number = self._blocks.add(ref, len(rows))
@@ -118,9 +114,7 @@ class StepRun:
         return number
 
     def closed(self, node: PlannedNode) -> Key | None:
-        """A chunk has produced all that it will; after the node's last, returns a row that never
-        came, if any.
-        """
+        """A chunk has ended; after the node's last one, returns a row that never came, if any."""
         self._running[node.name] -= 1
         if self._running[node.name]:
             return None
@@ -133,8 +127,8 @@ class StepRun:
         return next((key for key in expected.rows() if key not in came), None)
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
-        """The rows that every input has, sorted; of a parent input, the ancestor counts. What is
-        reduced has no say.
+        """The rows that every input has, sorted; of a parent input, the ancestor counts. Reduced
+        inputs do not count.
         """
         own = [i for i in inputs if not i.fan_in]
         keys = self.rows(next(i.gate for i in own if i.ratio == 1)).keys
@@ -145,9 +139,7 @@ class StepRun:
     def inputs(
         self, inputs: Sequence[PlannedInput], keys: Keys
     ) -> tuple[dict[str, tuple[Reading, ...]], frozenset[int]]:
-        """What to gather for each input for these rows, and the numbers of the blocks that this
-        reads.
-        """
+        """What to gather for each input for these rows, and the numbers of the blocks read."""
         found: dict[str, tuple[Reading, ...]] = {}
         holds: set[int] = set()
         for i in inputs:
@@ -171,7 +163,7 @@ class StepRun:
         return self._rows[node]
 
     def release(self) -> None:
-        """The rows that the step-region nodes made are wanted no longer."""
+        """Release the rows that the step-region nodes made."""
         made = [rows for name, rows in self._rows.items() if name not in self._table_of]
         for rows in [*made, *(part for parts in self._parts.values() for part in parts)]:
             self._blocks.drop(rows.block)

@@ -13,9 +13,9 @@ from engine.coordinator.settings import Settings
 
 
 class Storing:
-    """step: of the last checkpoint. wanted: one is to be told, for the first time or as the one
-    before came to nothing; timed: it is due by the clock alone. at: when the last one was written,
-    or the run began; None before the first event.
+    """step: of the last checkpoint. wanted: one is to be told, for the first time or again. timed:
+    it is due by the clock alone. at: when the last one was written, or the run began; None before
+    the first event.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -27,7 +27,7 @@ class Storing:
         self.timed = False
 
     def passes(self, now: float) -> None:
-        """It is so late now."""
+        """Note the time."""
         self._now = now
         self.at = now if self.at is None else self.at
 

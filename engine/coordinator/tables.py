@@ -19,9 +19,7 @@ from engine.coordinator.refs import NO_VERSION, Ref
 from engine.plan.plan import PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
-"""A row that may still come; one that has come; one that will never (selected away, or its group
-was dropped).
-"""
+"""A row that may still come; has come; never will (selected away, or its group dropped)."""
 
 NO_BLOCK = -1
 
@@ -29,11 +27,11 @@ _SAMPLE_BITS = np.int64(20)
 
 
 class RowTable:
-    """The output rows of one node: arrays [slots, rows]; a slot is a prompt that is outstanding.
+    """The output rows of one node: arrays [slots, rows]; a slot is an outstanding prompt.
 
-    state says which rows go on downstream. block is the number of the block that holds a row,
-    NO_BLOCK where none came: the rows of a failed group are ABSENT, and hold their blocks until the
-    prompt is retired. given_up [slots]: whether a row of the node failed for good.
+    state says which rows go on downstream. block is the number of a row's block, NO_BLOCK where
+    none came: the rows of a failed group are ABSENT, and hold their blocks until the prompt is
+    retired. given_up [slots]: whether a row of the node failed for good.
     """
 
     __slots__ = ("block", "given_up", "row", "rows", "state", "version")
@@ -151,9 +149,7 @@ class StepRows:
         return keys if there.all() else keys.take(there)
 
     def below(self, keys: Keys, fan_in: int) -> tuple[Keys, Keys]:
-        """Those of these rows that descend from one of the keys, each of which has at most so many;
-        and for each of them that key.
-        """
+        """The rows that descend from one of the keys (at most fan_in from each), and their keys."""
         owners = Keys(self.keys.position, self.keys.sample // fan_in, self.keys.attempt)
         mine = np.isin(codes(owners.position, owners.sample), codes(keys.position, keys.sample))
         return self.keys.take(mine), owners.take(mine)
@@ -186,11 +182,10 @@ def codes(position: np.ndarray, sample: np.ndarray) -> np.ndarray:
 
 
 def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Indices into sorted positions, ascending, in at most so many parts of whole prompts: of about
-    as many tokens each where some row has any, else of about as many prompts that follow one
-    another.
+    """Indices into sorted positions, ascending, in at most `parts` parts of whole prompts: with
+    about equal tokens if any row has some, else runs of about equally many prompts.
 
-    tokens: of each row. Equal rows give equal parts, whoever made them and when.
+    tokens: of each row. The result depends on nothing else.
     """
     if parts == 1 or not tokens.any():
         return prompt_runs(positions, parts)
@@ -200,9 +195,7 @@ def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.
 
 
 def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
-    """int64 [rows]: the part that each row goes to, prompts whole, tokens balanced; a row counts
-    one more than it has, so that rows without any are spread as well.
-    """
+    """int64 [rows]: each row's part; prompts whole, tokens (and one more a row) balanced."""
     _, prompt = np.unique(positions, return_inverse=True)
     weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
     np.add.at(weights, prompt, tokens + 1)

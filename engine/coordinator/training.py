@@ -30,11 +30,11 @@ from engine.coordinator.step import StepRun
 from engine.plan.plan import Plan, PlannedNode
 
 There = Callable[[str], bool]
-"""Whether a worker can be told something."""
+"""Whether a Worker can be told something."""
 
 
 class Training:
-    """See the module. `run` is the Step's rows; the Step counts as under way until `retire`."""
+    """`run` is the Step's rows; the Step counts as under way until `retire`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Training:
         return True
 
     def retire(self) -> None:
-        """It is over: its rows are wanted no longer."""
+        """It is over: release its rows."""
         assert self.run is not None
         for name, slots in self.run.taken.items():
             self._prompts[name].retire(slots)
@@ -173,7 +173,7 @@ class Training:
         self._moved = True
 
     def undone(self, task: Task) -> None:
-        """The train node did not begin, or the recorder did not end: it is told once more."""
+        """The train node did not begin, or the recorder did not end: it is told again."""
         if isinstance(task, Record):
             self._unrecorded = True
         elif isinstance(task, TrainStep):

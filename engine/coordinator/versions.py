@@ -39,7 +39,7 @@ class _Weights:
 
 
 class Versions:
-    """The readers of every Model that some train node writes, and those of its followers."""
+    """The readers of every Model that some train node writes, and of its followers."""
 
     def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
@@ -47,25 +47,24 @@ class Versions:
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
         self._late = {n.name for n in plan.nodes if n.lag}
-        """Readers that may go on with an older version while they load this one."""
+        """Readers that may use an older version while they load this one."""
         self._published = 0
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
         self._gone: list[tuple[str, int]] = []
         self._down: set[str] = set()
         self._owed: set[Place] = set()
-        """Who is to be told of the published version as soon as that is possible."""
+        """Who is to be told of the published version as soon as possible."""
         self._fresh: set[Place] = set()
-        """Who had no version at all since its Worker began anew."""
+        """Who has had no version since its Worker restarted."""
 
     # --- publishing -------------------------------------------------------------------------------
 
     def publish(self, version: int, *, moved: bool = True) -> Iterator[Offer | Load]:
-        """Tell every Worker of every reader to load this version, and followers to move towards
-        their leader.
+        """Tell every reader's Workers to load this version, and followers to move to their leader.
 
-        moved: whether the version is new. It is not when a run begins or goes on: then every reader
-        has to have it, but no follower moves.
+        moved: whether the version is new. At the start of a run it is not: readers load, followers
+        stay.
         """
         self._published = version
         for model in self._models:
@@ -104,9 +103,7 @@ class Versions:
                 )
 
     def _bring(self, written: str, messages: Iterable[Load]) -> Iterator[Offer | Load]:
-        """What can be loaded on the spot, at once; for the rest an offer of the written Model, if
-        there is none.
-        """
+        """Tell at once who can load on the spot; for the others offer the Model, unless it is."""
         for message in messages:
             place = _place(message)
             self._owed.discard(place)
@@ -158,9 +155,7 @@ class Versions:
         return []
 
     def _offered(self, event: Offered) -> list[Load]:
-        """The weights are a block: those who waited for it are told. A block that nobody waits for
-        is let go.
-        """
+        """The weights are a block: tell who waits for it, or release it if nobody does."""
         weights = self._weights.get((event.model, event.version))
         if weights is None or weights.offered is not None:
             self._gone.append((event.worker, event.block))
@@ -179,8 +174,8 @@ class Versions:
     # --- losses -----------------------------------------------------------------------------------
 
     def lost(self, worker: str) -> None:
-        """A Worker is gone, with the weights that it had. It has no train node and no follower,
-        else the run would go back; so what it read can be brought to it anew.
+        """A Worker is gone, with its weights. It has no train node and no follower (else the run
+        goes back to a checkpoint), so everything that it read can be loaded again.
         """
         self._down.add(worker)
         for model in self._models:
@@ -198,17 +193,18 @@ class Versions:
         self._down.discard(worker)
 
     def lacks(self, node: str, worker: str) -> bool:
-        """Whether a node still lacks a Model in a Worker that began anew."""
+        """Whether a node still lacks a Model in a Worker that restarted."""
         return bool(self._fresh) and any(
             (reader, at) == (node, worker) for reader, _, at in self._fresh
         )
 
     def bring(self, *, may_offer: bool) -> list[Offer | Load]:
-        """Tell who is owed the published version. may_offer: False while the ranks of a writer may
-        have to write files, and once the writers have begun to train the next version: then this
-        one can be had from a block that was offered before, and else not at all, and who is owed it
-        gets the next one. That suffices: while a Step is trained, nobody reads at lag 0, and a
-        later reader need not have this very version.
+        """Tell who is owed the published version.
+
+        may_offer: False while a writer's ranks may have to write files, and once the writers train
+        the next version. Then this version is only loaded from a block that is already offered;
+        others get the next one. That suffices: while a Step trains, nobody reads at lag 0, and
+        later readers do not need this very version.
         """
         found: list[Offer | Load] = []
         if not self._owed:
@@ -262,9 +258,8 @@ class Versions:
 
     @property
     def offered(self) -> bool:
-        """Whether no offer is under way. Ranks make one together, and so they write files, for
-        which the loop asks all of them at once, asleep or awake: no rank may have to wait for its
-        devices with an offer then.
+        """Whether no offer is under way. Ranks make one together, and write files together whether
+        asleep or awake: then no rank may still wait for its devices with an offer.
         """
         return all(weights.offered is not None for weights in self._weights.values())
 
