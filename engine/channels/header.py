@@ -8,7 +8,7 @@ not own: where a buffer's bytes are found (each transport), record batches (fram
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -146,18 +146,14 @@ def narrowed(
     """
     if not columns:
         return header, layout
-    own, index = chosen(layout, columns)
-    node, buffer = layout.node, layout.buffer
-    if (len(header.nodes), len(header.places)) != (node[-1], buffer[-1]) or (
-        len(header.sums) not in (0, buffer[-1])
-    ):
+    own, node_index, buffer_index = chosen(layout, columns)
+    nodes, places, sums = header.nodes, header.places, header.sums
+    nodes_of_all, buffers_of_all = layout.node[-1], layout.buffer[-1]
+    fits = len(nodes) == nodes_of_all and len(places) == buffers_of_all
+    if not fits or (sums and len(sums) != buffers_of_all):
         raise RunError(f"a note of block {header.block} that does not fit its schema")
-
-    def of(many: list[T], at: Sequence[int]) -> list[T]:
-        return [one for i in index for one in many[at[i] : at[i + 1]]]
-
-    sums = of(header.sums, buffer) if header.sums else []
-    nodes, places = of(header.nodes, node), of(header.places, buffer)
+    nodes, places = [nodes[i] for i in node_index], [places[i] for i in buffer_index]
+    sums = [sums[i] for i in buffer_index] if sums else []
     return BlockHeader(header.block, header.rows, header.schema, nodes, places, sums), own
 
 

@@ -77,15 +77,22 @@ def layout_from(data: bytes) -> SchemaLayout:
 
 
 @lru_cache(maxsize=1024)
-def chosen(layout: SchemaLayout, columns: tuple[str, ...]) -> tuple[SchemaLayout, tuple[int, ...]]:
-    """The layout of the columns asked for (all where none is named), and their indices. Raises
-    DataError for one that is not there.
+def chosen(
+    layout: SchemaLayout, columns: tuple[str, ...]
+) -> tuple[SchemaLayout, tuple[int, ...], tuple[int, ...]]:
+    """The layout of the columns asked for (all where none is named), and the indices of their
+    nodes and buffers. Raises DataError for a column that is not there.
     """
-    index = tuple(named(layout.schema.names, columns))
-    if not columns:
-        return layout, index
-    schema = pa.schema([layout.schema.field(i) for i in index])
-    return _schema_layout(schema, schema.serialize().to_pybytes()), index
+    index = named(layout.schema.names, columns)
+    own = layout
+    if columns:
+        schema = pa.schema([layout.schema.field(i) for i in index])
+        own = _schema_layout(schema, schema.serialize().to_pybytes())
+    nodes, buffers = (
+        tuple(n for i in index for n in range(at[i], at[i + 1]))
+        for at in (layout.node, layout.buffer)
+    )
+    return own, nodes, buffers
 
 
 @lru_cache(maxsize=256)

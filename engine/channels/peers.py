@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
@@ -91,13 +91,20 @@ class PeerReaders(Generic[R]):
         self, requests: Sequence[BlockRequest], own: Callable[[BlockRequest], pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py. own: rows of this Worker's own blocks."""
-        found = {i: own(r) for i, r in enumerate(requests) if r.worker == self._name}
-        if len(found) < len(requests):
+        found: dict[int, pa.RecordBatch] = {}
+        asked: dict[str, dict[int, BlockRequest]] = {}
+        for i, request in enumerate(requests):
+            if request.worker == self._name:
+                found[i] = own(request)
+            else:
+                asked.setdefault(request.worker, {})[i] = request
+        if asked:
             with self._asking:
                 self._hear()
-                for peer, asked in _by_peer(requests, found).items():
-                    found |= self.use(peer, partial(_looked_up, asked))
-                found |= self._answers(_by_peer(requests, found))
+                for peer, mine in asked.items():
+                    self.use(peer, partial(_look_up, mine, found))
+                if left := {peer: mine for peer, mine in asked.items() if mine}:
+                    found |= self._answers(left)
         return [found[i] for i in range(len(requests))]
 
     def use(self, peer: str, what: Callable[[R], T]) -> T:
@@ -150,18 +157,12 @@ class PeerReaders(Generic[R]):
         return reader
 
 
-def _by_peer(
-    requests: Sequence[BlockRequest], found: Collection[int]
-) -> dict[str, dict[int, BlockRequest]]:
-    """The requests of which nothing was found, by peer, each with its place."""
-    left: dict[str, dict[int, BlockRequest]] = {}
-    for i, request in enumerate(requests):
-        if i not in found:
-            left.setdefault(request.worker, {})[i] = request
-    return left
-
-
-def _looked_up(asked: dict[int, BlockRequest], reader: PeerReader) -> dict[int, pa.RecordBatch]:
-    """What can be read without asking."""
-    looked = ((i, reader.look(request)) for i, request in asked.items())
-    return {i: rows for i, rows in looked if rows is not None}
+def _look_up(
+    asked: dict[int, BlockRequest], found: dict[int, pa.RecordBatch], reader: PeerReader
+) -> None:
+    """Move what can be read without asking from `asked` to `found`."""
+    for i, request in list(asked.items()):
+        rows = reader.look(request)
+        if rows is not None:
+            found[i] = rows
+            del asked[i]

@@ -70,24 +70,31 @@ def code_digest(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    lines = text.splitlines()
-    within: set[int] = set()
-    """Lines that end inside a string: everything in them counts."""
-    opened = 0
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            first, last = token.start[0], token.end[0]
-            match tokenize.tok_name[token.type]:
-                case "COMMENT":
-                    lines[first - 1] = lines[first - 1][: token.start[1]]
-                case "STRING":
-                    within.update(range(first, last))
-                case "FSTRING_START":
-                    opened = first
-                case "FSTRING_END":
-                    within.update(range(opened, last))
+        comments, within = _marked(text)
     except (tokenize.TokenError, SyntaxError):
         return text
+    lines = text.splitlines()
+    for number, column in comments:
+        lines[number - 1] = lines[number - 1][:column]
     numbered = enumerate(lines, start=1)
     kept = ((n, line if n in within else line.rstrip()) for n, line in numbered)
     return "\n".join(line for n, line in kept if line or n in within)
+
+
+def _marked(text: str) -> tuple[list[tuple[int, int]], set[int]]:
+    """(line, column) of each comment; the lines that end inside a string, where blanks count."""
+    comments: list[tuple[int, int]] = []
+    within: set[int] = set()
+    opened = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        match tokenize.tok_name[token.type]:
+            case "COMMENT":
+                comments.append(token.start)
+            case "STRING":
+                within.update(range(token.start[0], token.end[0]))
+            case "FSTRING_START":
+                opened = token.start[0]
+            case "FSTRING_END":
+                within.update(range(opened, token.end[0]))
+    return comments, within

@@ -265,10 +265,12 @@ def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tu
     node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
     store = rendezvous(descriptors[0])
     group = world(seat.rank, seat.world, store)
-    tensor = node.layout.tensor
-    if tensor == 1:
+    rank = node.rank_of(opened.worker)
+    members = next(share for share in node.shares if opened.worker in share)
+    if len(members) == 1:
         return group, None
-    return group, join(store, seat.rank, tensor, node.workers, content=opened.verify == "content")
+    content = opened.verify == "content"
+    return group, join(store, rank.share, rank.part, members, content=content)
 
 
 # --- the process ----------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class PieceRow:
     @staticmethod
     def of(number: int, piece: Piece, data: Tensor) -> PieceRow:
         """A piece with these data. Raises RunError for a dtype that cannot travel."""
-        dtype = str(piece.data.dtype).removeprefix("torch.")
+        dtype = dtype_of(piece.data)
         if dtype not in DTYPES:
             raise RunError(
                 f"weights: piece {piece.name!r}: expected a dtype of {', '.join(DTYPES)}, found"
@@ -178,6 +178,11 @@ def dtypes_of(records: pa.RecordBatch) -> list[str]:
 def digest_of(hashes: Iterable[bytes]) -> str:
     """The id of a version: the hash of its pieces' hashes in order, 32 hexadecimal digits."""
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """Torch's name of a tensor's dtype, `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -70,7 +70,19 @@ def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
 
 def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
     """The pieces, all of which are as described. Raises RunError naming the one that is not."""
+    if len(arrived) != records.num_rows:
+        raise RunError(
+            f"weights: expected {records.num_rows} pieces, found {len(arrived)} tensors. Fix: fetch"
+            " the block that Offered names, all rows in order."
+        )
     rows = blocks.verified_rows(records, arrived, _on_host, digest)
+    for row in rows:
+        dtype, shape = blocks.dtype_of(row.data), tuple(row.data.shape)
+        if (dtype, shape) != (row.dtype, row.shape):
+            raise RunError(
+                f"weights: piece {row.name!r}: expected {row.dtype} {list(row.shape)}, found"
+                f" {dtype} {list(shape)}. Fix: receive into the tensors that `room` makes."
+            )
     return [Piece(row.name, row.data) for row in rows]
 
 

@@ -76,6 +76,37 @@ def test_what_changed_is_named() -> None:
         snapshot([*weights(1), weights(1)[0]])
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("turned", lambda t: t.reshape(4, 6), r"expected float32 \[6, 4\], found float32 \[4, 6\]"),
+        ("scalar", lambda t: t.reshape(1), r"expected float32 \[\], found float32 \[1\]"),
+        ("none", lambda t: t.reshape(3, 0), r"expected float32 \[0, 3\], found float32 \[3, 0\]"),
+        ("of.int32", lambda t: t.view(torch.float32), r"expected int32 .*, found float32"),
+        ("of.bool", lambda t: t.view(torch.uint8), r"expected bool .*, found uint8"),
+        ("none", lambda t: t.long(), r"expected float32 .*, found int64"),
+        ("parameter", lambda t: t[:-1], "does not have the content"),
+        ("parameter", lambda t: torch.cat([t, t[:1]]), "does not have the content"),
+    ],
+)
+def test_a_tensor_that_is_not_as_described_is_never_a_piece(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor], problem: str
+) -> None:
+    """Also where its bytes are those that the writer hashed."""
+    batch, digest, copies = snapshot(weights(1))
+    at = batch.records.column("name").to_pylist().index(name)
+    copies[at] = change(copies[at])
+    with pytest.raises(RunError, match=rf"piece '{name}'.*{problem}"):
+        verified(batch.records, copies, digest)
+
+
+def test_every_described_piece_has_a_tensor() -> None:
+    batch, digest, copies = snapshot(weights(1))
+    for arrived in (copies[:-1], [*copies, copies[0]]):
+        with pytest.raises(RunError, match=f"expected {len(copies)} pieces, found {len(arrived)}"):
+            verified(batch.records, arrived, digest)
+
+
 def test_room_is_made_for_descriptions_alone() -> None:
     batch, _, copies = snapshot(weights(1))
     made = room(batch.records, "cpu")

@@ -154,6 +154,30 @@ LIES = (
 )
 
 
+def lying(lie: str) -> list[list[torch.Tensor]]:
+    """The tensors of each broadcast of a giver that tells this lie."""
+    headers, frames = [], []
+    for number in range(1 if lie == "too few inputs" else 2):
+        header, buffers = framed(number, batch(Reward, 5, 3).records)
+        headers.append(header)
+        frames += buffers
+    shape = [1 << 30, 99] if lie == "too much" else [1]
+    kind = "load" if lie == "no numbers" else "float32"
+    headers[-1] = replace(headers[-1], tensors=[TensorLayout("x", kind, shape)])
+    number = 2 if lie == "another number" else 1
+    reply = bytearray(sealed(Reply(number, summed(headers, frames))))
+    reply[20] ^= lie == "no header"
+    data = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
+    data[-1][0] ^= 1
+    length = 1 << 40 if lie == "a long header" else len(reply)
+    return [
+        [torch.tensor([length])],
+        [torch.frombuffer(reply, dtype=torch.uint8)],
+        [*map(torch.from_numpy, data)],
+        [torch.zeros(1)],
+    ]
+
+
 def lies(rank: int, port: int) -> list[str]:
     """Rank 0 lies, each time in another world; what rank 1 says, and what becomes of rank 0."""
     said = []
@@ -168,28 +192,8 @@ def lies(rank: int, port: int) -> list[str]:
             said.append(str(found.value))
             channel.close()
             continue
-        headers, frames = [], []
-        for number in range(1 if lie == "too few inputs" else 2):
-            header, buffers = framed(number, batch(Reward, 5, 3).records)
-            headers.append(header)
-            frames += buffers
-        shape = [1 << 30, 99] if lie == "too much" else [1]
-        kind = "load" if lie == "no numbers" else "float32"
-        headers[-1] = replace(headers[-1], tensors=[TensorLayout("x", kind, shape)])
-        number = 2 if lie == "another number" else 1
-        reply = bytearray(sealed(Reply(number, summed(headers, frames))))
-        reply[20] ^= lie == "no header"
-        data = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
-        data[-1][0] ^= 1
-        length = 1 << 40 if lie == "a long header" else len(reply)
-        messages = [
-            [torch.tensor([length])],
-            [torch.frombuffer(reply, dtype=torch.uint8)],
-            [*map(torch.from_numpy, data)],
-            [torch.zeros(1)],
-        ]
         try:
-            for number, tensors in enumerate(messages):
+            for number, tensors in enumerate(lying(lie)):
                 channel.broadcast(0, number, tensors)
             said.append("nothing")
         except PeerLost as lost:

@@ -167,12 +167,11 @@ def test_the_group_of_a_replica_makes_a_mesh_and_is_one_in_a_process(ranks: Rank
 
 def open_sockets() -> set[str]:
     """The sockets of this process that listen, TCP ones."""
-    kinds = (Path("/proc/self/net") / name for name in ("tcp", "tcp6"))
-    rows = [line.split() for kind in kinds for line in kind.read_text().splitlines()[1:]]
-    listening = {row[9] for row in rows if row[3] == "0A"}
-    files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    found = [os.readlink(file) for file in files if os.path.islink(file)]
-    return {link for link in found if link.startswith("socket:[") and link[8:-1] in listening}
+    tables = [Path(f"/proc/self/net/{kind}").read_text() for kind in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    files = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return listening & {os.readlink(path) for path in files}
 
 
 def met(rank: int, port: int, place: Place) -> tuple[int, str]:
@@ -238,19 +237,24 @@ def chain(rank: int, port: int, name: str, timeout: float) -> tuple[str, str, fl
     return type(found).__name__, str(found), time.monotonic() - start
 
 
+def start_chain(ranks: RankPool, name: str, timeout: float) -> None:
+    for rank in range(3):
+        ranks.tell(rank, chain, name, timeout)
+    ranks.store.wait([f"{name} {rank}" for rank in range(3)], timedelta(seconds=LIMIT))
+
+
 @pytest.mark.parametrize(("how", "timeout"), [(signal.SIGSTOP, 1.0), (signal.SIGKILL, LIMIT)])
 def test_a_rank_that_is_gone_or_stopped_fences_the_world(
     ranks: RankPool, how: signal.Signals, timeout: float
 ) -> None:
     assert ranks.do(3, is_there) == [True] * 3
-    for rank in range(3):
-        ranks.tell(rank, chain, how.name, timeout)
-    ranks.store.wait([f"{how.name} {rank}" for rank in range(3)], timedelta(seconds=LIMIT))
+    start_chain(ranks, how.name, timeout)
     ranks.signal(0, how)
-    for rank, (kind, said, took) in zip((1, 2), ranks.answers((1, 2)), strict=True):
-        assert kind == "PeerLost", said
-        assert f"rank {rank - 1}: receive 0" in said
-        assert took < LIMIT / 2
+    kinds, said, took = zip(*ranks.answers((1, 2)), strict=True)
+    assert kinds == ("PeerLost", "PeerLost"), said
+    assert "rank 0: receive 0" in said[0]
+    assert "rank 1: receive 0" in said[1]
+    assert max(took) < LIMIT / 2
     if how == signal.SIGSTOP:
         ranks.signal(0, signal.SIGCONT)
         assert ranks.answers([0])[0][0] == "PeerLost"

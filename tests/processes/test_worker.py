@@ -306,7 +306,7 @@ def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[list[
     kernel, and the bytes that came by broadcast.
     """
     store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
-    cast = join(store, rank, 2, ("main", "main-1"), timeout=30.0)
+    cast = join(store, 0, rank, ("main", "main-1"), timeout=30.0)
     worker, kernels = opened(small(folder), name, cast=cast, tensor={"train_policy": 2})
     rows: tuple[Gather, ...] = ()
     if rank == 0:

@@ -65,8 +65,8 @@ class SlabReader(PeerReader):
             return None
         header = header_of(note)
         layout = self._schemas.get(header.schema)
-        unmapped = {slab for slab, _, length in header.places if length}.difference(self._slabs)
-        if layout is None or unmapped or (self._content and not header.sums):
+        mapped = self._slabs.keys() >= {slab for slab, _, length in header.places if length}
+        if layout is None or not mapped or (self._content and not header.sums):
             return None
         try:
             header, layout = narrowed(header, layout, tuple(request.columns))

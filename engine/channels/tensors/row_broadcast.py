@@ -113,10 +113,7 @@ class RowBroadcast:
         reply = self._said(len(names))
         layouts = _layouts_of(reply)
         frames = self._came([torch.empty(n, dtype=torch.uint8) for n in lengths_of(reply)])
-        room = [torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in layouts]
-        values = self._cast(room) if room else []
-        if self._content and [each.hash for each in layouts] != of_tensors(values):
-            raise self._wrong("columns on a device whose values were changed on their way")
+        values = self._values(layouts)
         self._moved.add("broadcast", sum(tensor.nbytes for tensor in (*frames, *values)))
         asked = [BlockRequest(worker=self._giver, block=number) for number in range(len(names))]
         try:
@@ -132,6 +129,14 @@ class RowBroadcast:
     def close(self) -> None:
         """Leave; whoever waits for this rank is told."""
         self._channel.close()
+
+    def _values(self, layouts: Sequence[TensorLayout]) -> list[Tensor]:
+        """The values of columns declared `device`."""
+        room = [torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in layouts]
+        values = self._cast(room) if room else []
+        if self._content and [each.hash for each in layouts] != of_tensors(values):
+            raise self._wrong("columns on a device whose values were changed on their way")
+        return values
 
     def _said(self, inputs: int) -> Reply:
         """What is going to be given."""
@@ -192,24 +197,21 @@ class RowBroadcast:
 
 def join(
     store: Store,
-    rank: int,
-    tensor: int,
-    names: Sequence[str],
+    share: int,
+    part: int,
+    members: Sequence[str],
     *,
     content: bool = False,
     timeout: float = LOCK_STEP,
 ) -> RowBroadcast:
-    """This rank's end in the world of its share: `tensor` ranks one after another, of those that
-    meet at the store.
+    """The end of member `part` in the world of a share. members: the Workers that need its rows.
 
-    names: of all of these. Raises RunError where one of the share does not come.
+    Raises RunError where a member does not come.
     """
-    share, own = divmod(rank, tensor)
-    mine = PrefixStore(f"rows/{share}", store)
-    device = agreed_device(mine, own, tensor)
-    members = tuple(names[share * tensor : (share + 1) * tensor])
+    mine, size = PrefixStore(f"rows/{share}", store), len(members)
+    device = agreed_device(mine, part, size)
     channel = CollectiveChannel(
-        own, tensor, mine, name="rows", names=members, device=device, timeout=timeout
+        part, size, mine, name="rows", names=members, device=device, timeout=timeout
     )
     return RowBroadcast(channel, giver=members[GIVER], device=device, content=content)
 
