@@ -126,6 +126,8 @@ class Schema:
     """Whether the rows hold token ids, and so belong to one tokenizer."""
     tokens: ClassVar[str] = ""
     """The column with a value for each token that counts for a row's length; none where empty."""
+    shown: ClassVar[tuple[str, ...]] = ()
+    """The columns that samples record of a row that was trained, in this order."""
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
@@ -225,6 +227,7 @@ class Prompt(Schema):
     """A task to answer. Dataset columns of other names travel with it on request."""
 
     row = "prompt"
+    shown = ("prompt",)
     prompt = column(
         pa.utf8(),
         doc="a string, or a list of messages (then the column is list<struct<role, content>>)",
@@ -258,6 +261,7 @@ of sampler and trainer compares.
 class Rollout(Completion):
     """A completion with what its sampler knew."""
 
+    shown = ("completion", "prompt_ids", "completion_ids", "completion_mask", "finish", "version")
     sampler_logprobs = column(
         pa.float32(),
         "T",
@@ -308,6 +312,7 @@ class Reward(Schema):
     """A number for each row, and each function's own number under `reward/<function>`."""
 
     row = "completion"
+    shown = ("reward",)
     reward = column(pa.float32())
 
 
@@ -335,6 +340,7 @@ class Advantage(Schema):
     """How much better than expected each token was; 0 where the mask is 0."""
 
     row = "completion"
+    shown = ("advantage",)
     advantage = column(pa.float32(), "T")
 
 

@@ -4,9 +4,9 @@ Owns: which commands there are, and how an error ends a process. Does not own: a
 file each), nor any flag (flags.py derives them).
 
 Exit codes: 0 done, 1 a graph, plan or data that cannot be right, 2 a wrong command line, 3 a run
-that failed, 4 an error that nobody expected, which is a fault of ours, 130 Ctrl-C, 143 SIGTERM, 129
-SIGHUP. The first cause is the last thing on the screen, without a traceback: `--traceback` adds
-where it was raised, and of a run its log has that, too.
+that failed, 4 an unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The
+first cause is the last line on the screen, without a traceback: `--traceback` adds it; a run's log
+has it too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _shown(error: Exception) -> int:
-    """Say what ended the command, in its last line; the exit code."""
+    """Print what ended the command as its last line; returns the exit code."""
     lost = _lost_output("\n" if isinstance(error, OSError) else "")
     if isinstance(error, DataflowError):
         _say(str(error))
@@ -83,12 +83,9 @@ def _shown(error: Exception) -> int:
             " room."
         )
         return 3
-    what = (
-        "not enough memory"
-        if isinstance(error, MemoryError)
-        else f"{type(error).__name__}: {error}"
-    )
-    told = " ".join(what.split())
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, MemoryError):
+        told = "not enough memory"
     _say(
         f"internal error: {told} ({raised_at(error)}). Fix: report what it shows when run again"
         " with --traceback."
@@ -97,14 +94,12 @@ def _shown(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    """Everything that ends a command is said here."""
+    """Print the message that ends a command."""
     print(printable(text), file=sys.stderr)
 
 
 def _lost_output(more: str) -> OSError | None:
-    """What was printed comes before what is said; the error of standard output where it cannot take
-    this, too.
-    """
+    """Flush standard output before a message; its error where it takes no more."""
     try:
         sys.stdout.write(more)
         sys.stdout.flush()
@@ -115,7 +110,7 @@ def _lost_output(more: str) -> OSError | None:
 
 
 def _without_output() -> None:
-    """Python's own flush at exit must not fail again."""
+    """Send standard output nowhere, so that Python's own flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -129,27 +124,26 @@ def _command(given: Sequence[str]) -> int:
         print(version("dataflow-rl"))
         return 0
     name, words = given[0], given[1:]
-    if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
-        fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
-        raise UsageError(f"dataflow: no command {name!r}. Fix: {fix}.")
-    command = importlib.import_module(f"engine.cli.{name}").main
+    command = _main_of(name)
     received = [w for w in words[:2] if w.endswith(".json")] if name in LOOKING else []
     with reading(received[0]) if received else nullcontext():
         return command(words)
 
 
+def _main_of(name: str) -> Callable[[Sequence[str]], int]:
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
+        raise UsageError(f"dataflow: no command {name!r}. Fix: {fix}.")
+    return importlib.import_module(f"engine.cli.{name}").main
+
+
 def usage() -> str:
     """What `dataflow --help` prints."""
     wide = max(map(len, COMMANDS)) + 2
-    lines = [
-        "usage: dataflow COMMAND TARGET [flags]",
-        "",
-        *(f"  {k.ljust(wide)}{v}" for k, v in COMMANDS.items()),
-    ]
-    lines += [
-        "",
-        f"TARGET is {FORMS}.",
-        "Its flags are its function's parameters: dataflow run TARGET --help.",
-    ]
-    return "\n".join([*lines, "--traceback shows where an error was raised."])
+    commands = "\n".join(f"  {name.ljust(wide)}{does}" for name, does in COMMANDS.items())
+    return (
+        f"usage: dataflow COMMAND TARGET [flags]\n\n{commands}\n\nTARGET is {FORMS}.\n"
+        "Its flags are its function's parameters: dataflow run TARGET --help.\n"
+        "--traceback shows where an error was raised."
+    )

@@ -24,9 +24,7 @@ class CheckOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the drawing, then what the check found out; raises GraphError with every fault, with
-    --strict also with every warning.
-    """
+    """Print the drawing and what was found; raises GraphError (--strict: for warnings too)."""
     graph, options = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
     checked = check(graph)
     if options.strict and checked.warnings:

@@ -1,9 +1,7 @@
 """`dataflow explain TARGET`: the plan, in words.
 
-Owns: nothing but the printing, and the means of a run's times beside it. Does not own: planning
-and its text (engine.plan).
-
-It takes the flags of `run`, so that one word of a command line turns into the other.
+Owns: printing, and the means of a run's measured times. Does not own: planning and its text
+(engine.plan). It takes the flags of `run`: changing that one word of a command line is enough.
 """
 
 from __future__ import annotations
@@ -30,9 +28,8 @@ class ExplainOptions(RunOptions):
 
 def main(arguments: Sequence[str]) -> int:
     """Check, plan, print."""
-    graph, options = graph_and(
-        ExplainOptions, "explain", "dataflow explain TARGET [flags]", arguments
-    )
+    usage = "dataflow explain TARGET [flags]"
+    graph, options = graph_and(ExplainOptions, "explain", usage, arguments)
     from engine.api import plan  # here: it imports what runs kernels
     from engine.plan.explain import explain
 
@@ -42,9 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def node_seconds(folder: Path) -> dict[str, float]:
-    """Node -> mean seconds a Step, of a run folder's metrics. Raises DataError where there are
-    none.
-    """
+    """Node -> mean seconds a Step, from a run folder's metrics; raises DataError without any."""
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
         raise DataError(
@@ -66,11 +61,7 @@ def node_seconds(folder: Path) -> dict[str, float]:
 def _times(line: bytes, where: str) -> dict[str, float]:
     try:
         row = json.loads(line).items()
-        return {
-            name: float(value)
-            for name, value in row
-            if name.startswith("time/") and value is not None
-        }
+        return {k: float(v) for k, v in row if k.startswith("time/") and v is not None}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"expected an object of numbers, found {line[:40]!r}"
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error

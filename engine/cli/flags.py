@@ -1,10 +1,9 @@
 """Flags from signatures: the graph function's own parameters, and the fields of option classes.
 
-Owns: how a parameter's annotation becomes a flag, and a flag's text an argument. Does not own:
-any flag; none is defined twice.
+Owns: how an annotation becomes a flag, and a flag's text an argument. Does not own: any flag.
 
-A Number (a float or a schedule) is a float here. A parameter that takes a function is given
-as `module:function`, several separated by commas.
+A Number (a float or a schedule) is a float here. Functions are given as `module:function`, several
+with commas between them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, is_dataclass, make_dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -29,6 +29,7 @@ from engine.cli.values import gathered, registry
 O1 = TypeVar("O1")
 _RUNNING = ("run", "peek")
 """Commands that run what a graph names; all others only look at it."""
+_Classes = Sequence[type[Any]]
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
@@ -36,9 +37,7 @@ _PLAIN = (str, int, float, bool, types.NoneType)
 def graph_and(
     options: type[O1], command: str, usage: str, arguments: Sequence[str]
 ) -> tuple[Graph, O1]:
-    """The graph that TARGET and its flags make, and the command's own options. Raises SystemExit(2)
-    for wrong flags.
-    """
+    """The graph of TARGET and its flags, and the command's options; SystemExit(2) if wrong."""
     target, flags = split_target(command, usage, options, arguments)
     values, found = parse(command, target, (options,), flags)
     return target.graph(**values), found[0]
@@ -47,9 +46,7 @@ def graph_and(
 def split_target(
     command: str, usage: str, options: type[Any], arguments: Sequence[str]
 ) -> tuple[Target, Sequence[str]]:
-    """TARGET comes first. Without it `--help` shows the command's own options. Raises
-    UsageError.
-    """
+    """TARGET and the rest; without TARGET, `--help` shows the command's own options."""
     if arguments and arguments[0] in ("-h", "--help"):
         about = inspect.getdoc(options) or ""
         tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())
@@ -60,66 +57,51 @@ def split_target(
 
 
 def parse(
-    command: str, target: Target, options: Sequence[type[Any]], arguments: Sequence[str]
+    command: str, target: Target, options: _Classes, arguments: Sequence[str]
 ) -> tuple[dict[str, Any], list[Any]]:
     """The graph function's arguments by name, and an instance of each option class."""
-    made, _ = _parsed(command, target, options, arguments, strict=True)
-    return made
+    return _parsed(command, target, options, arguments, strict=True)[0]
 
 
 def parse_shared(
     command: str, targets: Sequence[Target], arguments: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The arguments of several graph functions from one set of flags; each flag must belong to one
-    of them at least.
-    """
+    """Arguments of several graph functions from one set of flags; each flag fits at least one."""
     parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
     rests = [rest for _, rest in parsed]
-    unknown = [w for w in rests[0] if w.startswith("--") and all(w in rest for rest in rests)]
-    unknown += _values_of_no_flag(rests)
-    if unknown:
+    if unknown := [*_flags_in_all(rests), *(r[0] for r in rests if r and not r[0].startswith("-"))]:
         raise UsageError(
             f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help."
         )
     return [values for (values, _), _ in parsed]
 
 
-def _values_of_no_flag(rests: Sequence[Sequence[str]]) -> list[str]:
-    return [rest[0] for rest in rests if rest and not rest[0].startswith("-")]
+def _flags_in_all(rests: Sequence[Sequence[str]]) -> list[str]:
+    return [w for w in rests[0] if w.startswith("--") and all(w in rest for rest in rests)]
 
 
 def _parsed(
-    command: str,
-    target: Target,
-    options: Sequence[type[Any]],
-    arguments: Sequence[str],
-    *,
-    strict: bool,
+    command: str, target: Target, options: _Classes, arguments: Sequence[str], *, strict: bool
 ) -> tuple[tuple[dict[str, Any], list[Any]], list[str]]:
     own = _parameters(target)
     _refuse_clashes(target, own, options)
-    groups = [("graph", _as_class(target, own)), *((_title(kind), kind) for kind in options)]
-    whole = make_dataclass(
-        "Flags", [group for group in groups if group[0] != "graph" or own], kw_only=True
+    groups = [("graph", _as_class(target, own))] if own else []
+    groups += [(_title(kind), kind) for kind in options]
+    whole = make_dataclass("Flags", groups, kw_only=True)
+    read = partial(
+        tyro.cli,
+        whole,
+        prog=f"dataflow {command} {target.text}",
+        description=_summary(target.function),
+        config=_FLAT,
     )
-    prog, about, rest = f"dataflow {command} {target.text}", _summary(target.function), []
+    made: Any
     if strict:
-        _refuse_peer_names(
-            command, arguments, {*own, *(n for kind in options for n in kind.__dataclass_fields__)}
-        )
-        words = gathered(arguments, options)
-        made: Any = tyro.cli(
-            whole, args=words, prog=prog, description=about, config=_FLAT, registry=registry()
-        )
+        names = (name for kind in options for name in kind.__dataclass_fields__)
+        _refuse_peer_names(command, arguments, {*own, *names})
+        made, rest = read(args=gathered(arguments, options), registry=registry()), []
     else:
-        made, rest = tyro.cli(
-            whole,
-            args=list(arguments),
-            prog=prog,
-            description=about,
-            config=_FLAT,
-            return_unknown_args=True,
-        )
+        made, rest = read(args=list(arguments), return_unknown_args=True)
     values = _arguments(own, made.graph) if own else {}
     return (values, [getattr(made, _title(kind)) for kind in options]), list(rest)
 
@@ -136,13 +118,9 @@ def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) 
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         ours, system = PEER_NAMES.get(name, (None, ""))
         if word.startswith("--") and ours is not None and name not in known:
-            fix = (
-                f"--{ours.replace('_', '-')}"
-                if ours in known
-                else "see --help"
-                if " " not in ours
-                else ours
-            )
+            fix = ours if " " in ours else "see --help"
+            if ours in known:
+                fix = f"--{ours.replace('_', '-')}"
             raise UsageError(
                 f"dataflow {command}: unknown flag {word!r} ({system}'s name). Fix: {fix}."
             )
@@ -154,9 +132,7 @@ def _title(options: type[Any]) -> str:
 
 
 def _parameters(target: Target) -> dict[str, inspect.Parameter]:
-    """The graph function's parameters, annotations resolved. Raises UsageError for one that can be
-    no flag.
-    """
+    """The graph function's parameters, annotations resolved; UsageError if one fits no flag."""
     signature = inspect.signature(target.function)
     hints = get_type_hints(target.function)
     found = {}
@@ -172,7 +148,7 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
     return found
 
 
-def _refuse_clashes(target: Target, own: Mapping[str, Any], options: Sequence[type[Any]]) -> None:
+def _refuse_clashes(target: Target, own: Mapping[str, Any], options: _Classes) -> None:
     for kind in options:
         assert is_dataclass(kind)
         for name in kind.__dataclass_fields__:
@@ -199,9 +175,7 @@ def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]
 
 
 def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
-    """The type of a flag, and its default; None stands for a default that no text can say (a
-    function, a schedule).
-    """
+    """Type and default of a flag; None for a default that no text can say, such as a function."""
     default = parameter.default
     if takes_function(parameter.annotation):
         required = default is parameter.empty
@@ -242,10 +216,8 @@ def _readable(kind: Any) -> bool:
 def _argument(parameter: inspect.Parameter, value: Any) -> Any:
     if value is None or not takes_function(parameter.annotation):
         return value
-    functions = [
-        load_function(text.strip(), f"--{parameter.name.replace('_', '-')}")
-        for text in value.split(",")
-    ]
+    flag = f"--{parameter.name.replace('_', '-')}"
+    functions = [load_function(text.strip(), flag) for text in value.split(",")]
     return functions if len(functions) > 1 else functions[0]
 
 

@@ -16,9 +16,7 @@ _GRACE = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve one run after another, until a signal asks it to stop: the exit code is that of the
-    signal.
-    """
+    """Serve one run after another until a signal says stop; the exit code is the signal's."""
     words, given = _split(arguments)
     if len(words) != 2 or any(word.startswith("-") for word in words):
         raise UsageError(

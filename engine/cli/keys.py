@@ -27,9 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     cluster = read_cluster(Path(arguments[0]))
     path = Path(arguments[1]) if len(arguments) > 1 else cluster.keys
     assert path is not None
-    make_keys(path, [host.name for host in cluster.hosts])
-    say(
-        f"{path}: keys of {', '.join(host.name for host in cluster.hosts)}; copy it to each,"
-        " readable by nobody else"
-    )
+    names = [host.name for host in cluster.hosts]
+    make_keys(path, names)
+    say(f"{path}: keys of {', '.join(names)}; copy it to each, readable by nobody else")
     return 0

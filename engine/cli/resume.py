@@ -1,7 +1,6 @@
 """`dataflow resume RUN_FOLDER`: go on from the last checkpoint.
 
-Owns: which options of the run may be given anew. Does not own: the options (engine.options), nor
-the run (engine.api).
+Owns: which options may change. Does not own: the options (engine.options), the run (engine.api).
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def imports_of(folder: Path) -> list[str]:
-    """What going on will import, and from where; nothing where the folder has not what says it,
-    which is refused.
-    """
+    """What resuming will import, and from where; empty if the folder lacks the files."""
     kept = [folder / name for name in ("graph.json", "options.json")]
     if not all(file.is_file() for file in kept):
         return []
@@ -65,9 +62,7 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 
 def changed_options(flags: Sequence[str]) -> dict[str, Any]:
-    """The options that were given, by name; all others stay those of the run. Raises UsageError for
-    a fixed one.
-    """
+    """The given options by name; the run keeps the others. Raises UsageError for a fixed one."""
     about = (
         "Go on from a run folder's last checkpoint. Options that are not given stay as the run had"
         " them. Where a parameter, data, a model or a source file is another than it was, that is"
@@ -76,17 +71,10 @@ def changed_options(flags: Sequence[str]) -> dict[str, Any]:
     words = gathered(flags, (RunOptions,))
     prog = "dataflow resume RUN_FOLDER"
     options = tyro.cli(RunOptions, args=words, prog=prog, description=about, registry=registry())
-    said = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
-    given = [f.name for f in fields(RunOptions) if said & _flags_of(f.name)]
-    for name in given:
-        if name in _FIXED:
-            fix = f"leave --{name} out, or start another run"
-            raise UsageError(
-                f"dataflow resume: {name} cannot change in the middle of a run. Fix: {fix}."
-            )
+    said = {flag.partition("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")}
+    given = [f.name for f in fields(RunOptions) if said & {f"__{f.name}", f"__no_{f.name}"}]
+    for name in (name for name in given if name in _FIXED):
+        problem = f"{name} cannot change in the middle of a run"
+        fix = f"leave --{name} out, or start another run"
+        raise UsageError(f"dataflow resume: {problem}. Fix: {fix}.")
     return {name: getattr(options, name) for name in given}
-
-
-def _flags_of(name: str) -> set[str]:
-    flag = name.replace("_", "-")
-    return {f"--{flag}", f"--no-{flag}"}

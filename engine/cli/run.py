@@ -1,7 +1,6 @@
 """`dataflow run TARGET`: run a graph from its beginning.
 
-Owns: what is printed when the run has ended. Does not own: the run (engine.api), nor any option
-(engine.options).
+Owns: what is printed at the end. Does not own: the run (engine.api), the options (engine.options).
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ def main(arguments: Sequence[str]) -> int:
         graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
         from engine.api import run  # here: it imports what runs kernels
 
-        return ended(
-            run(checked(graph, arguments[0]) if arguments[0].endswith(".json") else graph, options)
-        )
+        received = arguments[0].endswith(".json")
+        return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 
 def checked(graph: Graph, text: str) -> CheckedGraph:
-    """A graph that was received, checked. Raises GraphError with every fault."""
+    """A received graph, checked. Raises GraphError with every fault."""
     with reading(text):
         return check(graph)
 
@@ -46,8 +44,7 @@ def ended(result: Result) -> int:
         say(told(result))
         sys.stdout.flush()
     except OSError:
-        # Whoever read it is gone, as after a Ctrl-C that reached `| tee`, too; nothing else is
-        # written here.
+        # The reader is gone, as after a Ctrl-C that reached `| tee` too; nothing follows this.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code(result.signal) if result.signal else 0
 

@@ -1,7 +1,4 @@
-"""What a command prints.
-
-Owns: that whatever it is can be shown (dataflow/shown.py). Does not own: any text.
-"""
+"""Printing, with control characters escaped (dataflow/shown.py)."""
 
 from __future__ import annotations
 

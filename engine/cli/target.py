@@ -1,7 +1,7 @@
-"""What a command is given to work on: a graph function, or a snapshot.
+"""What a command works on: a graph function, or a snapshot.
 
-Owns: `module:function`, `file.py:function` and `graph.json`, how each is found, and the
-usage error where it is not. Does not own: flags (flags.py), nor what a graph may be.
+Owns: `module:function`, `file.py:function` and `graph.json`, how each is found, and the usage error
+where it is not. Does not own: flags (flags.py), nor what a graph may be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UsageError(DataflowError):
 
 
 class SourceError(DataflowError):
-    """A file of the user's raises something while it is imported, or its graph function does."""
+    """A user's file raises something while it is imported, or its graph function does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,7 @@ class Target:
     function: Callable[..., Any]
 
     def graph(self, **arguments: Any) -> Graph:
-        """Call it. Raises UsageError where it makes no Graph, SourceError where it raises what is
-        no error of ours.
-        """
+        """Call it. Raises UsageError if it makes no Graph, SourceError if user code raises."""
         with _users_own(self.text):
             made = self.function(**arguments)
         if not isinstance(made, Graph):
@@ -57,11 +55,10 @@ class Target:
 
 
 def load_target(text: str, *, runs: bool = False) -> Target:
-    """The function that a TARGET names; that of a snapshot takes no parameter. Raises UsageError,
-    GraphError.
+    """The function that a TARGET names; a snapshot's takes no parameters.
 
-    runs: it is going to be run. Only then is anything imported that a snapshot names, and it is
-    said before.
+    runs: the graph will run. Only then is what a snapshot names imported, and that is printed
+    first. Raises UsageError, GraphError.
     """
     if text.endswith(".json"):
         return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot"), runs=runs))
@@ -87,10 +84,9 @@ def tell_imports(lines: Sequence[str]) -> None:
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
-    """The function at `module:function` or `file.py:function`. Raises UsageError naming the nearest
-    there is.
+    """The function at `module:function` or `file.py:function`.
 
-    Raises SourceError, with file and line, for what a module raises while it is imported.
+    Raises UsageError with the nearest name, SourceError with the line at which an import fails.
     """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
@@ -98,11 +94,10 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
             f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo."
         )
     with _users_own(f"{what} {text!r}"):
-        module = (
-            _file_module(_existing(Path(place), what))
-            if place.endswith(".py")
-            else _named_module(place, what)
-        )
+        if place.endswith(".py"):
+            module = _file_module(_existing(Path(place), what))
+        else:
+            module = _named_module(place, what)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -113,9 +108,7 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
 
 @contextmanager
 def _users_own(what: str) -> Iterator[None]:
-    """Whatever the user's code raises here, as one line with its place. An exit ends no command as
-    if it were done.
-    """
+    """The user's own errors as one line with its place; sys.exit does not end the command."""
     try:
         yield
     except DataflowError:
@@ -125,10 +118,8 @@ def _users_own(what: str) -> Iterator[None]:
         fix = "if __name__ == '__main__' in front of it"
         raise UsageError(f"{raised_at(stop)} {what}: {problem}. Fix: {fix}.") from stop
     except Exception as error:
-        told = " ".join(
-            f"{type(error).__name__}:"
-            f" {error.msg if isinstance(error, SyntaxError) else error}".split()
-        )
+        message = error.msg if isinstance(error, SyntaxError) else error
+        told = " ".join(f"{type(error).__name__}: {message}".split())
         fix = "mend that line; --traceback shows how it was reached"
         raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error
 
@@ -144,17 +135,12 @@ def raised_at(error: BaseException) -> str:
 
 
 def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
-    own = [
-        k
-        for k, v in vars(module).items()
-        if callable(v) and getattr(v, "__module__", None) == module.__name__
-    ]
-    near = nearest(name, own)
-    fix = (
-        f"{text.rpartition(':')[0]}:{near}"
-        if near
-        else f"one of: {', '.join(own) or '(it has no function)'}"
-    )
+    there = module.__name__
+    members = vars(module).items()
+    own = [k for k, v in members if callable(v) and getattr(v, "__module__", None) == there]
+    fix = f"one of: {', '.join(own) or '(it has no function)'}"
+    if near := nearest(name, own):
+        fix = f"{text.rpartition(':')[0]}:{near}"
     return f"{what} {text!r}: no function {name!r} in {module.__name__}. Fix: {fix}."
 
 
@@ -162,9 +148,8 @@ def _existing(path: Path, what: str) -> Path:
     try:
         if path.is_file():
             return path.resolve()
-        there = (
-            [p.name for p in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
-        )
+        folder = path.parent
+        there = [p.name for p in folder.glob(f"*{path.suffix}")] if folder.is_dir() else []
     except OSError as error:  # a name that is too long, a folder that is closed
         raise UsageError(
             f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path."
@@ -182,18 +167,14 @@ def _named_module(name: str, what: str) -> ModuleType:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the module is there, and something that it imports is not
         file = Path(*name.split(".")).with_suffix(".py")
-        fix = (
-            f"{file}:... names a file"
-            if file.is_file()
-            else "a module that Python finds from here, or file.py:function"
-        )
+        fix = "a module that Python finds from here, or file.py:function"
+        if file.is_file():
+            fix = f"{file}:... names a file"
         raise UsageError(f"{what}: no module {error.name!r} (for {name!r}). Fix: {fix}.") from None
 
 
 def _file_module(path: Path) -> ModuleType:
-    """Import a file under the name by which a worker process finds it again: from its package's
-    root, if it has one.
-    """
+    """Import a file by the name that a Worker finds it by: from its package's root, if any."""
     folder, name = path.parent, path.stem
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
@@ -201,9 +182,7 @@ def _file_module(path: Path) -> ModuleType:
     importlib.invalidate_caches()
     found = located(name)
     other = found.origin if found else None
-    if (
-        other is None or Path(other).resolve() != path
-    ):  # before anything is imported: the other one is not meant
+    if other is None or Path(other).resolve() != path:  # refused before the other is imported
         there = other or "a folder, or built in"
         raise UsageError(
             f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another"

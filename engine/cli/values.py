@@ -1,8 +1,7 @@
-"""Flags whose value is a table or a list of groups: `--replicas rollout=3 score=2`, `--together
-rollout,score`.
+"""Flags that take a table or groups: `--replicas rollout=3 score=2`, `--together rollout,score`.
 
-Owns: how their text is read and shown. Does not own: any flag (engine/options.py), nor what its
-values mean (the planner). Each may be given several times, which adds to it.
+Owns: how their text is read and shown. Does not own: any flag (engine/options.py), nor what the
+values mean (the planner). A flag that is given several times adds to its values.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def registry() -> ConstructorRegistry:
-    """What tyro is to know of these types."""
+    """The constructors that tyro needs for these types."""
     made = ConstructorRegistry()
     made.primitive_rule(_rule)
     return made
@@ -76,27 +75,28 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
 
 def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
     """The arguments with all values of a repeated table or list behind its first flag."""
-    flags = {f"--{name.replace('_', '-')}" for kind in options for name in _several(kind)}
-    found: list[str] = []
-    values: dict[str, list[str]] = {}
-    at = ""
+    lists: dict[str, list[str]] = {flag: [] for flag in _several(options)}
+    found: list[list[str]] = []
+    open_list: list[str] | None = None
     for word in arguments:
-        flag, equals, text = word.partition("=")
-        flag = flag.replace("_", "-")
-        if word.startswith("--") and flag in flags:
-            at = flag
-            if flag not in values:
-                found.append(flag)
-            values.setdefault(flag, []).extend([text] if equals else [])
-        elif at and not word.startswith("-"):
-            values[at].append(word)
+        flag, *value = word.split("=", 1)
+        flag = flag.replace("_", "-") if word.startswith("--") else ""
+        if flag in lists:
+            open_list = lists[flag]
+            if not open_list:
+                open_list.append(flag)
+                found.append(open_list)
+            open_list += value
+        elif open_list is not None and not word.startswith("-"):
+            open_list.append(word)
         else:
-            at = ""
-            found.append(word)
-    return [part for word in found for part in (word, *values.get(word, ()))]
+            open_list = None
+            found.append([word])
+    return [word for words in found for word in words]
 
 
-def _several(kind: type[Any]) -> list[str]:
-    """Fields of an option class that are a table or groups."""
-    hints = get_type_hints(kind)
-    return [name for name, hint in hints.items() if hint == Groups or get_origin(hint) is Mapping]
+def _several(options: Sequence[type[Any]]) -> list[str]:
+    """Flags of the fields of option classes that are a table or groups."""
+    hints = (hint for kind in options for hint in get_type_hints(kind).items())
+    several = (name for name, hint in hints if hint == Groups or get_origin(hint) is Mapping)
+    return [f"--{name.replace('_', '-')}" for name in several]

@@ -17,9 +17,7 @@ TOKEN_TEXT = 4
 """Bytes of text a token: byte-pair vocabularies of natural text have 3.5 to 4.5."""
 
 WORD = 32
-"""Bytes of a short text (`finish`, a dataset column of text): a guess, small beside the token
-columns.
-"""
+"""Bytes of a short text, such as `finish`: a guess, small beside the token columns."""
 
 TURNS = 16
 """Turns of an episode, where the graph says nothing else."""
@@ -61,9 +59,7 @@ def value_bytes(kind: pa.DataType) -> int:
 
 
 def row_bytes(columns: Mapping[str, int], names: tuple[str, ...]) -> int:
-    """Bytes of one row of these columns, given each one's size; a name ending in /* has its own
-    entry.
-    """
+    """Bytes of one row of these columns, given the size of each."""
     return sum(columns.get(name, 0) for name in names)
 
 

@@ -12,16 +12,12 @@ ASSUMED_PROMPT = 512
 """Tokens of a prompt where `max_prompt_tokens` is not given. A guess, and `explain` says so."""
 
 ASSUMED_ANSWER = 512
-"""Tokens of a demonstration's answer: its file is not tokenised before the run. A guess, and
-`explain` says so.
-"""
+"""Tokens of an answer in demonstrations, tokenised only in the run. A guess; `explain` says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """prompt and completion: tokens, at their greatest. bound: where the prompt's is a guess, what
-    would set one.
-    """
+    """Most tokens of prompt and completion. bound: what would set the prompt's, if guessed."""
 
     prompt: int
     completion: int = 0
@@ -33,7 +29,7 @@ class Lengths:
         return self.prompt + self.completion
 
     def clipped(self, context: int) -> Lengths:
-        """A guessed prompt fits what the model's context leaves beside the completion."""
+        """A guessed prompt is cut to what the model's context leaves beside the completion."""
         room = context - self.completion
         return replace(self, prompt=room) if self.bound and 0 < room < self.prompt else self
 
@@ -42,11 +38,8 @@ def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
     """Rows of `generate`."""
     if max_prompt_tokens is not None:
         return Lengths(prompt=max_prompt_tokens, completion=max_tokens)
-    return Lengths(
-        prompt=ASSUMED_PROMPT,
-        completion=max_tokens,
-        bound="generate(max_prompt_tokens=...) sets a bound",
-    )
+    bound = "generate(max_prompt_tokens=...) sets a bound"
+    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, bound=bound)
 
 
 def of_demonstration() -> Lengths:

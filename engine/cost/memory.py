@@ -15,10 +15,9 @@ modules are shared (the place pass), whether it all fits (the verify pass).
     logits        while the node runs             train, forward, decode
     kv_cache      while the node runs             decode
 
-Nodes of one worker take turns, so its peak is all that is always held and the greatest of what is
-held while one runs; Workers of one host add up (`host_peak`). A node's parts are those of each of
-its Workers. Allocators' losses, the interpreter and its libraries (some 0.5 GB with torch) are not
-counted.
+Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds.
+Workers of one host add up (`host_peak`). A node's parts are those in each of its Workers. Losses of
+allocators, the interpreter and its libraries (some 0.5 GB with torch) are not counted.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ HOST_PARTS = ("outbox", "snapshot")
 """Parts that are in host memory even where the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26
-"""Most logits that the torch kernels hold at once (operators/kernels/torch/heads.py); beyond it
-they recompute.
-"""
+"""Most logits that the torch kernels hold at once (heads.py); beyond it they recompute."""
 
 _FLOAT = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -47,8 +44,7 @@ WIDTHS = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a node does in one Step at its greatest. prompts and rows: those of a Step. slots: rows
-    decoded at once.
+    """The most that a node does in one Step. slots: rows decoded at once.
 
     budget: tokens of one micro-batch or prefill. entropy: whether a loss reads it.
     """
@@ -62,17 +58,18 @@ class Work:
 
     @property
     def fed(self) -> int:
-        """Tokens that a model is fed for all rows of a Step: each prompt once for all of its
-        completions.
-        """
+        """Tokens that a model is fed in a Step: each prompt once for all of its completions."""
         return self.prompts * self.lengths.prompt + self.rows * self.lengths.completion
 
     @property
     def at_once(self) -> int:
-        """Tokens of the largest micro-batch: the budget, all that there is, or one row that is
-        larger than it.
-        """
+        """Tokens of the largest micro-batch: the budget, all there are, or one larger row."""
         return min(self.fed, max(self.budget, self.lengths.row))
+
+    @property
+    def predicted(self) -> int:
+        """Tokens of the largest micro-batch that something is predicted for."""
+        return min(self.at_once, self.rows * self.lengths.completion)
 
 
 def optimizer_bytes(parameters: int, dtype: str) -> int:
@@ -83,9 +80,7 @@ def optimizer_bytes(parameters: int, dtype: str) -> int:
 
 
 def gradient_bytes(parameters: int, dtype: str) -> int:
-    """One gradient a parameter, float32: narrow ones are added up in float32, with one more of
-    their own width.
-    """
+    """Float32 gradients; narrow weights add up in float32, with one more of their own width."""
     return parameters * (_FLOAT + (0 if dtype == "float32" else WIDTHS[dtype]))
 
 
@@ -107,31 +102,26 @@ def token_activations(shape: Shape, dtype: str) -> int:
 
 
 def token_forward(shape: Shape, dtype: str) -> int:
-    """Bytes of one token in a forward pass without gradient: the residual and the widest part of
-    one layer.
-    """
+    """Bytes of one token without gradient: the residual and the widest part of one layer."""
     widest = max(3 * shape.intermediate, 2 * shape.attention + 2 * shape.kv)
     return WIDTHS[dtype] * (2 * shape.hidden + widest)
 
 
 def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = False) -> int:
-    """Logits of the tokens that something is predicted from, float32, at most CHUNK_LOGITS of them
-    at once.
+    """Float32 logits of predicted tokens, at most CHUNK_LOGITS of them at once.
 
-    With a backward pass their softmax and gradient are held beside them, and with the entropy its
-    product.
+    A backward pass holds their softmax and gradient too; the entropy, its product.
     """
     held = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
     return held * _FLOAT * (1 + 2 * backward + 2 * entropy)
 
 
 def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
-    """Keys and values of the rows that are decoded at once; a prompt's are held once for all of its
-    completions.
+    """Keys and values of the rows decoded at once; a prompt's once for all of its completions.
 
     2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2). The
-    longest case: every row at max_tokens, for which the torch kernel has room in powers of two of 8
-    tokens; the common beginning of all prompts, held once, is not subtracted.
+    longest case: every row at max_tokens, for which the torch kernel has room in powers of two of
+    8 tokens; the common beginning of all prompts, held once, is not subtracted.
     """
     slots = min(work.slots, work.rows)
     groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
@@ -141,9 +131,7 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
-    """Of generation: the cache, a prefill's activations, and the logits of one token for each
-    slot.
-    """
+    """Of generation: the cache, a prefill's activations, the logits of a token for each slot."""
     prefill = min(work.prompts * work.lengths.prompt, max(work.budget, work.lengths.prompt))
     slots = min(work.slots, work.rows)
     return {
@@ -158,27 +146,21 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
     """Of a forward pass without gradient over finished rows."""
     parts = {"activations": work.at_once * token_forward(shape, dtype)}
     if head == "lm":
-        parts["logits"] = 2 * logit_bytes(
-            shape, min(work.at_once, _predicted(work)), backward=False
-        )
+        parts["logits"] = 2 * logit_bytes(shape, work.predicted, backward=False)
     return parts
 
 
 def train_parts(
     parameters: int, shape: Shape | None, work: Work, dtype: str, head: str
 ) -> dict[str, int]:
-    """Of training: gradients and optimizer, and, where the shape is known, the largest
-    micro-batch.
-    """
-    parts = {
-        "gradients": gradient_bytes(parameters, dtype),
-        "optimizer": optimizer_bytes(parameters, dtype),
-    }
+    """Of training: gradients, optimizer and, for a known shape, the largest micro-batch."""
+    gradients, optimizer = gradient_bytes(parameters, dtype), optimizer_bytes(parameters, dtype)
+    parts = {"gradients": gradients, "optimizer": optimizer}
     if shape is not None:
         parts["activations"] = work.at_once * token_activations(shape, dtype)
         if head == "lm":
-            predicted = min(work.at_once, _predicted(work))
-            parts["logits"] = logit_bytes(shape, predicted, backward=True, entropy=work.entropy)
+            held = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
+            parts["logits"] = held
     return parts
 
 
@@ -188,9 +170,8 @@ def peak(nodes: Iterable[Mapping[str, int]], *, without: tuple[str, ...] = ()) -
     for parts in nodes:
         kept = lasting(parts, without=without)
         always += kept
-        passing = max(
-            passing, sum(size for part, size in parts.items() if part not in without) - kept
-        )
+        whole = sum(size for part, size in parts.items() if part not in without)
+        passing = max(passing, whole - kept)
     return always + passing
 
 
@@ -201,33 +182,24 @@ def host_peak(
     without: tuple[str, ...] = (),
     gives_back: bool = False,
 ) -> int:
-    """The peak of all Workers of a host, each with the parts of its nodes: they add up, but for
-    those of a group that takes turns.
+    """The peak of a host's Workers, each with its nodes' parts: a sum, but one of each turn group.
 
-    Of these one is awake. gives_back: whether those asleep hold nothing, as on a GPU, whose memory
-    sleep moves to the host; otherwise all that lasts stays, and one of them is at work.
+    gives_back: whether Workers that sleep hold nothing, as on a GPU, whose memory sleep moves to
+    the host; otherwise they keep what lasts, and one of them is at work.
     """
     peaks = {name: peak(parts, without=without) for name, parts in workers.items()}
     kept = {
-        name: sum(lasting(parts, without=without) for parts in nodes)
+        name: 0 if gives_back else sum(lasting(parts, without=without) for parts in nodes)
         for name, nodes in workers.items()
     }
     total, alone = 0, set(workers)
     for group in turns:
         alone -= set(group)
-        if gives_back:
-            total += max(peaks[name] for name in group)
-        else:
-            total += sum(kept[name] for name in group) + max(
-                peaks[name] - kept[name] for name in group
-            )
+        total += sum(kept[name] for name in group)
+        total += max(peaks[name] - kept[name] for name in group)
     return total + sum(peaks[name] for name in alone)
 
 
 def lasting(parts: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:
     """What a node always holds."""
     return sum(size for part, size in parts.items() if part in LASTING and part not in without)
-
-
-def _predicted(work: Work) -> int:
-    return work.rows * work.lengths.completion

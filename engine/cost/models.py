@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,17 +21,10 @@ from dataflow.errors import PlanError
 Head = Literal["lm", "scalar"]
 
 FAMILY = ("qwen2", "qwen3", "llama", "mistral")
-"""`model_type`s whose parameters the formula counts; of others only those with safetensors files
-are known.
-"""
+"""`model_type`s that the formula counts; others need safetensors files."""
 
-_NEEDED = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-)
+_WIDTHS = ("hidden_size", "intermediate_size", "vocab_size")
+_NEEDED = (*_WIDTHS, "num_hidden_layers", "num_attention_heads")
 _LARGEST_HEADER = 100 * 2**20
 """The format's own bound (safetensors README, "Format")."""
 
@@ -61,15 +55,12 @@ class Shape:
 
     @property
     def matrices(self) -> int:
-        """Elements of the matrices of attention and MLP, which tensor ranks have a part of each."""
-        return (
-            self.layers * self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
-        )
+        """Elements of the matrices of attention and MLP, which tensor ranks divide."""
+        width = 2 * self.attention + 2 * self.kv + 3 * self.intermediate
+        return self.layers * self.hidden * width
 
     def part(self, tensor: int) -> Shape:
-        """Of one of so many tensor ranks: its heads and its part of the MLP's width, in whole
-        layers.
-        """
+        """The shape of one of so many tensor ranks: its heads and part of the MLP's width."""
         return replace(
             self,
             heads=self.heads // tensor,
@@ -80,50 +71,36 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """A Model's parameters and shape; `why` says where the count comes from, or why there is
-    none.
-    """
+    """Parameters and shape of a Model; `why`: where the count comes from, or why it is missing."""
 
     parameters: int | None = None
     shape: Shape | None = None
     why: str = ""
 
     def part(self, tensor: int) -> ModelCost:
-        """Of one of so many tensor ranks: embeddings, norms and head are on each of them."""
+        """The cost of one of so many tensor ranks; each has all embeddings, norms and head."""
         if tensor == 1 or self.shape is None:
             return self
-        part = self.shape.part(tensor)
-        held = (
-            None
-            if self.parameters is None
-            else self.parameters - self.shape.matrices + part.matrices
-        )
+        part, held = self.shape.part(tensor), self.parameters
+        if held is not None:
+            held += part.matrices - self.shape.matrices
         return replace(self, parameters=held, shape=part)
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
-    """Read config.json and the headers of *.safetensors; the same answer where the files have not
-    changed.
+    """Read config.json and the headers of *.safetensors, cached until the files change.
 
-    A scalar head is a linear [hidden, 1] with its bias in the place of the language model's head.
-    Raises PlanError for a file that is damaged; a base that is no directory here, or of another
-    architecture, is unknown.
+    A scalar head is a linear [hidden, 1] with bias instead of the language model's head. Raises
+    PlanError for a damaged file; a base that is no directory, or another architecture, is unknown.
     """
     folder = Path(base).expanduser()
     config = folder / "config.json"
+    if not folder.is_dir():
+        return ModelCost(why="base is not a local directory")
     if not config.is_file():
-        return ModelCost(
-            why=(
-                "base is not a local directory"
-                if not folder.is_dir()
-                else "no config.json in its base"
-            )
-        )
-    return _read(
-        folder,
-        head,
-        tuple((p.name, p.stat().st_mtime_ns) for p in [config, *_weight_files(folder)]),
-    )
+        return ModelCost(why="no config.json in its base")
+    files = [config, *_weight_files(folder)]
+    return _read(folder, head, tuple((p.name, p.stat().st_mtime_ns) for p in files))
 
 
 @lru_cache(maxsize=64)
@@ -135,13 +112,11 @@ def _read(folder: Path, head: Head, _stamps: tuple[tuple[str, int], ...]) -> Mod
         tensors = {name: size for path in files for name, size in _tensors(path)}
         counted = _counted(tensors, head, shape)
         return ModelCost(parameters=counted, shape=shape, why="counted in its safetensors files")
-    if shape is None or config.get("model_type") not in FAMILY:
-        return ModelCost(
-            why=f"no safetensors files, and no formula for model_type {config.get('model_type')!r}"
-        )
-    return ModelCost(
-        parameters=formula(shape, config, head), shape=shape, why="by formula from config.json"
-    )
+    kind = config.get("model_type")
+    if shape is None or kind not in FAMILY:
+        return ModelCost(why=f"no safetensors files, and no formula for model_type {kind!r}")
+    counted = formula(shape, config, head)
+    return ModelCost(parameters=counted, shape=shape, why="by formula from config.json")
 
 
 def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
@@ -183,15 +158,12 @@ def _shape(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.glob("*.safetensors") if path.is_file()
-    )  # a pipe would be waited for
+    files = folder.glob("*.safetensors")
+    return sorted(path for path in files if path.is_file())  # reading a pipe would block
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """(name, elements) of each tensor. The header: 8 bytes little-endian length, then JSON
-    (safetensors, "Format").
-    """
+    """(name, elements) of each tensor. Header: 8 bytes little-endian length, then JSON."""
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -206,20 +178,16 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
-    """Elements that the module trains: of the two heads the one that it has, buffers of old files
-    left out.
-    """
-    tied = shape is not None and shape.tied
-    body = {
-        n: s for n, s in tensors.items() if not n.endswith(("rotary_emb.inv_freq", ".masked_bias"))
-    }
-    heads = {n: body.pop(n) for n in list(body) if n.split(".")[0] in ("lm_head", "score")}
+    """Elements that the module trains: one of the two heads, no buffers of old files."""
+    sizes: Counter[str] = Counter()
+    for name, size in tensors.items():
+        root = name.split(".")[0]
+        if not name.endswith(("rotary_emb.inv_freq", ".masked_bias")):
+            sizes[root if root in ("lm_head", "score") else "body"] += size
     if head == "lm":
-        return sum(body.values()) + (
-            0 if tied else sum(s for n, s in heads.items() if n.startswith("lm_head"))
-        )
-    scalar = sum(s for n, s in heads.items() if n.startswith("score"))
-    return sum(body.values()) + (scalar or (shape.hidden + 1 if shape else 0))
+        tied = shape is not None and shape.tied
+        return sizes["body"] + (0 if tied else sizes["lm_head"])
+    return sizes["body"] + (sizes["score"] or (shape.hidden + 1 if shape else 0))
 
 
 def _json(path: Path, data: bytes) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Seconds of a node, from the operations that it needs.
 
-Owns: the counts, and the rough rates that turn them into seconds. Does not own: measured
-times, which `explain` shows beside these.
+Owns: the counts, and the rough rates that turn them into seconds. Does not own: measured times.
 
-Everything is at the greatest lengths, so these are upper bounds of rough numbers: for finding the
-node that takes most, not for promises. At the true lengths of one run (2 layers x 128, 32 prompts
-of 54 tokens x 8 answers of 6, two cores) they gave 89 ms for training where 104-110 ms were
-measured, and 30 ms for generation where 52-63 ms were.
+All at the greatest lengths: upper bounds of rough numbers, to find the node that takes most, not to
+promise. At the true lengths of one run (2 layers x 128, 32 prompts of 54 tokens x 8 answers of 6,
+two cores): 89 ms for training (measured: 104-110 ms), 30 ms for generation (52-63 ms).
 """
 
 from __future__ import annotations
@@ -23,15 +21,11 @@ MEMORY_RATE = 2e10
 """Bytes a second that one host reads from memory: memcpy of 256 MB on the same machine."""
 
 COLUMN_RATE = 2e8
-"""Bytes of columns a second that a function of NumPy expressions goes through: some ten passes over
-memory.
-"""
+"""Bytes of columns a second that NumPy expressions go through: some ten passes over memory."""
 
 
 def matmul_parameters(parameters: int, shape: Shape, head: str) -> int:
-    """Parameters that each token is multiplied with: all but an embedding that is looked up
-    only.
-    """
+    """Parameters that each token is multiplied with: all but an embedding that is looked up."""
     looked_up = shape.vocabulary * shape.hidden
     return parameters - (0 if shape.tied and head == "lm" else looked_up)
 
@@ -57,26 +51,23 @@ def train_seconds(
 
 def forward_seconds(parameters: int, shape: Shape, work: Work, *, cores: int, head: str) -> float:
     """All rows of a Step, each prompt once; a token sees half of its row in the mean."""
-    return forward_operations(parameters, shape, work.fed, work.lengths.row / 2.0, head) / (
-        CORE_RATE * cores
-    )
+    operations = forward_operations(parameters, shape, work.fed, work.lengths.row / 2.0, head)
+    return operations / (CORE_RATE * cores)
 
 
 def decode_seconds(parameters: int, shape: Shape, work: Work, *, cores: int, dtype: str) -> float:
-    """Prefill, then a forward a token in which every slot is full: the slower of its operations and
-    of its reading.
+    """Prefill, then a forward pass a token with all slots full: the slower of compute and reads.
 
     A forward reads all weights once, and the cache of its rows; see Pope et al., arXiv:2211.05102,
     section 2.
     """
     prompts, lengths = work.prompts * work.lengths.prompt, work.lengths
-    prefill = forward_operations(parameters, shape, prompts, lengths.prompt / 2.0) / (
-        CORE_RATE * cores
-    )
+    rate = CORE_RATE * cores
+    prefill = forward_operations(parameters, shape, prompts, lengths.prompt / 2.0) / rate
     slots = min(work.slots, work.rows)
     steps = -(-work.rows // max(1, slots)) * lengths.completion
     mean = lengths.prompt + lengths.completion / 2.0
-    computing = forward_operations(parameters, shape, slots, mean) / (CORE_RATE * cores)
+    computing = forward_operations(parameters, shape, slots, mean) / rate
     cache = 2 * shape.layers * shape.kv * WIDTHS[dtype] * mean * slots
     reading = (parameters * WIDTHS[dtype] + cache) / MEMORY_RATE
     return prefill + steps * max(computing, reading)

@@ -41,10 +41,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host of several. address: where the others reach it, an IP address; port: where `dataflow
-    host` answers.
+    """One host of several. port: where `dataflow host` answers.
 
-    cores, memory (bytes), gpus (bytes of each): 0 where it is not known yet.
+    address: the IP address by which others reach it. cores, memory (bytes), gpus (bytes of each): 0
+    while unknown.
     """
 
     name: str
@@ -56,17 +56,16 @@ class Host:
 
     @property
     def known(self) -> bool:
-        """Whether it can be planned for."""
+        """Whether a plan can use it."""
         return bool(self.cores and self.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """cores: that this process may use. memory: bytes of the host. gpus: bytes of each GPU's
-    memory.
+    """The cores that this process may use, bytes of memory, and bytes of each GPU's memory.
 
-    hosts: of a cluster file, where there is one; these numbers are then the first one's. lease:
-    seconds without a word after which hosts give each other up. private: whether rows may travel
+    hosts: those of the cluster file, if any; the other numbers are then the first one's. lease:
+    seconds of silence after which hosts give each other up. private: whether rows may travel
     between hosts without encryption. keys: the key file of the hosts.
     """
 
@@ -80,11 +79,8 @@ class Cluster:
 
     def describe(self) -> str:
         """`2 cores, 23.5 GiB, no GPU`."""
-        gpus = (
-            f"{len(self.gpus)} GPU ({', '.join(f'{g / 2**30:.0f} GiB' for g in self.gpus)})"
-            if self.gpus
-            else "no GPU"
-        )
+        sizes = ", ".join(f"{size / 2**30:.0f} GiB" for size in self.gpus)
+        gpus = f"{len(self.gpus)} GPU ({sizes})" if self.gpus else "no GPU"
         return f"{self.cores} core{'s' * (self.cores != 1)}, {self.memory / 2**30:.1f} GiB, {gpus}"
 
     def host(self, name: str) -> Host:
@@ -94,12 +90,11 @@ class Cluster:
                 return host
         names = [h.name for h in self.hosts]
         found = nearest(name, names) or f"one of {', '.join(names) or 'no hosts'}"
-        raise PlanError(
-            f"cluster: expected a host of the cluster file, found {name!r}. Fix: {found}."
-        )
+        problem = f"expected a host of the cluster file, found {name!r}"
+        raise PlanError(f"cluster: {problem}. Fix: {found}.")
 
     def on(self, name: str) -> Cluster:
-        """One host alone; this one where the name is empty."""
+        """One host alone; the whole cluster for an empty name."""
         if not name:
             return self
         host = self.host(name)
@@ -107,92 +102,62 @@ class Cluster:
 
 
 def detect() -> Cluster:
-    """This host, as the process sees it: its CPU affinity, its cgroup's memory limit, GPUs that
-    nvidia-smi lists.
-    """
+    """What this process has: its CPU affinity, its cgroup's memory limit, nvidia-smi's GPUs."""
     return Cluster(cores=len(os.sched_getaffinity(0)), memory=_memory(), gpus=_gpus())
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The hosts of a cluster file; of the first, what the file leaves out is what this host has.
+    """The hosts of a cluster file; this host supplies what the file leaves out of the first.
 
-    Raises PlanError for a file that is not there, no TOML, or says what no host has.
+    Raises PlanError for a file that is missing or no TOML, and for values that no host has.
     """
     text = _text(path)
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PlanError(
-            f"{_place_of(path, error)}: expected TOML: {error}. Fix: {_EXAMPLE}."
-        ) from error
+        where = _place_of(path, error)
+        raise PlanError(f"{where}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
     lines = _Lines(path, text)
     _refuse_unknown(lines, "", data, ("keys", "lease", "private", "hosts"))
     hosts = tuple(_host(lines, name, said) for name, said in _table(lines, data, "hosts").items())
     _refuse_shared_addresses(lines, hosts)
     if not hosts:
-        raise PlanError(
-            f"cluster file {path}: expected hosts, found none. Fix: [hosts.a] with its address."
-        )
-    own = detect()
-    first = hosts[0]
-    first = replace(
-        first, cores=first.cores or own.cores, memory=first.memory or own.memory, gpus=own.gpus
-    )
-    lease = _setting(
-        lines,
-        data,
-        "lease",
-        LEASE,
-        fits=lambda v: _is_number(v) and 1 <= v <= _LONGEST_LEASE,
-        expected=f"seconds, 1 to {_LONGEST_LEASE}",
-        fix="lease = 30",
-    )
-    private = _setting(
-        lines,
-        data,
-        "private",
-        False,
-        fits=lambda v: isinstance(v, bool),
-        expected="true or false",
-        fix="leave it out",
-    )
-    default = f"{path.stem}.keys"
-    keys = _setting(
-        lines,
-        data,
-        "keys",
-        default,
-        fits=lambda v: isinstance(v, str) and bool(v),
-        expected="a path",
-        fix=f'keys = "{default}"',
-    )
+        problem = "expected hosts, found none"
+        raise PlanError(f"cluster file {path}: {problem}. Fix: [hosts.a] with its address.")
+    own, first = detect(), hosts[0]
+    cores, memory = first.cores or own.cores, first.memory or own.memory
+    first = replace(first, cores=cores, memory=memory, gpus=own.gpus)
+    settings = {"lease": LEASE, "private": False, "keys": f"{path.stem}.keys"} | data
+    for key, (fits, expected, fix) in _SETTINGS.items():
+        if not fits(settings[key]):
+            problem = f"{key}: expected {expected}, found {settings[key]!r}"
+            fix = fix.format(path.stem)
+            raise PlanError(f"{lines.at('', key)}: {problem}. Fix: {fix}.")
     return Cluster(
-        cores=first.cores,
-        memory=first.memory,
+        cores=cores,
+        memory=memory,
         gpus=own.gpus,
-        private=private,
+        private=settings["private"],
         hosts=(first, *hosts[1:]),
-        lease=float(lease),
-        keys=path.parent / keys,
+        lease=float(settings["lease"]),
+        keys=path.parent / settings["keys"],
     )
 
 
-def _setting(
-    lines: _Lines,
-    data: Mapping[str, Any],
-    key: str,
-    default: Any,
-    *,
-    fits: Callable[[Any], bool],
-    expected: str,
-    fix: str,
-) -> Any:
-    """The value of a key. Raises PlanError for one that does not fit."""
-    value = data.get(key, default)
-    if not fits(value):
-        where = f"{lines.at('', key)}: {key}"
-        raise PlanError(f"{where}: expected {expected}, found {value!r}. Fix: {fix}.")
-    return value
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+    "lease": (
+        lambda value: _is_number(value) and 1 <= value <= _LONGEST_LEASE,
+        f"seconds, 1 to {_LONGEST_LEASE}",
+        "lease = 30",
+    ),
+    "private": (lambda value: isinstance(value, bool), "true or false", "leave it out"),
+    "keys": (lambda value: isinstance(value, str) and value != "", "a path", 'keys = "{}.keys"'),
+}
+"""Key -> whether a value fits, what is expected, and the fix ({}: the name of the file)."""
 
 
 def _host(lines: _Lines, name: str, said: Any) -> Host:
@@ -206,10 +171,8 @@ def _host(lines: _Lines, name: str, said: Any) -> Host:
         ipaddress.ip_address(address if isinstance(address, str) else "")
     except ValueError as error:
         where = f"{lines.at(table, 'address')}: host {name}"
-        raise PlanError(
-            f"{where}: expected the IP address by which others reach it, found {address!r}. Fix:"
-            ' address = "10.0.0.2".'
-        ) from error
+        problem = f"expected the IP address by which others reach it, found {address!r}"
+        raise PlanError(f'{where}: {problem}. Fix: address = "10.0.0.2".') from error
     return Host(
         name=name,
         address=str(address),
@@ -224,7 +187,7 @@ _BOUNDS: Mapping[str, tuple[float, bool, str]] = {
     "cores": (2**16, True, "a number of cores, 1 to 65536"),
     "memory_gib": (2**20, False, "GiB of memory, above 0 to 1048576"),
 }
-"""Key -> its greatest value, whether it is whole, and what it is."""
+"""Key -> its greatest value, whether it is an integer, and what it is."""
 
 
 def _number(lines: _Lines, table: str, said: Mapping[str, Any], key: str, default: float) -> float:
@@ -238,29 +201,21 @@ def _number(lines: _Lines, table: str, said: Mapping[str, Any], key: str, defaul
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _refuse_shared_addresses(lines: _Lines, hosts: Sequence[Host]) -> None:
     seen: dict[tuple[str, int], str] = {}
     for host in hosts:
         other = seen.setdefault((host.address, host.port), host.name)
         if other != host.name:
             where = f"{lines.at(f'hosts.{host.name}', 'address')}: host {host.name}"
-            found = f"those of host {other}"
-            raise PlanError(
-                f"{where}: expected an address and port of its own, found {found}. Fix: another"
-                " port."
-            )
+            problem = f"expected an address and port of its own, found those of host {other}"
+            raise PlanError(f"{where}: {problem}. Fix: another port.")
 
 
 def _table(lines: _Lines, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = data.get(key, {})
     if not isinstance(found, Mapping):
-        raise PlanError(
-            f"{lines.at('', key)}: {key}: expected tables, found {found!r}. Fix: [hosts.a]."
-        )
+        where = lines.at("", key)
+        raise PlanError(f"{where}: {key}: expected tables, found {found!r}. Fix: [hosts.a].")
     return found
 
 
@@ -283,10 +238,8 @@ def _text(path: Path) -> str:
             raise PlanError(f"{what}: expected a file, found something else. Fix: name the file.")
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        fix = "save it as UTF-8"
-        raise PlanError(
-            f"{what}: expected UTF-8, found byte {error.start} that is none. Fix: {fix}."
-        ) from error
+        problem = f"expected UTF-8, found byte {error.start} that is none"
+        raise PlanError(f"{what}: {problem}. Fix: save it as UTF-8.") from error
     except OSError as error:
         raise PlanError(f"{what}: cannot be read: {error.strerror}. Fix: {_EXAMPLE}.") from error
 
@@ -297,8 +250,9 @@ def _place_of(path: Path, error: Exception) -> str:
 
 
 class _Lines:
-    """Where in a cluster file a key stands, which tomllib does not say; only the file, where it is
-    not written as `key = value` under its table's heading.
+    """The line of a key in a cluster file, which tomllib does not tell.
+
+    Just the file for a key that is not written as `key = value` under its table's heading.
     """
 
     def __init__(self, path: Path, text: str) -> None:
@@ -333,8 +287,6 @@ def _gpus() -> tuple[int, ...]:
         return ()
     query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     found = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-    return (
-        tuple(int(line) * 2**20 for line in found.stdout.split() if line.isdigit())
-        if found.returncode == 0
-        else ()
-    )
+    if found.returncode != 0:
+        return ()
+    return tuple(int(line) * 2**20 for line in found.stdout.split() if line.isdigit())

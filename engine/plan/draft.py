@@ -18,10 +18,10 @@ from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The graph as rewritten so far and what has been decided about it.
+    """The graph as rewritten so far, and the decisions about it.
 
-    dataset: for each source node, the columns of its data. threads: those of each kernel, None for
-    all that its Worker has. placing: what was asked for about Workers. hosts, devices: as in Plan.
+    dataset: the data's columns by source node. threads: of each kernel, None for all that its
+    Worker has. placing: the wishes for Workers. hosts, devices: as in Plan.
     """
 
     graph: Graph
@@ -54,11 +54,9 @@ class Draft:
         raise KeyError(name)
 
     def host_of(self, worker: str) -> str:
-        """The host of a Worker; empty where all are on this one."""
+        """The host of a Worker; empty if all are on this one."""
         return self.hosts.get(worker, "")
 
     def turns_of(self, worker: str) -> tuple[str, ...]:
-        """The Workers that it takes turns with, itself among them; none where it has its devices
-        for itself.
-        """
+        """Its group of Workers that take turns, itself included; empty if it is in none."""
         return next((group for group in self.turns if worker in group), ())

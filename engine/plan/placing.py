@@ -1,7 +1,6 @@
-"""What somebody asked for about places: the planner's input beside the graph and the machine.
+"""The user's wishes for places: the planner's input besides the graph and the machine.
 
-Owns: the data type. Does not own: the options that it comes from (engine/options.py), nor what
-is decided from it (passes/place.py).
+Owns: the data type. Does not own: the options (engine/options.py), the decisions (passes/place.py).
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ Weights = Literal["auto", "pull", "collective"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Which Workers there are to be, as far as it was said; the planner decides the rest.
+    """Wishes for Workers; the planner decides the rest.
 
-    workers: `one` puts every node on `main`; `auto` does so at max_lag 0, and above it lets
-    generation, columns and training have a Worker each, so that they overlap; `apart` gives each
-    node one of its own. pin: the Workers of a node, several for its replicas or ranks. together:
-    nodes that share their Workers. replicas, chunks: of a node that keeps nothing between chunks.
-    ranks: data-parallel ranks of a train node; shard: whether each of them keeps a part of weights
-    and optimizer, not all. tensor: ranks in the place of each of these, which have the same rows
-    and a part of each weight matrix. turns: Workers on the same devices, which take turns. hosts:
-    the host of a Worker, where that is not the first one. weights: how versions reach readers in
-    other Workers; `auto` is by collectives between devices, else by pull. inproc: all of this, but
-    for chunks (those that replicas bring too), is put aside, and every node is on `main`.
+    workers: `one` puts every node on `main`; `auto` does so at max_lag 0, and otherwise lets
+    generation, columns and training overlap, in a Worker each; `apart` gives each node its own.
+    pin: the Workers of a node, several for its replicas or ranks. together: nodes that share their
+    Workers. replicas, chunks: of a node that keeps nothing between chunks. ranks: data-parallel
+    ranks of a train node; shard: whether each keeps only a part of weights and optimizer. tensor:
+    ranks in place of each of these, with the same rows and a part of each weight matrix. turns:
+    Workers that take turns with the same devices. hosts: the host of a Worker, unless the first.
+    weights: how versions reach readers in other Workers; `auto` is by collectives between devices,
+    else by pull. inproc: put every node on `main` and ignore the rest, except for chunks (also
+    those that replicas bring).
     """
 
     workers: Spread = "auto"

@@ -25,9 +25,7 @@ Relation = Literal["source", "same", "expand", "subset", "reduce", "sink"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Columns that one input takes from one producer. `ratio`: rows of the input for each row of
-    the producer.
-    """
+    """Columns that one input takes from a producer. `ratio`: input rows for each producer row."""
 
     producer: str
     columns: tuple[str, ...]
@@ -36,8 +34,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInput:
-    """One input. `gate` is the node whose rows decide which rows exist; the bytes come from the
-    fetches' producers.
+    """One input. `gate`: the node that decides which rows exist; the fetches bring the bytes.
 
     They differ behind a select, which moves no rows. `ratio`: rows of the node for each row of the
     gate (`parent` inputs have more than one). `fan_in`: of an input that is reduced, the rows of
@@ -53,10 +50,9 @@ class PlannedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """How a node has a Model. module: uses of one name in one worker share a module (the writer's,
-    for an alias).
+    """How a node uses a Model. trained: whether a weight edge brings the Model's versions.
 
-    trained: whether the Model's versions reach it by a weight edge.
+    module: uses of one name in one Worker share a module (the writer's, for an alias).
     """
 
     param: str
@@ -68,9 +64,7 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Predicted cost of a node at its greatest: bytes by part, and seconds a Step (None where
-    nothing is known).
-    """
+    """Greatest predicted cost of a node: bytes by part, seconds a Step (None if unknown)."""
 
     bytes: Mapping[str, int] = field(default_factory=dict)
     seconds: float | None = None
@@ -83,8 +77,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRank:
-    """One Worker of a replica that several Workers run in lock-step. index: its number in it, as in
-    `Layout`; share: its share of a Step's rows; part: its part of each weight matrix.
+    """One Worker of a replica that runs on several in lock-step.
+
+    index: its number, as in `Layout`; share: its share of a Step's rows; part: its part of each
+    weight matrix.
     """
 
     worker: str
@@ -97,15 +93,15 @@ class PlannedRank:
 class PlannedNode:
     """One node, decided.
 
-    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt (of a node
-    that reduces, those that it reduces to): its chunks are of these. chunking: `cohort` (the rows
-    of prompts admitted together, so that what shares a batch is decided before it starts) or
-    `ready` (whatever has come, as far as the scope allows). chunks: into how many chunks of whole
-    prompts the rows of a cohort (below the cut: of a Step) are cut, however many replicas there
-    are: equal chunks give equal bits. workers: the replicas, each with its ranks one after another.
-    tokens: the column whose length is that of a row, none where empty. max_lag: what the node was
-    given. lag: by how many versions its rows' weights may be older than the published ones; 0
-    everywhere but in a stream whose source has a lag.
+    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt (a node that
+    reduces: those that it reduces to), which its chunks consist of. chunking: `cohort` (rows of
+    prompts admitted together, so that what shares a batch is decided before it starts) or `ready`
+    (whatever has come, as far as the scope allows). chunks: into how many chunks of whole prompts
+    the rows of a cohort (below the cut: of a Step) are cut, however many replicas there are: equal
+    chunks give equal bits. workers: the replicas, each with its ranks one after another. tokens:
+    the column whose length is a row's, if any. max_lag: what the node was given. lag: by how many
+    versions its rows' weights may trail the published ones; 0 except in a stream whose source has a
+    lag.
     """
 
     name: str
@@ -162,14 +158,12 @@ class PlannedNode:
 
     @property
     def shares(self) -> tuple[tuple[str, ...], ...]:
-        """Workers that have the same rows, by share of a train node's Step; the first fetches them
-        and gives them to the others.
-        """
+        """Workers with the same rows, by share of a train node's Step; the first one fetches."""
         tensor = self.layout.tensor
         return tuple(self.workers[i : i + tensor] for i in range(0, len(self.workers), tensor))
 
     def rank_of(self, worker: str) -> PlannedRank:
-        """The rank that a Worker is. Raises KeyError for a Worker that does not have this node."""
+        """A Worker's rank. Raises KeyError for a Worker without this node."""
         for rank in (rank for group in self.rank_groups for rank in group):
             if rank.worker == worker:
                 return rank
@@ -178,9 +172,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSource:
-    """How a source is admitted. batch: prompts in a Step. cohort: prompts admitted together (0: all
-    that may be).
-    """
+    """How a source is admitted. batch: prompts a Step. cohort: prompts admitted at once, 0: all."""
 
     name: str
     batch: int
@@ -191,9 +183,9 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
-    """One data edge: which columns go from whom to whom, how many bytes in a Step, by which route.
+    """One data edge: its columns, bytes a Step and route.
 
-    device: those of the columns whose values stay on devices, and go by collectives where they go.
+    device: the columns whose values stay on devices, and travel by collectives.
     """
 
     producer: str
@@ -203,7 +195,7 @@ class PlannedEdge:
     route: str
     device: tuple[str, ...] = ()
     saved: int = 0
-    """Bytes of declared columns that stay where they are because nobody downstream reads them."""
+    """Bytes of declared columns that stay, since nobody downstream reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,14 +213,17 @@ class PlannedModel:
     every: int = 1
     parameters: int | None = None
     route: Literal["pull", "collective"] = "pull"
-    """How versions reach readers in other Workers; a follower's are those of its leader."""
+    """How versions reach readers in other Workers; a follower has its leader's."""
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """Readers with a module of their own."""
+        return tuple(reader for reader in self.readers if reader not in self.aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything decided. `nodes` in the order in which they can run; train nodes in the order of
-    the sinks.
-    """
+    """Everything decided. `nodes` in running order; train nodes in the order of the sinks."""
 
     graph: str
     digest: str
@@ -242,24 +237,19 @@ class Plan:
     recorder: str = "main"
     """The worker that writes them."""
     turns: tuple[tuple[str, ...], ...] = ()
-    """Workers on the same devices, which take turns; each worker is in at most one of these groups.
-    """
+    """Groups of Workers that take turns with devices; each Worker is in one group at most."""
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """The host of each worker; empty where all are on this one."""
+    """The host of each Worker; empty if all are on this one."""
     devices: Mapping[str, int] = field(default_factory=dict)
-    """The GPU of each worker that computes with a Model, of those of its host; empty where there is
-    none.
-    """
+    """The GPU, by its number on the host, of each Worker that computes with a Model."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     warnings: tuple[GraphWarning, ...] = ()
     """What looks wrong in the graph, and in the plan."""
     cluster: Cluster | None = None
-    """The machine that it was made for."""
+    """The machine that the plan is for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
-    """The graph that the nodes stand for, pruned and resolved; its own file in a run folder
-    (graph.json).
-    """
+    """The graph of the nodes, pruned and resolved; graph.json in a run folder."""
 
     def node(self, name: str) -> PlannedNode:
         """The planned node of that name; KeyError where there is none."""
@@ -280,50 +270,37 @@ class Plan:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Every worker that some node has."""
+        """Every Worker of some node."""
         return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Workers with state that only a checkpoint can bring back: of train nodes, and of a
-        follower's readers.
-        """
+        """Workers whose state only a checkpoint restores: trainers, and readers of followers."""
         followers = {m.name for m in self.models if m.follows}
-        return frozenset(
-            w
-            for n in self.nodes
-            for w in n.workers
-            if n.work == "train"
-            or any(u.model in followers and u.param != "tokenizer" for u in n.models)
-        )
+
+        def has_state(node: PlannedNode) -> bool:
+            followed = (u for u in node.models if u.model in followers and u.param != "tokenizer")
+            return node.work == "train" or any(followed)
+
+        return frozenset(w for n in self.nodes if has_state(n) for w in n.workers)
 
     @property
     def worlds(self) -> frozenset[tuple[str, str]]:
-        """(the Worker that sends, a Worker that reads) wherever weights or columns go by
-        collectives.
-        """
+        """(sender, reader) for each pair of Workers with weights or columns by collectives."""
         weights = {
             (self.node(model.writer).workers[0], worker)
             for model in self.models
             if model.writer and model.route == "collective"
             for worker in elsewhere(model, self.models, self.nodes)
         }
-        return frozenset(
-            weights | {p for edge in self.edges if edge.device for p in self._pairs_of(edge)}
-        )
+        columns = (self._pairs_of(edge) for edge in self.edges if edge.device)
+        return frozenset(weights.union(*columns))
 
     def _pairs_of(self, edge: PlannedEdge) -> Iterator[tuple[str, str]]:
-        """Of an edge with device columns, both ends; and the recorder, which writes rows that wait
-        into checkpoints.
-        """
-        made = self.node(edge.producer)
-        readers = (
-            *self.node(edge.consumer).workers,
-            *([self.recorder] if made.region == "stream" else []),
-        )
-        return (
-            (sender, reader) for sender in made.workers for reader in readers if sender != reader
-        )
+        """Both ends of an edge with device columns; the recorder checkpoints waiting rows."""
+        made, readers = self.node(edge.producer), self.node(edge.consumer).workers
+        readers += (self.recorder,) if made.region == "stream" else ()
+        return ((s, r) for s in made.workers for r in readers if s != r)
 
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""
@@ -336,26 +313,20 @@ def with_lags(
     nodes: Iterable[PlannedNode], sources: Iterable[PlannedSource]
 ) -> tuple[PlannedNode, ...]:
     """Each node with its lag: in a stream its source's, else 0."""
-    lags = {s.name: s.max_lag for s in sources}
-    return tuple(
-        replace(n, lag=lags.get(n.source, 0) if n.region == "stream" else 0) for n in nodes
-    )
+    lags = {("stream", s.name): s.max_lag for s in sources}
+    return tuple(replace(n, lag=lags.get((n.region, n.source), 0)) for n in nodes)
 
 
 def elsewhere(
     model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]
 ) -> tuple[str, ...]:
-    """The Workers to which a trained Model's versions travel from its writer's first one: those of
-    its readers, and of its followers' readers.
+    """Workers to which a Model's versions travel from its writer's first: those of readers.
+
+    Readers of its followers count.
     """
     workers = {n.name: n.workers for n in nodes}
-    readers = [
-        r
-        for m in models
-        if model.name in (m.name, m.follows)
-        for r in m.readers
-        if r not in m.aliases
-    ]
+    models = [m for m in models if model.name in (m.name, m.follows)]
+    readers = [r for m in models for r in m.copied]
     found = dict.fromkeys(w for r in readers for w in workers[r])
     return tuple(w for w in found if w != workers[model.writer][0])
 

@@ -27,10 +27,9 @@ def make_plan(
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host).
 
-    threads: those of each kernel, None for all cores that its Worker has. placing: what was asked
-    for about Workers (engine.options.placing makes it), None for all nodes in one. Raises PlanError
-    where the cluster or the kernels that are installed cannot run the graph, or not in these
-    places.
+    threads: of each kernel, None for all cores of its Worker. placing: the wishes for Workers (from
+    engine.options.placing), None for all nodes in one. Raises PlanError where the cluster, the
+    installed kernels or the places cannot run the graph.
     """
     sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
     draft = Draft(
@@ -60,6 +59,5 @@ def make_plan(
         cluster=draft.cluster,
         program=draft.graph,
     )
-    return replace(
-        plan, warnings=(*checked.warnings, *(found for look in WARNINGS for found in look(plan)))
-    )
+    found = (warning for look in WARNINGS for warning in look(plan))
+    return replace(plan, warnings=(*checked.warnings, *found))

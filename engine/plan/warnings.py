@@ -1,9 +1,7 @@
-"""What looks wrong in a plan, beside what looks wrong in its graph (dataflow/rules/doubtful.py).
+"""Warnings about a plan, besides those about its graph (dataflow/rules/doubtful.py).
 
-Owns: the list, and what a Step is predicted to take. Does not own: the predictions of nodes
-(engine/cost), nor who shows a warning.
-
-A new one is a function from a Plan to warnings, and its line in WARNINGS.
+Owns: the list, and the predicted time of a Step. Does not own: predictions of nodes (engine/cost).
+A new warning is a function from a Plan to warnings, and its line in WARNINGS.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ _HOUR = 3600.0
 
 
 def step_seconds(plan: Plan) -> tuple[float, str] | None:
-    """Predicted seconds a Step at the greatest lengths, and whose: those of the slowest Worker
-    where all overlap, else "", those of all nodes. None where nothing is known of some node with a
-    Model.
+    """Predicted seconds a Step at the greatest lengths, and whose; None without a prediction.
+
+    The slowest Worker's where all overlap; else those of all nodes, of nobody ("").
     """
     if not _predicted(plan):
         return None
@@ -45,14 +43,14 @@ def slow_steps(plan: Plan) -> Iterator[GraphWarning]:
     if found is None or found[0] < _HOUR:
         return
     node = max(plan.nodes, key=lambda n: n.estimate.seconds or 0.0)
-    problem = (
-        f"a Step may take about {found[0] / _HOUR:,.1f} hours at the greatest lengths, by rough"
-        " rates; "
-    )
-    problem += f"{(node.estimate.seconds or 0.0) / _HOUR:,.1f} of them here"
-    fix = "a smaller model, fewer or shorter answers, or more cores"
+    whole, here = found[0] / _HOUR, (node.estimate.seconds or 0.0) / _HOUR
+    problem = f"a Step may take about {whole:,.1f} hours at the greatest lengths, by rough rates; "
     yield GraphWarning(
-        rule="slow_step", where=node.name, problem=problem, fix=fix, origin=plan.origin(node.name)
+        rule="slow_step",
+        where=node.name,
+        problem=f"{problem}{here:,.1f} of them here",
+        fix="a smaller model, fewer or shorter answers, or more cores",
+        origin=plan.origin(node.name),
     )
 
 

@@ -1,4 +1,4 @@
-"""The checks of a finished plan, in the order in which what they find is told.
+"""The checks of a finished plan, in the order of their messages.
 
 Owns: the list. Does not own: any check, nor the rules of graphs (dataflow/rules). Each is a
 function of a Draft that yields what is wrong, in words; it changes nothing.
@@ -32,4 +32,4 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "device": device_columns,
     "memory": memory,
 }
-"""By the name that a PlanError gives."""
+"""By the name in a PlanError."""

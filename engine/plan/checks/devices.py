@@ -14,9 +14,7 @@ from engine.plan.plan import PlannedEdge
 
 
 def turns(draft: Draft) -> Iterator[str]:
-    """Workers that take turns are there, each in one group; ranks that act in lock-step take
-    none.
-    """
+    """Workers that take turns exist, each in one group; no ranks of one node among them."""
     seen: set[str] = set()
     for group in draft.turns:
         shown = ",".join(group)
@@ -41,19 +39,15 @@ def _member(draft: Draft, shown: str, worker: str, seen: set[str]) -> Iterator[s
 
 
 def device_columns(draft: Draft) -> Iterator[str]:
-    """Columns on a device are read on its host, by Workers that do not take turns; what is recorded
-    is on none.
-    """
+    """Columns on a device are read on its host, outside of turns; no recorded column is on one."""
     for edge in (e for e in draft.edges if e.device):
         yield from _off_host(draft, edge)
         yield from _by_turns(draft, edge)
     for fetch in (f for i in draft.recorded for f in i.fetches):
         device = declared(draft.graph.node(fetch.producer).schemas)
         for name in (c for c in fetch.columns if c in device):
-            yield (
-                f"{fetch.producer}: {name!r} is recorded of each Step, from the host. Fix: {name!r}"
-                " not on a device."
-            )
+            problem = f"{fetch.producer}: {name!r} is recorded of each Step, from the host"
+            yield f"{problem}. Fix: {name!r} not on a device."
 
 
 def _off_host(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
@@ -64,14 +58,9 @@ def _off_host(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
     for sender, (who, reader) in ((s, r) for s in made.workers for r in readers.items()):
         here, there = draft.host_of(sender), draft.host_of(reader)
         if here != there:
-            problem = (
-                f"{edge.producer} in {sender} has {columns} on a device of {here}, {who} reads it"
-                f" on {there}"
-            )
-            yield (
-                f"{problem}: collectives stay on one host. Fix: pin"
-                f" {edge.producer}={sender}@{there}."
-            )
+            problem = f"{edge.producer} in {sender} has {columns} on a device of {here}"
+            why = f"{who} reads it on {there}: collectives stay on one host"
+            yield f"{problem}, {why}. Fix: pin {edge.producer}={sender}@{there}."
 
 
 def _by_turns(draft: Draft, edge: PlannedEdge) -> Iterator[str]:

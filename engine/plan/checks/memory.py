@@ -1,7 +1,6 @@
-"""Memory: what Workers need at their peak fits, on each GPU and in the memory of each host.
+"""Memory: the peaks of Workers fit, on each GPU and in the memory of each host.
 
-Owns: the comparison, and the words for what is too large. Does not own: any number
-(passes/estimate.py, engine/cost).
+Owns: the comparison, and the message. Does not own: any number (passes/estimate.py, engine/cost).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Turns = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What is needed at a place. room: bytes that it has. without: parts that lie elsewhere."""
+    """The need at a place. room: bytes that it has. without: parts that lie elsewhere."""
 
     where: str
     room: int
@@ -30,9 +29,7 @@ class _Need:
 
 
 def memory(draft: Draft) -> Iterator[str]:
-    """The peak of each Worker fits, and that of all of a host: on the GPU what is on it, in host
-    memory the rest.
-    """
+    """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
     for host in dict.fromkeys(draft.host_of(w) for w in draft.workers):
         nodes = _nodes_on(draft, host)
         turns = [[w for w in group if w in nodes] for group in draft.turns]
@@ -57,7 +54,7 @@ def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
 def _on_gpus(
     draft: Draft, nodes: Nodes, turns: Turns, cluster: Cluster, where: str
 ) -> Iterator[str]:
-    """Workers by the GPU that they are on; those without one count with the first."""
+    """Workers by their GPU; those without one count with the first."""
     for index in dict.fromkeys(draft.devices.get(w, 0) for w in nodes):
         here = {w: those for w, those in nodes.items() if draft.devices.get(w, 0) == index}
         mine = [[w for w in group if w in here] for group in turns]
@@ -73,10 +70,8 @@ def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
     held = sum(p.get(name, 0) for those in parts.values() for p in those for name in HOST_PARTS)
     held += sum(lasting(p, without=HOST_PARTS) for group in turns for w in group for p in parts[w])
     if held > cluster.memory:
-        yield (
-            f"{', '.join(nodes)}: rows of {_gib(held)} wait in {_gib(cluster.memory)}. Fix: a lower"
-            " batch or max_lag."
-        )
+        problem = f"rows of {_gib(held)} wait in {_gib(cluster.memory)}"
+        yield f"{', '.join(nodes)}: {problem}. Fix: a lower batch or max_lag."
 
 
 def _fits(workers: Nodes, need: _Need) -> Iterator[str]:

@@ -11,9 +11,7 @@ from engine.plan.draft import Draft
 
 
 def groups(draft: Draft) -> Iterator[str]:
-    """Every update has at least one whole group, and the same number of groups where the Step is
-    full.
-    """
+    """Every update has a whole group at least, and full Steps the same number of groups in each."""
     batches = {s.name: s.batch for s in draft.sources}
     loose = _of_any_size(draft)
     for node in (n for n in draft.nodes if n.work == "train" and n.source in batches):
@@ -30,12 +28,9 @@ def _divisor(batch: int, most: int) -> int:
 
 
 def _of_any_size(draft: Draft) -> set[str]:
-    """Sources of which a selection without refill leaves as many groups as it does."""
-    return {
-        n.source
-        for n in draft.nodes
-        if n.relation == "subset" and not n.refill and n.region != "evaluation"
-    }
+    """Sources behind a selection without refill, which leaves any number of groups."""
+    selections = (n for n in draft.nodes if n.relation == "subset" and not n.refill)
+    return {n.source for n in selections if n.region != "evaluation"}
 
 
 def constant(draft: Draft) -> Iterator[str]:
@@ -43,11 +38,8 @@ def constant(draft: Draft) -> Iterator[str]:
     for node in draft.graph.nodes:
         params = node.params
         if params.get("aggregate") == "constant" and not params.get("max_tokens"):
-            problem = (
-                f"{node.name}: aggregate='constant' divides by max_tokens, and nothing sampled its"
-                " rows"
-            )
-            yield f"{problem}. Fix: aggregate='token_mean'."
+            problem = "aggregate='constant' divides by max_tokens, and nothing sampled its rows"
+            yield f"{node.name}: {problem}. Fix: aggregate='token_mean'."
 
 
 def chunks(draft: Draft) -> Iterator[str]:
@@ -57,7 +49,5 @@ def chunks(draft: Draft) -> Iterator[str]:
         most = batches.get(node.source, node.chunks)
         if not 1 <= node.chunks <= most:
             problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
-            yield (
-                f"{problem}. Fix: chunks: {node.name}={min(max(node.chunks, 1), most)}, or a larger"
-                " batch."
-            )
+            near = min(max(node.chunks, 1), most)
+            yield f"{problem}. Fix: chunks: {node.name}={near}, or a larger batch."

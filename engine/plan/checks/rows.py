@@ -1,4 +1,4 @@
-"""Rows: each node has a kernel, and whatever it reads is made before, in the right number.
+"""Rows: each node has a kernel, and its inputs are made before it, in the right number.
 
 Owns: kernels, producers and ratios. Does not own: which columns travel (passes/project.py).
 """
@@ -17,16 +17,13 @@ def kernels(draft: Draft) -> Iterator[str]:
     for node in draft.nodes:
         if not node.kernel:
             yield f"{node.name} has none. Fix: the pass choose_kernels comes before this one."
-        for use in node.models:
-            if not use.module:
-                yield (
-                    f"{node.name} has no module for {use.model!r}. Fix: the pass place comes before"
-                    " this one."
-                )
+        for use in (use for use in node.models if not use.module):
+            problem = f"{node.name} has no module for {use.model!r}"
+            yield f"{problem}. Fix: the pass place comes before this one."
 
 
 def producers(draft: Draft) -> Iterator[str]:
-    """Whatever is fetched is made, by a node that runs before; and each gate is such a node."""
+    """Every producer and every gate is a node that runs before."""
     before: set[str] = set()
     known = {n.name: n for n in draft.nodes}
     for node in draft.nodes:
@@ -46,9 +43,8 @@ def _before(
         if name not in before:
             found = "runs after it" if name in known else "is no node"
             near = nearest(name, before) or "a node upstream"
-            yield (
-                f"{where}.{i.name} expects rows of a node upstream, {name!r} {found}. Fix: {near}."
-            )
+            expected = f"{where}.{i.name} expects rows of a node upstream"
+            yield f"{expected}, {name!r} {found}. Fix: {near}."
 
 
 def _returned(where: str, i: PlannedInput, known: Mapping[str, PlannedNode]) -> Iterator[str]:
@@ -57,25 +53,19 @@ def _returned(where: str, i: PlannedInput, known: Mapping[str, PlannedNode]) -> 
         missing = [column for column in fetch.columns if column not in returns]
         if missing or not fetch.columns:
             lacks = f"does not return {', '.join(missing)}" if missing else "is asked for no column"
-            yield (
-                f"{where}.{i.name}: {fetch.producer!r} {lacks}. Fix: the pass project says what"
-                " returns."
-            )
+            problem = f"{where}.{i.name}: {fetch.producer!r} {lacks}"
+            yield f"{problem}. Fix: the pass project says what returns."
 
 
 def ratios(draft: Draft) -> Iterator[str]:
-    """Rows of a node's inputs are a whole multiple, as stated, of the rows of each gate and of each
-    producer.
-    """
+    """Input rows are a whole multiple, as stated, of the rows of each gate and producer."""
     known = {n.name: n for n in draft.nodes}
     for node in draft.nodes:
         for i in node.inputs:
             yield from _multiples(node, i, known)
         if node.rows % node.inner and node.relation != "source":
-            yield (
-                f"{node.name}: {node.rows} rows a prompt of {node.inner}. Fix: a whole number of"
-                " rows for each."
-            )
+            problem = f"{node.name}: {node.rows} rows a prompt of {node.inner}"
+            yield f"{problem}. Fix: a whole number of rows for each."
 
 
 def _multiples(
@@ -85,7 +75,6 @@ def _multiples(
     for name, ratio in ((i.gate, i.ratio), *((f.producer, f.ratio) for f in i.fetches)):
         above = known.get(name)
         if above is not None and above.rows * ratio != wide:
-            yield (
-                f"{node.name}.{i.name}: {wide} rows a prompt, and {ratio} for each of the"
-                f" {above.rows} of {name!r}. Fix: rows that {name!r} is an ancestor of."
-            )
+            each = f"{ratio} for each of the {above.rows} of {name!r}"
+            problem = f"{node.name}.{i.name}: {wide} rows a prompt, and {each}"
+            yield f"{problem}. Fix: rows that {name!r} is an ancestor of."

@@ -12,21 +12,17 @@ from engine.plan.plan import ModelUse, PlannedNode, elsewhere
 
 
 def aliases(draft: Draft) -> Iterator[str]:
-    """A module is shared with its writer only in the writer's Workers, unsharded, and above the cut
-    only at lag 0.
-    """
+    """Only the writer's Workers share its module, unsharded, and above the cut only at lag 0."""
     writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
     for node in draft.nodes:
         for use in node.models:
             if what := _why_not_shared(node, use, writers):
-                yield (
-                    f"{node.name} shares the weights of {use.model!r} {what}. Fix: weights of its"
-                    " own."
-                )
+                problem = f"{node.name} shares the weights of {use.model!r} {what}"
+                yield f"{problem}. Fix: weights of its own."
 
 
 def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, PlannedNode]) -> str:
-    """Empty where it can be, or where nobody else writes this module while the node computes."""
+    """Empty if sharing is safe, or if nobody else writes this module while the node computes."""
     writer = writers.get(use.module)
     if writer is None or node is writer or node.work == "evaluate" or use.param == "tokenizer":
         return ""
@@ -46,13 +42,9 @@ def routes(draft: Draft) -> Iterator[str]:
             here, there = draft.host_of(writer), draft.host_of(reader)
             turns = draft.turns_of(writer)
             if here != there:
-                problem = (
-                    f"{writer} on {here} and {reader} on {there}, and collectives stay on one host"
-                )
-                yield f"weights of {model.name!r} from {problem}. Fix: weights=pull."
+                places = f"from {writer} on {here} and {reader} on {there}"
+                problem = f"{places}, and collectives stay on one host"
+                yield f"weights of {model.name!r} {problem}. Fix: weights=pull."
             elif reader in turns:
-                problem = (
-                    f"{writer} and {reader}, which take turns with their devices"
-                    f" ({','.join(turns)})"
-                )
-                yield f"weights of {model.name!r} between {problem}. Fix: weights=pull."
+                both = f"between {writer} and {reader}, which take turns with their devices"
+                yield f"weights of {model.name!r} {both} ({','.join(turns)}). Fix: weights=pull."

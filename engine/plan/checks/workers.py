@@ -13,9 +13,7 @@ from engine.plan.plan import PlannedNode
 
 
 def workers(draft: Draft) -> Iterator[str]:
-    """Each node is on as many Workers as it has replicas, times their ranks, each another, with
-    threads there are.
-    """
+    """Each node is on replicas x ranks Workers, all different, with at least one thread."""
     for node in draft.nodes:
         layout, count = node.layout, node.layout.replicas * node.ranks
         if len(node.workers) != count or len(set(node.workers)) < count or not all(node.workers):
@@ -27,9 +25,7 @@ def workers(draft: Draft) -> Iterator[str]:
 
 
 def worlds(draft: Draft) -> Iterator[str]:
-    """A Worker is a rank of one world: nodes of several ranks that share a Worker have the same
-    ones, in one order.
-    """
+    """A Worker is in one world: nodes of several ranks that share one have all ranks in common."""
     grouped = [n for n in draft.nodes if n.ranks > 1]
     for i, node in enumerate(grouped):
         for other in (o for o in grouped[:i] if set(node.workers) & set(o.workers)):
@@ -40,10 +36,8 @@ def _world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     fix = f"or pin {node.name} to other workers"
     own, theirs = node.layout.tensor, other.layout.tensor
     if node.workers != other.workers:
-        shown = (
-            f"{other.name} has ranks on {','.join(other.workers)}, {node.name} on"
-            f" {','.join(node.workers)}"
-        )
+        here, there = ",".join(node.workers), ",".join(other.workers)
+        shown = f"{other.name} has ranks on {there}, {node.name} on {here}"
         yield f"{shown}: one process in two worlds. Fix: equal ranks, {fix}."
     elif own != theirs:
         shown = f"{other.name} has tensor {theirs}, {node.name} {own}, on the same workers"
@@ -52,9 +46,8 @@ def _world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
 
 def hosts(draft: Draft) -> Iterator[str]:
     """Ranks that act together, and Workers that take turns, are on one host."""
-    groups = [
-        (n.name, tuple(r.worker for r in ranks)) for n in draft.nodes for ranks in n.rank_groups
-    ]
+    ranked = ((n.name, ranks) for n in draft.nodes for ranks in n.rank_groups)
+    groups = [(name, tuple(r.worker for r in ranks)) for name, ranks in ranked]
     for name, group in (*groups, *(("turns", group) for group in draft.turns)):
         found = dict.fromkeys(draft.host_of(w) for w in group)
         if len(found) > 1:

@@ -16,6 +16,11 @@ from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan
 
+_EDGES = (
+    "edges: bytes a Step at the greatest lengths;"
+    " saved: of columns that stay, nobody there reads them"
+)
+
 
 def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
     """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
@@ -25,11 +30,7 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
         _section("workers, each a process that does one thing after another", workers(plan)),
         _section("nodes, in the order in which they can run", nodes(plan, measured)),
         _section("where streaming ends", cut(plan)),
-        _section(
-            "edges: bytes a Step at the greatest lengths; saved: of columns that stay, nobody there"
-            " reads them",
-            edges(plan),
-        ),
+        _section(_EDGES, edges(plan)),
         _section("weights", weights(plan)),
         _section("conventions that peers do not share", _dialects(plan)),
         _section("recorded of each Step", _recorded(plan)),
@@ -39,7 +40,7 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    """A title and its lines, nothing at all where there are none."""
+    """A title and its lines; nothing without lines."""
     body = [f"  {line}".rstrip() for line in lines]
     return [title, *body] if body else []
 
@@ -48,9 +49,8 @@ def _dialects(plan: Plan) -> Iterator[str]:
     for name, node in program(plan).items():
         if "dialect" in node.params:
             dialect = node.params["dialect"]
-            yield from wrapped(
-                f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})", after=2
-            )
+            way = f"{node.operator.name} as {dialect} does it (dialect={dialect!r})"
+            yield from wrapped(f"{name}: {way}", after=2)
 
 
 def _recorded(plan: Plan) -> Iterator[str]:

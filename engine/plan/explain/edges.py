@@ -6,11 +6,11 @@ passes/modules.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dataflow.shown import shown_bytes
 from engine.plan.explain.layout import count, named, side_by_side, widest, wrapped
-from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.plan import Plan, PlannedModel, PlannedNode
 
 
 def edges(plan: Plan) -> Iterator[str]:
@@ -22,20 +22,13 @@ def edges(plan: Plan) -> Iterator[str]:
     widths = [10, 10, len("inproc")]
     yield side_by_side(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
     for name, edge in zip(shown, plan.edges, strict=True):
-        moved = (
-            ["evaluation", ""]
-            if edge.consumer in evaluated
-            else [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
-        )
+        moved = [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
+        moved = ["evaluation", ""] if edge.consumer in evaluated else moved
         first = side_by_side([*moved, edge.route], widths)
         first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
         yield from named(name, width, first, tail=", ".join(edge.columns))
-    yield side_by_side(["all", *_totals(plan.edges)], [width, 10, 10])
-
-
-def _totals(edges: Iterable[PlannedEdge]) -> list[str]:
-    moved, saved = zip(*((e.bytes, e.saved) for e in edges), strict=True)
-    return [shown_bytes(sum(moved)), shown_bytes(sum(saved))]
+    moved, saved = sum(e.bytes for e in plan.edges), sum(e.saved for e in plan.edges)
+    yield side_by_side(["all", shown_bytes(moved), shown_bytes(saved)], [width, 10, 10])
 
 
 def weights(plan: Plan) -> Iterator[str]:
@@ -43,11 +36,9 @@ def weights(plan: Plan) -> Iterator[str]:
     nodes = {n.name: n for n in plan.nodes}
     width = widest(m.name for m in plan.models)
     for model in plan.models:
-        size = (
-            "parameters unknown"
-            if model.parameters is None
-            else f"{count(model.parameters, 'parameter')}"
-        )
+        size = "parameters unknown"
+        if model.parameters is not None:
+            size = count(model.parameters, "parameter")
         yield from named(model.name, width, f"{size}, from {model.base}", tail="")
         for line in _versions(plan, model, nodes):
             yield from wrapped(line, indent=width + 2, after=2)
@@ -96,8 +87,6 @@ def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> s
 
 
 def _among(workers: Sequence[str]) -> str:
-    return (
-        ", ".join(workers)
-        if len(workers) < 4
-        else f"{workers[0]} ... {workers[-1]} ({len(workers)})"
-    )
+    if len(workers) < 4:
+        return ", ".join(workers)
+    return f"{workers[0]} ... {workers[-1]} ({len(workers)})"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 WIDTH = 120
 _NAME = 24
-"""Widest name that shares its line with what is said of it."""
+"""The widest name that shares its line with a text."""
 
 
 def count(number: int, noun: str) -> str:
@@ -28,7 +28,7 @@ def duration(seconds: float | None) -> str:
 
 
 def widest(names: Iterable[str], limit: int = _NAME) -> int:
-    """The width of a column of names, which those that are too long do not widen."""
+    """The width of a column of names; names that are too long do not widen it."""
     return min(limit, max((len(name) for name in names), default=0))
 
 
@@ -38,9 +38,7 @@ def side_by_side(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
-    """A name and what is said of it; a name that is too long has its own line. The tail wraps
-    behind the text.
-    """
+    """A name and its text; too long a name has its own line. The tail wraps behind the text."""
     if len(name) > width:
         yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
     start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"
@@ -54,7 +52,7 @@ def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
 
 
 def wrapped(text: str, *, indent: int = 0, after: int = 0) -> Iterator[str]:
-    """Text in lines that fit; continuation lines are indented by `after` more."""
+    """Text in lines that fit; later lines are indented by `after` more."""
     first = " " * indent
     yield from textwrap.wrap(
         text,

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dataflow.shown import shown_bytes
-from engine.cost.memory import HOST_PARTS, LASTING, host_peak, peak
+from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedNode
 
 
 def totals(plan: Plan) -> Iterator[str]:
-    """Totals against the memory that there is; of several Workers each has a line in its
-    section.
-    """
+    """Totals against the memory of each host; several Workers have lines in their own section."""
     if len(plan.workers) == 1:
         yield from (f"{plan.workers[0]}: {text}" for text in holds(plan, plan.workers[0]))
         return
@@ -33,10 +31,8 @@ def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
         return
     workers = [w for w in plan.workers if plan.hosts.get(w, "") == host]
     parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in workers}
-    most = (
-        "at most"
-        f" {shown_bytes(host_peak(parts, [group for group in plan.turns if group[0] in workers]))}"
-    )
+    turns = [group for group in plan.turns if group[0] in workers]
+    most = f"at most {shown_bytes(host_peak(parts, turns))}"
     told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
     yield f"{told}, of {shown_bytes(cluster.memory)}"
 
@@ -76,16 +72,9 @@ def unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
 
 def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
     total = peak((n.estimate.bytes for n in nodes), without=without)
-    last = peak(
-        ({p: s for p, s in n.estimate.bytes.items() if p in LASTING} for n in nodes),
-        without=without,
-    )
-    most = max(nodes, key=_passing)
+    last = sum(lasting(n.estimate.bytes, without=without) for n in nodes)
+    most = max(nodes, key=lambda n: n.estimate.total - lasting(n.estimate.bytes))
     if total == last:
         return f"at most {shown_bytes(total)}, always"
     more = f"{shown_bytes(total - last)} more while {most.name} runs"
     return f"at most {shown_bytes(total)}: {shown_bytes(last)} always, {more}"
-
-
-def _passing(node: PlannedNode) -> int:
-    return sum(size for part, size in node.estimate.bytes.items() if part not in LASTING)

@@ -24,9 +24,8 @@ def workers(plan: Plan) -> Iterator[str]:
         for text in holds(plan, worker):
             yield from wrapped(text, indent=width + 2, after=2)
     for group in plan.turns:
-        yield from wrapped(
-            f"{', '.join(group)}: on the same devices, one is awake at a time", after=2
-        )
+        turns = f"{', '.join(group)}: on the same devices, one is awake at a time"
+        yield from wrapped(turns, after=2)
 
 
 def _tasks(plan: Plan, worker: str) -> str:
@@ -50,14 +49,8 @@ def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     batch = {s.name: s.batch for s in plan.sources}
     owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
     name_width = widest(n.name for n in plan.nodes)
-    heads = [
-        "region",
-        "rows",
-        "on",
-        "peak",
-        "seconds",
-        *(["measured"] if measured is not None else []),
-    ]
+    heads = ["region", "rows", "on", "peak", "seconds"]
+    heads += ["measured"] if measured is not None else []
     widths = [10, 16, 30, 10, 9, 9]
     yield side_by_side(["", *heads], [name_width, *widths])
     for node in plan.nodes:
@@ -91,19 +84,13 @@ def _how(node: PlannedNode) -> str:
     kernel = ", ".join([f"{node.operator} by {node.kernel}", *_layout(node)])
     parts = f"{node.chunks} chunks" if node.chunks > 1 else "chunks"
     if node.region == "step":
-        return (
-            f"{kernel}, the Step in {parts}"
-            if node.chunks > 1
-            else f"{kernel}, the whole Step at once"
-        )
+        step = f"the Step in {parts}" if node.chunks > 1 else "the whole Step at once"
+        return f"{kernel}, {step}"
     if node.region == "evaluation":
         return f"{kernel}, at one version of the Model{f', in {parts}' if node.chunks > 1 else ''}"
-    together = (
-        "prompts admitted together"
-        if node.chunking == "cohort"
-        else f"whatever is ready, by {node.scope}"
-    )
-    return f"{kernel}, {parts} of {together}"
+    if node.chunking == "cohort":
+        return f"{kernel}, {parts} of prompts admitted together"
+    return f"{kernel}, {parts} of whatever is ready, by {node.scope}"
 
 
 def _layout(node: PlannedNode) -> Iterator[str]:
@@ -126,24 +113,20 @@ def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
 
 
 def _sharing(node: PlannedNode, owners: Sequence[PlannedNode]) -> list[str]:
-    """Those of the owners whose modules it uses, too, in a Worker of its own."""
+    """The owners whose modules the node uses too, in a Worker that both have."""
     used = {u.module for u in node.models if u.param != "tokenizer"}
     near = (n for n in owners if set(node.workers) & set(n.workers))
     return [n.name for n in near if used & {u.module for u in n.models}]
 
 
 def cut(plan: Plan) -> Iterator[str]:
-    """What runs any time, and why the rest waits for the Step."""
+    """What runs at any time, and why the rest waits for the Step."""
     stream = [n.name for n in plan.nodes if n.region == "stream"]
     yield from wrapped(f"stream any time: {', '.join(stream)}", after=2)
     why = regions(plan.program).why if plan.program else {}
-    below = [n for n in plan.nodes if n.region == "step"]
-    for node in below:
-        yield from wrapped(
-            f"ends at {node.name}: {why.get(node.name, 'it needs the whole Step')}", after=2
-        )
+    for node in (n for n in plan.nodes if n.region == "step"):
+        reason = why.get(node.name, "it needs the whole Step")
+        yield from wrapped(f"ends at {node.name}: {reason}", after=2)
     for node in (n for n in plan.nodes if n.work == "evaluate"):
-        yield (
-            f"outside: {node.name}, at the start, after every {count(node.every, 'Step')} and at"
-            " the end"
-        )
+        times = f"at the start, after every {count(node.every, 'Step')} and at the end"
+        yield f"outside: {node.name}, {times}"

@@ -16,7 +16,7 @@ from engine.plan.warnings import step_seconds
 
 
 def summary(plan: Plan) -> list[str]:
-    """The first lines: what a Step is, how stale rows may be, memory and time."""
+    """The first lines: the Step, staleness, memory and time."""
     where = f" on {_machines(plan)}" if plan.cluster else ""
     lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
     said = [*_steps(plan), *_staleness(plan), *memory.totals(plan), *_time(plan)]
@@ -25,10 +25,9 @@ def summary(plan: Plan) -> list[str]:
 
 def _machines(plan: Plan) -> str:
     assert plan.cluster is not None
-    names = dict.fromkeys(plan.hosts.values())
-    return (
-        "; ".join(f"{n}: {plan.cluster.on(n).describe()}" for n in names) or plan.cluster.describe()
-    )
+    hosts = dict.fromkeys(plan.hosts.values())
+    shown = [f"{host}: {plan.cluster.on(host).describe()}" for host in hosts]
+    return "; ".join(shown) or plan.cluster.describe()
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -57,7 +56,7 @@ def _rows(batch: int, group: int) -> str:
 
 
 def _may_shrink(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
-    """Whether it is a selection that may leave a Step with fewer rows."""
+    """Whether a node is a selection that may leave a Step with fewer rows."""
     whole = select.refill and _keeps_groups(nodes, select)
     return select.relation == "subset" and not whole
 
@@ -88,15 +87,11 @@ def _staleness(plan: Plan) -> Iterator[str]:
 def _bound(source: PlannedSource) -> str:
     versions = count(source.max_lag, "version")
     if source.intake == "admission":
-        return (
-            f"up to {versions} ahead at admission; a row that took long may be older"
-            " (intake=admission)"
-        )
-    how = (
-        "the oldest finished rows train first"
-        if source.intake == "exact"
-        else "older rows are dropped and made anew"
-    )
+        late = "a row that took long may be older"
+        return f"up to {versions} ahead at admission; {late} (intake=admission)"
+    how = "older rows are dropped and made anew"
+    if source.intake == "exact":
+        how = "the oldest finished rows train first"
     return f"no row is more than {versions} old when it is trained; {how} (intake={source.intake})"
 
 
@@ -106,15 +101,10 @@ def _time(plan: Plan) -> Iterator[str]:
         return
     seconds, slowest = found
     rates = "by rough rates, good for comparing nodes; users' functions not counted"
-    if slowest:
-        yield (
-            f"at most about {duration(seconds)} a Step, those of {slowest} while others overlap,"
-            f" {rates}"
-        )
-    else:
-        yield f"at most about {duration(seconds)} a Step {rates}"
+    whose = f", those of {slowest} while others overlap," if slowest else ""
+    yield f"at most about {duration(seconds)} a Step{whose} {rates}"
 
 
 def program(plan: Plan) -> dict[str, Node]:
-    """The nodes of its graph by name; none where it has no graph."""
+    """The nodes of a plan's graph by name; empty without a graph."""
     return {n.name: n for n in plan.program.nodes} if plan.program else {}

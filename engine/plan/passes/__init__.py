@@ -1,7 +1,7 @@
 """The planner's passes, in their order.
 
-Owns: the list and the reason for each place in it. Does not own: any pass. Each is a pure
-function of a Draft; the last changes nothing and only verifies.
+Owns: the list and the reason for each place in it. Does not own: any pass. Each is a pure function
+of a Draft.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is batched together: prompts admitted together, and the chunks that a node's rows come in.
+"""What is batched together: prompts admitted at once, and the chunks of a node's rows.
 
-Owns: cohorts and chunking. Does not own: into how many chunks a cohort is cut (place.py: as
-many as there are replicas, or were asked for).
+Owns: cohorts and chunking. Does not own: how many chunks a cohort has (place.py).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from engine.plan.plan import PlannedNode
 def batching(draft: Draft) -> Draft:
     """Cohorts of a Step's prompts: one is generated while the one before it is trained.
 
-    With a lag, columns below a generation in another Worker take whatever is ready, so that they
-    are done when it is; everywhere else a chunk is (a part of) a cohort, decided before it starts.
+    With a lag, columns that read a generation in another Worker take whatever is ready, so that
+    they end soon after it; elsewhere a chunk is (a part of) a cohort, decided before it starts.
     """
     uppers = above(draft.nodes)
     made = {n.name: n for n in draft.nodes}
@@ -26,12 +25,8 @@ def batching(draft: Draft) -> Draft:
     def streams(node: PlannedNode) -> bool:
         decodes = [made[name] for name in uppers[node.name] if made[name].traits.generates]
         beside = any(not set(d.workers) & set(node.workers) for d in decodes)
-        return (
-            bool(node.lag)
-            and beside
-            and not node.traits.computes
-            and node.name not in draft.placing.chunks
-        )
+        asked = node.name in draft.placing.chunks
+        return bool(node.lag) and beside and not node.traits.computes and not asked
 
     nodes = tuple(replace(n, chunking="ready", chunks=1) if streams(n) else n for n in draft.nodes)
     sources = tuple(replace(s, cohort=s.batch if s.max_lag else 0) for s in draft.sources)
@@ -42,10 +37,8 @@ def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
     """What streams, and what decides the last bits of a node's rows."""
     ready = ", ".join(n.name for n in nodes if n.chunking == "ready")
     if ready:
-        yield (
-            f"{ready}: take rows as they are ready, beside generation, so that a Step is full soon"
-            " after it"
-        )
+        why = "so that a Step is full soon after it"
+        yield f"{ready}: take rows as they are ready, beside generation, {why}"
     for node in nodes:
         if node.chunking == "cohort" and (node.chunks > 1 or node.layout.replicas > 1):
             yield _bits(node, asked=node.name in draft.placing.chunks)
@@ -54,12 +47,7 @@ def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
 def _bits(node: PlannedNode, *, asked: bool) -> str:
     replicas = node.layout.replicas
     unit = {"step": "Step", "evaluation": "evaluation"}.get(node.region, "cohort")
-    why = (
-        "as was asked"
-        if asked
-        else f"as it has {replicas} replicas"
-        if replicas > 1
-        else "as replicas would have"
-    )
+    why = f"as it has {replicas} replicas" if replicas > 1 else "as replicas would have"
+    why = "as was asked" if asked else why
     same = f"; one replica with chunks={node.chunks} gives the same bits" if replicas > 1 else ""
     return f"{node.name}: {node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}, {why}{same}"

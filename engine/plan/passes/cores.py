@@ -1,11 +1,10 @@
-"""Threads of each kernel: the host's cores, shared among Workers that compute at the same time.
+"""Threads of each kernel: the host's cores, shared by Workers that compute at the same time.
 
-Owns: who computes beside whom, and the threads that follow. Does not own: the Workers
-(place.py).
+Owns: what computes at the same time, and the threads. Does not own: the Workers (place.py).
 
-Nodes of one Worker take turns, and each has all cores of the Worker; Workers that take turns with
-their devices count once. Only kernels that compute with a Model are counted: columns and rewards
-(whose functions have processes of their own) take little.
+Nodes of one Worker take turns, and each has all its cores; Workers that take turns with devices
+count once. Only kernels that compute with a Model count: columns and rewards (whose functions have
+processes of their own) take little.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from engine.plan.plan import PlannedNode
 
 
 def cores(draft: Draft) -> Draft:
-    """Set every node's threads: those that were asked for, else the Worker's share of the cores."""
+    """Set every node's threads: as asked for, else the Worker's share of the cores."""
     if draft.threads:
         shares, notes = dict.fromkeys((n.name for n in draft.nodes), draft.threads), ()
     else:
@@ -30,23 +29,17 @@ def cores(draft: Draft) -> Draft:
 
 
 def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
-    totals = _totals(draft)
-    parts = [
-        n.name for n in draft.nodes if n.traits.computes and shares[n.name] < totals[n.workers[0]]
-    ]
+    totals, busy = _totals(draft), (n for n in draft.nodes if n.traits.computes)
+    parts = ", ".join(n.name for n in busy if shares[n.name] < totals[n.workers[0]])
     cores = "their host's cores" if draft.hosts else f"the {draft.cluster.cores} cores"
     if parts:
-        yield (
-            f"{', '.join(parts)}: a part of {cores}, as others compute beside; equal threads give"
-            " equal bits"
-        )
+        why = "as others compute beside; equal threads give equal bits"
+        yield f"{parts}: a part of {cores}, {why}"
 
 
 def _totals(draft: Draft) -> dict[str, int]:
     """The cores of each Worker's host."""
-    return {
-        w: draft.cluster.on(draft.hosts.get(w, "")).cores for n in draft.nodes for w in n.workers
-    }
+    return {w: draft.cluster.on(draft.host_of(w)).cores for w in draft.workers}
 
 
 def _shares(draft: Draft) -> dict[str, int]:
@@ -54,10 +47,9 @@ def _shares(draft: Draft) -> dict[str, int]:
     totals, busy = _totals(draft), [n for n in draft.nodes if n.traits.computes]
     computing = {w for n in busy for w in n.workers}
     shares = {w: cores if w in computing or not computing else 1 for w, cores in totals.items()}
-    for node, beside in _beside(draft, busy):
-        for worker in node.workers:
-            count = _at_once(draft, beside, worker)
-            shares[worker] = min(shares[worker], max(1, totals[worker] // count))
+    for worker, beside in _beside(draft, busy):
+        count = _at_once(draft, beside, worker)
+        shares[worker] = min(shares[worker], max(1, totals[worker] // count))
     _level(draft, shares)
     return {n.name: shares[n.workers[0]] for n in draft.nodes}
 
@@ -69,27 +61,26 @@ def _level(draft: Draft, shares: dict[str, int]) -> None:
             shares |= dict.fromkeys(node.workers, min(shares[w] for w in node.workers))
 
 
-def _beside(draft: Draft, busy: Sequence[PlannedNode]) -> Iterator[tuple[PlannedNode, set[str]]]:
-    """Each node, and the Workers that can compute while it does, its own among them."""
+def _beside(draft: Draft, busy: Sequence[PlannedNode]) -> Iterator[tuple[str, set[str]]]:
+    """The Workers of each node, and those that can compute at the same time, itself included."""
     uppers = above(draft.nodes)
     for node in busy:
         others = (o for o in busy if node is o or _overlap(node, o, uppers))
-        yield node, {w for o in others for w in o.workers}
+        beside = {w for o in others for w in o.workers}
+        yield from ((worker, beside) for worker in node.workers)
 
 
 def _at_once(draft: Draft, beside: Iterable[str], worker: str) -> int:
-    """How many of these Workers compute at once on the host of this one; who takes turns counts
-    once.
-    """
+    """How many of these Workers compute at once on its host; a group that takes turns is one."""
     here = (w for w in beside if draft.host_of(w) == draft.host_of(worker))
     return len({draft.turns_of(w) or w for w in here})
 
 
 def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]]) -> bool:
-    """Whether both can run at once, were they in Workers of their own.
+    """Whether both could run at once in Workers of their own.
 
-    A stream with a lag goes on beside everything. Without it a wave's nodes wait for whole chunks
-    of those above them, regions take turns, and train nodes run alone.
+    A stream with a lag runs beside everything. Otherwise nodes wait for whole chunks of the nodes
+    that they read, regions take turns, and train nodes run alone.
     """
     if one.lag or other.lag:
         return True

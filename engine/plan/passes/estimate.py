@@ -24,16 +24,15 @@ from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
 
+Columns = tuple[str, ...]
+
 
 def route(
-    producer: PlannedNode,
-    consumer: PlannedNode,
-    hosts: Mapping[str, str],
-    device: tuple[str, ...] = (),
+    producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str], device: Columns = ()
 ) -> str:
-    """`inproc` where both are in one Worker and nowhere else; `shm` on one host: rows lie in memory
-    that both map; else `zmq`, by which at least a part of the rows travels. Values of columns on
-    devices go beside these, by collectives.
+    """How rows travel: `inproc` within one Worker, `shm` on one host, `zmq` if some leave it.
+
+    A node in several Workers is never `inproc`. Device columns go by collectives besides.
     """
     if len(producer.workers) == 1 and producer.workers == consumer.workers:
         return "inproc"
@@ -56,7 +55,7 @@ def estimate(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A node's Model as the formulas want it."""
+    """A node's Model with its cost."""
 
     use: ModelUse
     model: Model
@@ -64,7 +63,7 @@ class _Use:
 
 
 _SHARDED = ("weights", "gradients", "optimizer")
-"""Parts of which each rank has its share where ranks shard."""
+"""Parts that ranks divide among them with shard."""
 
 
 class _Cost:
@@ -92,14 +91,16 @@ class _Cost:
             parts |= self._of_model(planned, use)
             if route := self._offering.get(planned.name):
                 parts["snapshot" if route == "pull" else "copies"] = 2 * weights
-        held = self._on_device(planned.name)
-        for part, columns in (
-            ("outbox", tuple(c for c in planned.returns if c not in held)),
-            ("device_columns", tuple(c for c in planned.returns if c in held)),
-        ):
-            if size := self._kept(planned, columns):
-                parts[part] = size
+        parts |= self._rows(planned)
         return Estimate(bytes=parts, seconds=self._seconds(planned, use))
+
+    def _rows(self, planned: PlannedNode) -> dict[str, int]:
+        """Of rows that wait: columns in host memory, and columns on the device."""
+        device = self._on_device(planned.name)
+        outbox = self._kept(planned, tuple(c for c in planned.returns if c not in device))
+        on_device = self._kept(planned, tuple(c for c in planned.returns if c in device))
+        sizes = {"outbox": outbox, "device_columns": on_device}
+        return {part: size for part, size in sizes.items() if size}
 
     def _of_model(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         """Of one rank: its weights, and what it holds while it runs."""
@@ -112,22 +113,15 @@ class _Cost:
         return parts
 
     def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        work, shape, dtype, head = (
-            self._work(planned),
-            use.cost.shape,
-            use.model.dtype,
-            use.model.head,
-        )
+        work, shape = self._work(planned), use.cost.shape
+        dtype, head = use.model.dtype, use.model.head
         if planned.work == "train":
             return memory.train_parts(use.cost.parameters or 0, shape, work, dtype, head)
         if shape is None:
             return {}
-        decode = planned.traits.generates
-        return (
-            memory.decode_parts(shape, work, dtype)
-            if decode
-            else memory.forward_parts(shape, work, dtype, head)
-        )
+        if planned.traits.generates:
+            return memory.decode_parts(shape, work, dtype)
+        return memory.forward_parts(shape, work, dtype, head)
 
     def _read_elsewhere(self, model: PlannedModel) -> bool:
         """Whether readers, or those of a follower, have copies of its weights in another Worker."""
@@ -137,8 +131,9 @@ class _Cost:
         return declared(self._nodes[node].schemas)
 
     def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
-        """Bytes of these columns. Rows are held until the Step that trains them is done: above the
-        cut those of every admitted prompt.
+        """Bytes of these columns, held until their Step is trained.
+
+        Above the cut all admitted prompts have rows.
         """
         source = self._sources.get(planned.source)
         if source is None:
@@ -148,14 +143,12 @@ class _Cost:
         return made * planned.rows * row_bytes(self._columns[planned.name], columns)
 
     def _seconds(self, planned: PlannedNode, use: _Use | None) -> float | None:
-        """None where nothing is known: users' functions, evaluations, unknown Models, GPUs (no rate
-        is known).
-        """
+        """None if unknown: users' functions, evaluations, unknown Models, GPUs (no rate)."""
         if planned.region == "evaluation" or planned.work == "evaluate":
             return None
         if planned.traits.computes:
-            predictable = use is not None and not self._draft.cluster.gpus
-            return self._model_seconds(planned, use) if use and predictable else None
+            gpus = self._draft.cluster.gpus
+            return self._model_seconds(planned, use) if use and not gpus else None
         operator = self._nodes[planned.name].operator
         if operator.parts or not operator.built_in:
             return None
@@ -163,7 +156,7 @@ class _Cost:
         return time.column_seconds(sum(moved))
 
     def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
-        """None where the Model's size is not known."""
+        """None if the Model's size is unknown."""
         work, shape, parameters = self._work(planned), use.cost.shape, use.cost.parameters
         if shape is None or parameters is None:
             return None
@@ -172,10 +165,8 @@ class _Cost:
             return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)
         if planned.work == "forward":
             return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
-        epochs = self._nodes[planned.name].params["epochs"]
-        return time.train_seconds(
-            parameters, shape, work, epochs=epochs, cores=cores, head=use.model.head
-        )
+        epochs, head = self._nodes[planned.name].params["epochs"], use.model.head
+        return time.train_seconds(parameters, shape, work, epochs=epochs, cores=cores, head=head)
 
     def _use(self, planned: PlannedNode) -> _Use | None:
         found = next((u for u in planned.models if u.param != "tokenizer"), None)
@@ -184,15 +175,10 @@ class _Cost:
         return _Use(found, self._states[found.model], self.models[found.model])
 
     def _work(self, planned: PlannedNode) -> Work:
-        node, lengths, layout = (
-            self._nodes[planned.name],
-            self._lengths[planned.name],
-            planned.layout,
-        )
-        loss = node.params.get("loss")
+        lengths, layout = self._lengths[planned.name], planned.layout
+        loss = self._nodes[planned.name].params.get("loss")
         terms = loss.terms if isinstance(loss, Loss) else ()
-        # Of an evaluation, whose rows are as many as its data has, only that they fill the slots is
-        # assumed.
+        # An evaluation has as many rows as its data; assumed is only that they fill the slots.
         source = self._sources.get(planned.source)
         prompts = -(-(source.batch if source else layout.slots) // (layout.replicas * layout.data))
         group = lengths.prompt + planned.inner * lengths.completion
@@ -239,10 +225,9 @@ class _Cost:
         lengths = self._lengths[node.name]
         sizes = {c.name: column_bytes(c, lengths) for s in node.schemas for c in s.columns.values()}
         if node.operator.work == "source":
-            data = self._draft.dataset.get(node.name, {})
-            sizes = {
-                n: data_bytes(n, kind, lengths) for n, kind in data.items() if n not in sizes
-            } | sizes
+            data = self._draft.dataset.get(node.name, {}).items()
+            others = {n: data_bytes(n, kind, lengths) for n, kind in data if n not in sizes}
+            sizes = others | sizes
         if node.operator.parts:
             sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes
@@ -283,22 +268,16 @@ class _Cost:
         for name, node in self._nodes.items():
             lengths, made = self._lengths[name], node.operator.traits.writes_tokens
             if made and lengths.bound:
-                answers = (
-                    f" and answers of {lengths.completion}"
-                    if node.operator.work == "source"
-                    else ""
-                )
-                yield (
-                    f"{name}: prompts of {lengths.prompt}{answers} tokens assumed: {lengths.bound}"
-                )
+                source = node.operator.work == "source"
+                answers = f" and answers of {lengths.completion}" if source else ""
+                assumed = f"prompts of {lengths.prompt}{answers} tokens assumed"
+                yield f"{name}: {assumed}: {lengths.bound}"
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
 
 
 def _owners(draft: Draft) -> Iterator[str]:
-    """Nodes that weights are counted for: of those that share a module, the one that trains it,
-    else the first, in each Worker.
-    """
+    """Nodes that weights count for: of those with one module in a Worker, the trainer or first."""
     seen: set[tuple[str, str]] = set()
     for node in sorted(draft.nodes, key=lambda n: n.work != "train"):
         for use in node.models:

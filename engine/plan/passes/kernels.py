@@ -1,7 +1,6 @@
 """Which kernel runs each node.
 
-Owns: the choice, by the operator's order of preference and what is installed. Does not
-own: the kernels.
+Owns: the choice: the operator's order of preference, and what is installed. Does not own: kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from engine.plan.plan import PlannedNode
 
 
 def choose_kernels(draft: Draft) -> Draft:
-    """The first kernel of each operator whose module is there; a note says which were passed over.
+    """The first installed kernel of each operator; notes for those passed over.
 
     Raises PlanError for an operator without one.
     """

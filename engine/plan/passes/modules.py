@@ -16,36 +16,21 @@ from engine.plan.plan import ModelUse, PlannedModel, PlannedNode, elsewhere
 
 
 def modules(draft: Draft) -> Draft:
-    """Modules shared wherever that is safe: with the writer by those that take turns with it in its
-    Workers.
-    """
+    """Share modules wherever that is safe: with the writer, by nodes that take turns with it."""
     rules = _Rules(
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
     )
-    nodes = tuple(
-        replace(
-            n,
-            models=tuple(
-                replace(u, module=rules.module(n, u)) for u in (*n.models, *_tokenizer(n, draft))
-            ),
-        )
-        for n in draft.nodes
-    )
+    nodes = tuple(rules.shared(n, (*n.models, *_tokenizer(n, draft))) for n in draft.nodes)
     models = tuple(rules.planned(nodes))
-    return replace(
-        draft,
-        nodes=nodes,
-        models=tuple(replace(m, route=_route(m, models, nodes, draft)) for m in models),
-    )
+    routed = tuple(replace(m, route=_route(m, models, nodes, draft)) for m in models)
+    return replace(draft, nodes=nodes, models=routed)
 
 
 def _route(
     model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode], draft: Draft
 ) -> Literal["pull", "collective"]:
-    """As asked for. Unasked, collectives where all who read it elsewhere have a device of their own
-    on its host.
-    """
+    """As asked for, else collectives if the readers elsewhere have devices of their own."""
     written = next(m for m in models if m.name == (model.follows or model.name))
     readers = elsewhere(written, models, nodes) if written.writer else ()
     if not readers or draft.placing.weights == "pull":
@@ -56,7 +41,7 @@ def _route(
 
 
 def _own_devices(node: str, readers: Sequence[str], draft: Draft) -> bool:
-    """Whether each reader computes on another device than the node that writes, on its host."""
+    """Whether each reader computes on the writer's host, on another device than the writer."""
     devices, hosts, writer = draft.devices, draft.hosts, draft.node(node).workers[0]
     return writer in devices and all(
         reader in devices
@@ -71,13 +56,17 @@ class _Rules:
     models: Mapping[str, Model]
     writers: Mapping[str, PlannedNode]
 
-    def module(self, node: PlannedNode, use: ModelUse) -> str:
-        """The trained module by alias for its writer, and for readers at lag 0 in the writer's
-        Workers; at a lag one of the reader's own there; in other Workers a copy that all readers
-        there share.
+    def shared(self, node: PlannedNode, uses: tuple[ModelUse, ...]) -> PlannedNode:
+        """The node with these uses, each with the name of its module."""
+        return replace(node, models=tuple(replace(u, module=self._module(node, u)) for u in uses))
 
-        An evaluation takes turns with training at any lag. A follower is one module in each Worker.
-        A frozen Model shares with every other of equal base, head and dtype.
+    def _module(self, node: PlannedNode, use: ModelUse) -> str:
+        """The writer's own module, or a name for the reader's.
+
+        Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
+        in other Workers all readers share a copy. An evaluation takes turns with training at any
+        lag. A follower is one module in each Worker. A frozen Model shares with every other of
+        equal base, head and dtype.
         """
         model = self.models[use.model]
         writer = self.writers.get(use.model)
@@ -109,13 +98,13 @@ class _Rules:
 
 
 def _readings(node: PlannedNode) -> Iterator[ModelUse]:
-    """The Models whose versions it has to be given."""
+    """The Models whose versions the node needs."""
     if node.work != "evaluate":
         yield from (u for u in node.models if u.access == "read" and u.param != "tokenizer")
 
 
 def _tokenizer(node: PlannedNode, draft: Draft) -> tuple[ModelUse, ...]:
-    """Demonstrations are tokenised for the Model that is trained on them."""
+    """The tokenizer of a source of demonstrations: that of the Model trained on them."""
     if not draft.graph.node(node.name).operator.tokenises:
         return ()
     for other in draft.nodes:

@@ -32,32 +32,21 @@ MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"
 
 
 def place(draft: Draft) -> Draft:
-    """Workers and layouts of all nodes. Raises PlanError with everything that was asked for and
-    cannot be.
-    """
+    """Workers and layouts of all nodes. Raises PlanError with every wish that cannot be met."""
     problems = [*_unknown(draft), *_unfit(draft), *_unknown_hosts(draft)]
     if problems:
         raise PlanError("\n".join(f"place: {problem}" for problem in problems))
-    nodes = tuple(_split(draft))
+    nodes, turns = tuple(_split(draft)), draft.placing.turns
     if draft.placing.inproc:
-        nodes = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes)
-    turns = () if draft.placing.inproc else draft.placing.turns
-    notes = (*draft.notes, *_notes(draft))
-    hosts = _hosts(draft, nodes)
-    devices = _devices(draft, nodes, hosts, turns)
-    return replace(
-        draft,
-        nodes=nodes,
-        turns=turns,
-        recorder=_recorder(nodes),
-        hosts=hosts,
-        devices=devices,
-        notes=notes,
-    )
+        nodes, turns = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes), ()
+    hosts, notes = _hosts(draft, nodes), (*draft.notes, *_notes(draft))
+    recorder = _recorder(nodes)
+    placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, hosts=hosts, notes=notes)
+    return replace(placed, devices=_devices(placed))
 
 
 def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
-    """For each node, all whose rows it stands on, directly or not."""
+    """For each node, all nodes that its rows depend on, directly or not."""
     found: dict[str, frozenset[str]] = {}
     for node in nodes:
         direct = {*node.gates, *(f.producer for i in node.inputs for f in i.fetches)}
@@ -86,32 +75,26 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
 
 
 def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
-    placing = draft.placing
-    base = _bases(draft)
-    places = {
-        n.name: placing.pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes
-    }
-    nodes = {n.name: n for n in draft.nodes}
-    for node in draft.nodes:
-        if node.work == "source" and base[node.name] == ROLLOUT and node.name not in placing.pin:
+    pin, base = draft.placing.pin, _bases(draft)
+    places = {n.name: pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
+    for node in (n for n in draft.nodes if n.work == "source" and n.name not in pin):
+        if base[node.name] == ROLLOUT:
             places[node.name] = _beside_generation(draft, node, places)
-    for group in placing.together:
-        workers = places[_leader(draft, [nodes[name] for name in group])]
-        for name in group:
-            places[name] = workers if _divisible(draft, nodes[name]) else workers[:1]
+    for group in draft.placing.together:
+        places |= _shared(draft, group, places[_leader(draft, group)])
     return places
 
 
 def _beside_generation(
     draft: Draft, source: PlannedNode, places: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """With one generation it is fed in time; several must not wait for one of them."""
+    """Near the only generation it is fed in time; several must not wait for one of them."""
     first = next(n.name for n in draft.nodes if n.source == source.name and n.traits.generates)
     return places[first] if len(places[first]) == 1 else (source.name,)
 
 
 def _bases(draft: Draft) -> dict[str, str]:
-    """The Worker of each node that nothing else was asked for."""
+    """The default Worker of each node."""
     if draft.placing.workers == "apart":
         return {n.name: n.name for n in draft.nodes}
     if draft.placing.workers == "one" or not any(s.max_lag for s in draft.sources):
@@ -120,9 +103,7 @@ def _bases(draft: Draft) -> dict[str, str]:
 
 
 def _overlapping(draft: Draft) -> dict[str, str]:
-    """Streams with a lag go on while the Step is trained; those without one take turns with it, in
-    its Worker.
-    """
+    """Workers of their own for streams with a lag; streams without one share training's."""
     generations = {n.name for n in draft.nodes if n.traits.generates}
     fed = {n.source for n in draft.nodes if n.traits.generates and n.region == "stream"}
     uppers = above(draft.nodes)
@@ -130,20 +111,22 @@ def _overlapping(draft: Draft) -> dict[str, str]:
 
 
 def _base(node: PlannedNode, below: bool, fed: Collection[str]) -> str:
-    """below: whether a generation is above it. fed: sources of streams that generate."""
-    if node.lag and node.traits.generates:
-        return node.name if below else ROLLOUT
-    if node.lag and node.work == "forward":
-        return TRAIN if below else ROLLOUT
-    if node.lag and node.work == "source" and node.name in fed:
-        return ROLLOUT
+    """The default Worker where streams overlap training.
+
+    below: whether it reads a generation's rows. fed: sources of streams that generate.
+    """
+    if node.lag:
+        if node.traits.generates:
+            return node.name if below else ROLLOUT
+        if node.work == "forward":
+            return TRAIN if below else ROLLOUT
+        if node.work == "source" and node.name in fed:
+            return ROLLOUT
     return TRAIN if node.region == "step" or node.traits.computes else DATA
 
 
 def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
-    """Rank 0 stays where the node would be alone, so that those who share its weights can; replicas
-    are among themselves.
-    """
+    """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
     ranks = draft.placing.ranks.get(node.name, 1) * draft.placing.tensor.get(node.name, 1)
     replicas = draft.placing.replicas.get(node.name, 1)
     if ranks > 1:
@@ -151,24 +134,23 @@ def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
     return tuple(f"{node.name}-{i}" for i in range(replicas)) if replicas > 1 else (base,)
 
 
-def _leader(draft: Draft, group: Sequence[PlannedNode]) -> str:
-    """Of nodes that are together, whose Workers they all get: a pinned one's, else the train
-    node's, else those of the one with most replicas, else the first one's.
-    """
-    placing = draft.placing
-
-    def rank(node: PlannedNode) -> tuple[bool, bool, int]:
-        return node.name in placing.pin, node.work == "train", placing.replicas.get(node.name, 1)
-
-    return max(group, key=rank).name
+def _leader(draft: Draft, group: Sequence[str]) -> str:
+    """The node whose Workers the group gets: pinned, else train, else with most replicas."""
+    placing, trains = draft.placing, {n.name for n in draft.nodes if n.work == "train"}
+    return max(group, key=lambda n: (n in placing.pin, n in trains, placing.replicas.get(n, 1)))
 
 
-def _divisible(draft: Draft, node: PlannedNode) -> bool:
-    return node.work == "train" or not _kept(draft, node)
+def _shared(
+    draft: Draft, group: Sequence[str], workers: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """The Workers of nodes that are together; only the first for a node that cannot have more."""
+    nodes = [n for n in draft.nodes if n.name in group]
+    one = {n.name for n in nodes if n.work != "train" and _kept(draft, n)}
+    return {n.name: workers[:1] if n.name in one else workers for n in nodes}
 
 
 def _kept(draft: Draft, node: PlannedNode) -> str:
-    """Why a node can be on one Worker only; empty where it can have replicas."""
+    """Why a node cannot have replicas; empty if it can."""
     followers = {s.name for s in draft.graph.states if getattr(s, "follows", None) is not None}
     if node.work == "source":
         return "a source, which has a place in its data"
@@ -181,8 +163,9 @@ def _kept(draft: Draft, node: PlannedNode) -> str:
 
 
 def _recorder(nodes: Sequence[PlannedNode]) -> str:
-    """A Worker that neither generates nor trains, so that writing delays nobody and its death loses
-    no state: the source's where it is one. Else the first train node's.
+    """A Worker that neither generates nor trains, a source's if possible; else the first trainer's.
+
+    There writing delays nobody, and the Worker's death loses no state.
     """
     trains = [n for n in nodes if n.work == "train"]
     free = sorted(_beside_models(nodes), key=lambda n: n.work != "source")
@@ -190,16 +173,14 @@ def _recorder(nodes: Sequence[PlannedNode]) -> str:
 
 
 def _beside_models(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
-    """Nodes of columns, in Workers that neither generate nor train."""
+    """Nodes of columns in Workers that neither generate nor train."""
     busy = {w for n in nodes if n.traits.generates or n.work == "train" for w in n.workers}
     columns = (n for n in nodes if n.region != "evaluation" and not n.traits.computes)
     return [n for n in columns if n.workers[0] not in busy]
 
 
 def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-    """The host of each Worker: the first one's, unless another was asked for; none where all are on
-    that.
-    """
+    """The host of each Worker, by default the first; empty if all are on the first."""
     if draft.placing.inproc or not draft.placing.hosts:
         return {}
     first = draft.cluster.hosts[0].name
@@ -207,22 +188,17 @@ def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
     return found if set(found.values()) != {first} else {}
 
 
-def _devices(
-    draft: Draft,
-    nodes: Sequence[PlannedNode],
-    hosts: Mapping[str, str],
-    turns: Sequence[Sequence[str]],
-) -> dict[str, int]:
-    """The GPU of each Worker that computes with a Model: one of its own as far as its host's reach,
-    and then again from the first. Workers that take turns have the same one.
+def _devices(draft: Draft) -> dict[str, int]:
+    """The GPU of each Worker that computes with a Model, from the first again if they run out.
+
+    Workers that take turns have the same one.
     """
-    mates = {worker: group for group in turns for worker in group}
     found: dict[str, int] = {}
     used: Counter[str] = Counter()
-    for worker in dict.fromkeys(w for n in nodes if n.traits.computes for w in n.workers):
-        host = hosts.get(worker, "")
+    for worker in dict.fromkeys(w for n in draft.nodes if n.traits.computes for w in n.workers):
+        host = draft.host_of(worker)
         count = len(draft.cluster.on(host).gpus)
-        shared = next((found[w] for w in mates.get(worker, ()) if w in found), None)
+        shared = next((found[w] for w in draft.turns_of(worker) if w in found), None)
         if shared is not None:
             found[worker] = shared
         elif count:
@@ -239,7 +215,7 @@ _Problems = Callable[[Draft, PlannedNode, Any], Iterator[str]]
 
 
 def _unknown(draft: Draft) -> Iterator[str]:
-    """Names of nodes that the plan does not have, and of Workers that no file can have."""
+    """Names of nodes that the plan lacks, and Workers' names that are no file names."""
     placing = draft.placing
     asked: dict[str, Iterable[str]] = {
         "pin": placing.pin,
@@ -258,15 +234,11 @@ def _unknown(draft: Draft) -> Iterator[str]:
     for node, workers in placing.pin.items():
         for worker in workers:
             if not _NAME.fullmatch(worker):
-                yield (
-                    f"pin: {node!r} on {worker!r}, which is no name of a Worker. Fix: letters,"
-                    " digits, '-', '_', '.'."
-                )
+                problem = f"pin: {node!r} on {worker!r}, which is no name of a Worker"
+                yield f"{problem}. Fix: letters, digits, '-', '_', '.'."
         if len(set(workers)) < len(workers):
-            yield (
-                f"pin: {node!r} on {','.join(workers)}, one of them twice. Fix: a Worker for each"
-                " replica."
-            )
+            problem = f"pin: {node!r} on {','.join(workers)}, one of them twice"
+            yield f"{problem}. Fix: a Worker for each replica."
 
 
 def _unknown_hosts(draft: Draft) -> Iterator[str]:
@@ -274,17 +246,15 @@ def _unknown_hosts(draft: Draft) -> Iterator[str]:
     known = [h.name for h in draft.cluster.hosts]
     for worker, host in draft.placing.hosts.items():
         if not known:
-            yield (
-                f"pin: {worker!r} on host {host!r}, and no hosts are known. Fix: --cluster with a"
-                " file of hosts."
-            )
+            problem = f"pin: {worker!r} on host {host!r}, and no hosts are known"
+            yield f"{problem}. Fix: --cluster with a file of hosts."
         elif host not in known:
             fix = nearest(host, known) or f"one of {', '.join(known)}"
             yield f"pin: {worker!r} expected a host of the cluster, found {host!r}. Fix: {fix}."
 
 
 def _unfit(draft: Draft) -> Iterator[str]:
-    """What these nodes cannot have."""
+    """Wishes that these nodes cannot have."""
     nodes = {n.name: n for n in draft.nodes}
     placing = draft.placing
     asked: list[tuple[Mapping[str, Any], _Problems]] = [
@@ -313,47 +283,38 @@ def _replicas(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
 def _ranks(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
     if node.work != "train":
         if count != 1:
-            yield (
-                f"ranks: {node.name}={count}, but only train nodes have ranks. Fix: replicas:"
-                f" {node.name}={count}."
-            )
+            problem = f"ranks: {node.name}={count}, but only train nodes have ranks"
+            yield f"{problem}. Fix: replicas: {node.name}={count}."
         return
     batch = next((s.batch for s in draft.sources if s.name == node.source), 0)
     parts = draft.graph.node(node.name).params["minibatches"]
     most = max(1, batch // parts)
     if not 1 <= count <= most:
-        problem = (
-            f"ranks: {node.name}={count}, and a minibatch has {most} prompts ({batch} in {parts})"
-        )
-        yield f"{problem}. Fix: {node.name}={min(max(count, 1), most)}."
+        problem = f"a minibatch has {most} prompts ({batch} in {parts})"
+        fix = f"{node.name}={min(max(count, 1), most)}"
+        yield f"ranks: {node.name}={count}, and {problem}. Fix: {fix}."
 
 
 def _chunks(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:
-    fixed = (
-        "a source" if node.work == "source" else "of batch scope" if node.scope == "batch" else ""
-    )
+    fixed = ", but it is of batch scope" if node.scope == "batch" else ""
+    fixed = ", but it is a source" if node.work == "source" else fixed
     if count < 1 or (count > 1 and fixed):
-        yield (
-            f"chunks: {node.name}={count}{f', but it is {fixed}' if fixed else ''}. Fix:"
-            f" {node.name}=1."
-        )
+        yield f"chunks: {node.name}={count}{fixed}. Fix: {node.name}=1."
 
 
 def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
     if len(workers) == 1 and not workers[0]:
         return  # told already as no name
+    placing = draft.placing
     if node.work == "train":
-        tensor = max(1, draft.placing.tensor.get(node.name, 1))
+        tensor = max(1, placing.tensor.get(node.name, 1))
         shares = -(-len(workers) // tensor)
-        asked = draft.placing.ranks.get(node.name, shares) * tensor
-        yield from _ranks(draft, node, shares) if node.name not in draft.placing.ranks else ()
-        what = "ranks"
+        what, asked = "ranks", placing.ranks.get(node.name, shares) * tensor
+        yield from _ranks(draft, node, shares) if node.name not in placing.ranks else ()
     else:
-        asked = draft.placing.replicas.get(node.name, len(workers))
-        yield from (
-            _replicas(draft, node, len(workers)) if node.name not in draft.placing.replicas else ()
-        )
-        what = "replicas"
+        count = len(workers)
+        what, asked = "replicas", placing.replicas.get(node.name, count)
+        yield from _replicas(draft, node, count) if node.name not in placing.replicas else ()
     if asked != len(workers):
         names = [*workers, *(f"{workers[0]}-{i}" for i in range(1, asked))][:asked]
         problem = f"pin: {node.name} on {','.join(workers)} has {asked} {what}"
@@ -376,25 +337,16 @@ def _groups(
         places = list(dict.fromkeys(pinned.values()))
         if len(places) > 1:
             first, other = next(iter(pinned)), next(n for n, w in pinned.items() if w != places[0])
-            problem = (
-                f"together: {','.join(group)}, but {first} is pinned to {','.join(places[0])} and"
-                f" {other} to"
-            )
-            yield f"{problem} {','.join(places[1])}. Fix: one pin, {first}={','.join(places[0])}."
-
-
-# --- why ------------------------------------------------------------------------------------------
+            here, there = ",".join(places[0]), ",".join(places[1])
+            problem = f"{first} is pinned to {here} and {other} to {there}"
+            yield f"together: {','.join(group)}, but {problem}. Fix: one pin, {first}={here}."
 
 
 def _notes(draft: Draft) -> Iterator[str]:
     placing = draft.placing
     if placing.inproc:
-        yield (
-            "every node is in this process, for breakpoints (inproc); chunks are as they would be"
-            " otherwise"
-        )
+        same = "chunks are as they would be otherwise"
+        yield f"every node is in this process, for breakpoints (inproc); {same}"
     elif placing.workers == "auto" and any(s.max_lag for s in draft.sources):
-        yield (
-            "generation, columns and training have a Worker each, so that they overlap: max_lag"
-            " allows it"
-        )
+        why = "so that they overlap: max_lag allows it"
+        yield f"generation, columns and training have a Worker each, {why}"

@@ -1,7 +1,7 @@
 """Which columns travel on each edge: only those that somebody downstream reads.
 
-Owns: projection, and where a column really lies (behind a select, or with an ancestor).
-Does not own: the bytes that this saves (estimate.py).
+Owns: projection, and where a column is (behind a select, or in an ancestor). Does not own: the
+bytes (estimate.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
-_ROLLOUT = ("completion", "prompt_ids", "completion_ids", "completion_mask", "finish", "version")
-
 
 def project(draft: Draft) -> Draft:
-    """Give each input its fetches, each node the columns that it has to return, and the Step what
-    is recorded of it.
-    """
+    """Set the fetches of each input, the columns each node returns, and what a Step records."""
     finder = _Finder(draft)
     nodes = [replace(n, inputs=tuple(finder.inputs(n))) for n in draft.nodes]
     recorded = tuple(finder.recorded(nodes))
@@ -51,15 +47,12 @@ class _Finder:
             declared = _declared(node, i.name)
             rows = planned.inner * max(1, i.fan_in)
             fetches = self._fetches(port, self._wanted(node, port, declared), rows)
-            yield replace(
-                i,
-                fetches=self._with_parts(port, fetches) if planned.work == "evaluate" else fetches,
-            )
+            if planned.work == "evaluate":
+                fetches = self._with_parts(port, fetches)
+            yield replace(i, fetches=fetches)
 
     def _with_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
-        """Beside the reward that an evaluation reads, each reward function's own, as its metrics
-        show.
-        """
+        """Adds each reward function's own column to the reward that an evaluation reads."""
         rows = self._whole(self._domains.of(score))
         parts = {
             n.name: (n.operator.parts,)
@@ -72,36 +65,30 @@ class _Finder:
         return (*merged, *others)
 
     def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
-        """The rows of each Step as they are shown, by the name of the train node: of each whose
-        rows are rollouts.
-        """
+        """The rows to record of each train node on rollouts, under its name."""
         for planned in nodes:
             node = self._nodes[planned.name]
             if planned.work != "train" or not issubclass(node.inputs["rows"].schema, Rollout):
                 continue
             rows = node.inputs["rows"]
-            fetches = [
-                *self._fetches(rows, ["prompt", *_ROLLOUT], planned.inner),
-                *self._numbers(node),
-            ]
-            yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=tuple(fetches))
+            shown = self._fetches(rows, [*Prompt.shown, *Rollout.shown], planned.inner)
+            fetches = (*shown, *self._numbers(node))
+            yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=fetches)
 
     def _numbers(self, train: Node) -> Iterator[Fetch]:
-        """Of what this node trains on: the reward (the last one of these rows), each function's
-        own, the advantage.
-        """
+        """The last reward of its rows, each reward function's own, and the advantage it reads."""
         rewards = self._rewards_of(train)
         plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
-        columns: dict[str, tuple[str, ...]] = {n.name: ("reward",) for n in (plain or rewards)[-1:]}
+        columns = {n.name: Reward.shown for n in (plain or rewards)[-1:]}
         for node in (n for n in rewards if n.operator.parts):
             columns[node.name] = (*columns.get(node.name, ()), node.operator.parts)
         for name, wanted in columns.items():
             yield Fetch(producer=name, columns=wanted)
         if advantage := _advantage_of(train):
-            yield Fetch(producer=physical(advantage).node.name, columns=("advantage",))
+            yield Fetch(producer=physical(advantage).node.name, columns=Advantage.shown)
 
     def _rewards_of(self, train: Node) -> list[Node]:
-        """The nodes above it that make rewards of its rows, in running order."""
+        """The nodes that make rewards of its rows, in running order."""
         whole = self._whole(self._domains.of_node(train))
         behind = {n.name for n in _upstream(train)}
         above = (self._nodes[n.name] for n in self._draft.nodes if n.name in behind)
@@ -109,15 +96,14 @@ class _Finder:
 
     @staticmethod
     def _whole(domain: Domain | None) -> Domain | None:
-        """The rows before anything was selected from them, where their columns lie."""
+        """The rows before any selection, where their columns are."""
         return domain.unselected if domain else None
 
     def _wanted(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
         # A loss sees what it declares; a column function may hand on whatever else its port has.
         own = list(declared.schema.columns if _of_loss(node, declared) else port.schema.columns)
         wanted = own if declared.columns is None else [c for c in declared.columns if c in own]
-        # What is on a device goes to those alone who declare it, as nobody else could tell it from
-        # the rest.
+        # Device columns go only to readers that declare them: others could not tell them apart.
         wanted = [c for c in wanted if not _on_device(port, c) or c in declared.schema.columns]
         return list(dict.fromkeys([*wanted, *self._of_ancestors(node, port, declared)]))
 
@@ -131,9 +117,7 @@ class _Finder:
         return list(self._draft.dataset.get(domain.source.name, ())) if domain else []
 
     def _fetches(self, port: Port[Any], columns: Iterable[str], rows: int) -> tuple[Fetch, ...]:
-        """Columns by the node that has them; those that nobody has are left out (they were
-        optional).
-        """
+        """Columns by the node that has them; optional ones that no node has are left out."""
         found: dict[str, list[str]] = {}
         for column in columns:
             holder = self._holder(port, column)
@@ -148,7 +132,7 @@ class _Finder:
         real = physical(port)
         if column in real.schema.columns:
             return real.node
-        if column == "prompt":
+        if column in Prompt.columns:
             return _nearest_prompt(port)
         domain = self._domains.of(port)
         if domain is None:
@@ -167,18 +151,18 @@ def _declared(node: Node, key: str) -> Input:
 
 
 def _nearest_prompt(port: Port[Any]) -> Node | None:
-    """A judge's prompt is not the one that its task came with."""
+    """The nearest node with prompts: a judge's prompt is not its task's."""
     return next((p.node for p in row_line(port) if issubclass(p.schema, Prompt)), None)
 
 
 def _advantage_of(train: Node) -> Port[Any] | None:
-    """What the first of its losses that has an advantage reads as such."""
+    """The advantage that the first loss with one reads."""
     ports = (port for key, port in train.inputs.items() if key.endswith(".advantage"))
     return next((port for port in ports if issubclass(port.schema, Advantage)), None)
 
 
 def _scores(node: Node) -> bool:
-    """Whether it makes rewards, and does not only hand them on."""
+    """Whether a node makes rewards, and does not only pass them on."""
     made = bool(node.schemas) and issubclass(node.schemas[0], Reward)
     return made and node.operator.traits.moves_rows
 
@@ -192,12 +176,12 @@ def _of_loss(node: Node, declared: Input) -> bool:
 
 
 def _with_parts(score: Port[Any]) -> list[Node]:
-    """The nodes of user functions that a score is made of, in order of their names."""
+    """The nodes of users' functions that a score is made of, by name."""
     return sorted((n for n in _upstream(score.node) if n.operator.parts), key=lambda n: n.name)
 
 
 def _upstream(node: Node) -> list[Node]:
-    """The node and all that it is made of."""
+    """The node and all that it depends on."""
     seen: dict[int, Node] = {}
     stack = [node]
     while stack:

@@ -15,8 +15,7 @@ from engine.plan.passes.resolve import sampler_of
 
 
 def prune(draft: Draft) -> Draft:
-    """Drop loss ports whose weight is the constant 0, and `old` where a Step has one update; then
-    whatever is dead.
+    """Drop loss ports of constant weight 0, `old` where a Step has one update, and dead nodes.
 
     With one update, `old` recomputed at the version that the Step starts from is what the update
     itself computes first: the loss reads its own log-probs, detached.
@@ -40,10 +39,8 @@ def _pruned(node: Node, notes: list[str]) -> Node:
                 notes.append(f"{node.name}: {term.label}.{port} left out, {parameter} is 0")
         if _old_is_now(node, term):
             del inputs[f"{term.label}.old"]
-            notes.append(
-                f"{node.name}: {term.label}.old left out, a Step has one update, so it is the"
-                " current log-probs"
-            )
+            why = "a Step has one update, so it is the current log-probs"
+            notes.append(f"{node.name}: {term.label}.old left out, {why}")
             term = replace(term, now=("old",))
         terms.append(term)
     if inputs.keys() == node.inputs.keys():

@@ -1,8 +1,8 @@
 """Fill in parameters that follow from elsewhere in the graph.
 
-Owns: the temperature of log-probs and of training, how many tokens a Step may have at most, which a
-constant divisor of the loss is made of, and how long the rows of a generation may be for all who
-read them. Does not own: defaults that need no graph (operators/).
+Owns: the temperature of log-probs and of training, the most tokens of a Step (for a constant
+divisor of the loss), and the longest rows of a generation that all its readers take. Does not own:
+defaults that need no graph (operators/).
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from engine.plan.draft import Draft
 
 
 def resolve(draft: Draft) -> Draft:
-    """Give logprobs and train the temperature of their rows, and train their `max_tokens` and the
-    rows of a Step.
+    """Give logprobs and train their rows' temperature, and train `max_tokens` and a Step's rows.
 
     A ratio of log-probs means something at one temperature only. Greedy rows (0.0), and rows that
-    nobody sampled, count as sampled at 1.0. A temperature that the user stated stays. Where rows
-    are only imitated (supervised losses), how they were sampled is no matter: that is trained at
-    1.0.
+    nobody sampled, count as sampled at 1.0. A temperature that the user stated stays. Supervised
+    losses, which only imitate their rows, train at 1.0.
     """
     notes: list[str] = []
     domains, known = Domains(draft.graph), row_positions(draft.graph)
@@ -33,14 +31,12 @@ def resolve(draft: Draft) -> Draft:
     def change(node: Node) -> Node:
         least = known.get(node.name)
         if least is not None and node.operator.traits.writes_tokens:
+            limit, model = least.limit, least.model
             if least.node.name != node.name and node.operator.traits.generates:
                 notes.append(
-                    f"{node.name}: rows of at most {least.limit} tokens, the positions of"
-                    f" {least.model}"
+                    f"{node.name}: rows of at most {limit} tokens, the positions of {model}"
                 )
-            return node.changed(
-                params=node.params | {"positions": least.limit, "positions_of": least.model}
-            )
+            return node.changed(params=node.params | {"positions": limit, "positions_of": model})
         if node.operator.work == "train":
             params, found = _of_train(node, _rows_of_step(node, domains))
         elif node.operator.log_probs and node.params["temperature"] is None:
@@ -54,30 +50,21 @@ def resolve(draft: Draft) -> Draft:
 
 
 def _of_logprobs(node: Node) -> tuple[dict[str, Any], list[str]]:
-    """The temperature of log-probs that have none stated, and what to say of it."""
+    """The temperature of log-probs without a stated one, and its note."""
     sampler = sampler_of(node.inputs["rows"])
     at = _sampled_at(sampler)
-    return {"temperature": at}, (
-        [f"temperature {at}, that of {sampler.name}"] if sampler and at != 1.0 else []
-    )
+    notes = [f"temperature {at}, that of {sampler.name}"] if sampler and at != 1.0 else []
+    return {"temperature": at}, notes
 
 
 def _of_train(node: Node, rows: int | None) -> tuple[dict[str, Any], list[str]]:
-    """What training has to know of its rows, and what to say of its temperature where that might be
-    another one.
-    """
-    sampler, stated, loss = (
-        sampler_of(node.inputs["rows"]),
-        node.params["temperature"],
-        node.params["loss"],
-    )
+    """What training needs to know of its rows, and a note if the temperature may surprise."""
+    sampler = sampler_of(node.inputs["rows"])
+    stated, loss = node.params["temperature"], node.params["loss"]
     at = _sampled_at(sampler)
-    imitated = loss.supervised
-    chosen = stated if stated is not None else 1.0 if imitated else at
+    chosen = stated if stated is not None else 1.0 if loss.supervised else at
     params = {"temperature": chosen, "step_rows": rows}
-    if (
-        sampler is None
-    ):  # nobody's temperature: what is recorded, if anything is, compares with nothing
+    if sampler is None:  # no sampling to compare with
         return params | {"sampler_temperature": 0.0}, []
     params |= {"sampler_temperature": at, "max_tokens": sampler.params["max_tokens"]}
     if (chosen, at) == (1.0, 1.0) or any(term.function.head != "lm" for term in loss.terms):
@@ -93,24 +80,20 @@ def _sampled_at(sampler: Node | None) -> float:
 
 
 def _rows_of_step(train: Node, domains: Domains) -> int | None:
-    """Rows of a Step from which no selection has taken any; None for a source without batches."""
+    """Rows of a Step before any selection; None for a source without batches."""
     domain = domains.of_node(train)
     batch = domain.source.params.get("batch") if domain else None
     return batch * domain.group_size if domain and batch else None
 
 
 def sampler_of(port: Port[Any]) -> Node | None:
-    """The decode node that wrote these rows' tokens; None where a source did, or several (the
-    check: `sampled`).
-    """
+    """The decode node that wrote these rows' tokens; None for a source, or several nodes."""
     found = generations(port)
     return found[0] if len(found) == 1 else None
 
 
 def row_line(port: Port[Any]) -> Iterator[Port[Any]]:
-    """The port, the one whose rows its rows are or come of, and so on to the source; selects are
-    passed through.
-    """
+    """The port, the one that its rows are of or come from, and so on to the source; no selects."""
     at: Port[Any] | None = port
     while at is not None:
         if at.node.operator.traits.moves_rows:

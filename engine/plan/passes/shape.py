@@ -1,11 +1,12 @@
 """From nodes to planned nodes: relations, widths, regions, gates, lags.
 
-Owns: the structure that the coordinator runs on. Does not own: which columns travel
-(project.py), kernels, layouts or places.
+Owns: the structure that the coordinator runs on. Does not own: columns (project.py), kernels,
+places.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -13,38 +14,35 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.operator import Expand, Fresh, Nothing, Reduce, Subset
+from dataflow.operator import Expand, Fresh, Nothing, Reduce, Same, Subset
 from dataflow.regions import Region, regions, trained_models
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
-from engine.plan.plan import (
-    ModelUse,
-    PlannedInput,
-    PlannedNode,
-    PlannedSource,
-    Relation,
-    with_lags,
-)
+from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation, with_lags
+
+_RELATIONS: Mapping[type, Relation] = {
+    Fresh: "source",
+    Same: "same",
+    Expand: "expand",
+    Subset: "subset",
+    Reduce: "reduce",
+    Nothing: "sink",
+}
 
 
 def shape(draft: Draft) -> Draft:
-    """One planned node for each node, in running order, the sinks of the Step in the order of the
-    Graph's sinks.
-    """
-    domains, found, trained = (
-        Domains(draft.graph),
-        regions(draft.graph),
-        trained_models(draft.graph),
-    )
+    """One planned node for each node, in running order; the Step's sinks in the Graph's order."""
+    domains, region = Domains(draft.graph), regions(draft.graph).of
+    trained = trained_models(draft.graph)
     order = {id(s): i for i, s in enumerate(draft.graph.sinks)}
     ordered = sorted(draft.graph.nodes, key=lambda n: order.get(id(n), -1))
-    nodes = tuple(_node(n, domains, found.of, trained) for n in ordered)
+    nodes = tuple(_node(n, domains, region, trained) for n in ordered)
     sources = tuple(_sources(draft.graph, nodes))
     return replace(draft, nodes=with_lags(nodes, sources), sources=sources)
 
 
 def width(domain: Domain | None) -> int:
-    """Rows for each prompt, selections not counted: the width of the coordinator's tables."""
+    """Rows for each prompt, before selections: the width of the coordinator's tables."""
     return 1 if domain is None else prod(d.factor for d in domain.ancestors())
 
 
@@ -54,16 +52,12 @@ def _node(
     domain = domains.of_node(node)
     onto = node.operator.rows
     if domain is None:
-        raise PlanError(
-            f"{node.name}: its rows cannot be derived. Fix: give {node.operator.name} at least one"
-            " input."
-        )
+        fix = f"give {node.operator.name} at least one input"
+        raise PlanError(f"{node.name}: its rows cannot be derived. Fix: {fix}.")
     if isinstance(onto, Expand) and region[node.name] == "step":
         where = f"{node.name}: {node.operator.name} below the cut"
-        raise PlanError(
-            f"{where} makes new rows within a Step, which no plan does yet. Fix: let it read rows"
-            " from above the cut."
-        )
+        problem = f"{where} makes new rows within a Step, which no plan does yet"
+        raise PlanError(f"{problem}. Fix: let it read rows from above the cut.")
     widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
     outer = width(domain)
     inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
@@ -73,7 +67,7 @@ def _node(
         work=node.operator.work,
         scope=node.operator.scope,
         region=region[node.name],
-        relation=_relation(node),
+        relation=_RELATIONS[type(onto)],
         source=domain.source.name,
         rows=outer,
         inner=inner,
@@ -95,46 +89,21 @@ def _input(node: Node, key: str, wide: int, inner: int) -> PlannedInput:
     return PlannedInput(name=key, gate=gate, ratio=max(1, inner // wide), fan_in=fan_in)
 
 
-def _relation(node: Node) -> Relation:
-    kind = node.operator.rows
-    if isinstance(kind, Fresh):
-        return "source"
-    if isinstance(kind, Nothing):
-        return "sink"
-    if isinstance(kind, Reduce):
-        return "reduce"
-    return (
-        "subset" if isinstance(kind, Subset) else "expand" if isinstance(kind, Expand) else "same"
-    )
+def _uses(node: Node, trained: set[str]) -> Iterator[ModelUse]:
+    models = {param: s.name for param, s in node.states.items() if isinstance(s, Model)}
+    for param, name in models.items():
+        access = "write" if param in node.operator.writes else "read"
+        yield ModelUse(param=param, model=name, access=access, trained=name in trained)
 
 
-def _uses(node: Node, trained: set[str]) -> list[ModelUse]:
-    uses = []
-    for param, state in node.states.items():
-        if isinstance(state, Model):
-            access = "write" if param in node.operator.writes else "read"
-            uses.append(
-                ModelUse(
-                    param=param, model=state.name, access=access, trained=state.name in trained
-                )
-            )
-    return uses
-
-
-def _sources(graph: Graph, nodes: tuple[PlannedNode, ...]) -> list[PlannedSource]:
-    """Training sources. The lag is the least of those that the trained Models' readers above the
-    cut allow.
-    """
-    found = []
-    for node in nodes:
-        if node.work != "source" or node.region == "evaluation":
-            continue
+def _sources(graph: Graph, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedSource]:
+    """Training sources. The lag is the least that readers of trained Models above the cut allow."""
+    for node in (n for n in nodes if n.work == "source" and n.region != "evaluation"):
         line = [n for n in nodes if n.source == node.name]
         trains = [graph.node(n.name) for n in line if n.work == "train"]
-        policy = trains[0].params["intake"] if trains else "exact"
+        intake = trains[0].params["intake"] if trains else "exact"
         batch = graph.node(node.name).params["batch"]
-        found.append(PlannedSource(name=node.name, batch=batch, max_lag=_lag(line), intake=policy))
-    return found
+        yield PlannedSource(name=node.name, batch=batch, max_lag=_lag(line), intake=intake)
 
 
 def _lag(line: list[PlannedNode]) -> int:

@@ -1,9 +1,7 @@
-"""Which train nodes can have tensor ranks: each with a part of every weight matrix, and the same
-rows.
+"""Which train nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
 Owns: the refusals, from a Model's config. Does not own: the Workers (place.py), nor how a kernel
-splits its module, which has the last word where no config is at hand
-(operators/kernels/torch/slices.py).
+splits its module (operators/kernels/torch/slices.py), which decides where no config is at hand.
 """
 
 from __future__ import annotations
@@ -21,10 +19,8 @@ def tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str
     asked = f"tensor: {node.name}={count}"
     if node.work != "train":
         if count != 1:
-            yield (
-                f"{asked}, but only train nodes have tensor ranks. Fix: replicas:"
-                f" {node.name}={count}."
-            )
+            problem = f"{asked}, but only train nodes have tensor ranks"
+            yield f"{problem}. Fix: replicas: {node.name}={count}."
     elif count < 1:
         yield f"{asked}. Fix: {node.name}=1."
     elif count > 1 and draft.placing.shard:
@@ -34,26 +30,20 @@ def tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str
 
 
 def _shape(draft: Draft, node: PlannedNode) -> Shape | None:
-    """Of the Model that it trains; None where that is not known here."""
+    """The shape of the Model that a node trains; None if unknown here."""
     trained = next((u.model for u in node.models if u.access == "write"), "")
-    model = next(
-        (s for s in draft.graph.states if isinstance(s, Model) and s.name == trained), None
-    )
+    models = (s for s in draft.graph.states if isinstance(s, Model))
+    model = next((m for m in models if m.name == trained), None)
     return None if model is None else model_cost(model.base, model.head).shape
 
 
 def _indivisible(asked: str, name: str, shape: Shape | None, count: int) -> Iterator[str]:
     if shape is None:
         return
-    sizes = {
-        "heads": shape.heads,
-        "key heads": shape.kv_heads,
-        "intermediate columns": shape.intermediate,
-    }
+    sizes = {"heads": shape.heads, "key heads": shape.kv_heads}
+    sizes["intermediate columns"] = shape.intermediate
     odd = [f"{size} {what}" for what, size in sizes.items() if size % count]
     if odd:
         near = max(n for n in range(1, count + 1) if not any(size % n for size in sizes.values()))
-        yield (
-            f"{asked}, and its Model has {', '.join(odd)}, which are not divisible. Fix:"
-            f" {name}={near}."
-        )
+        problem = f"{asked}, and its Model has {', '.join(odd)}, which are not divisible"
+        yield f"{problem}. Fix: {name}={near}."
